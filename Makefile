@@ -1,0 +1,44 @@
+# Each target sets up what it needs: `make study` and `make test` work on a fresh machine with Python and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+WORKERS ?= 2
+
+.PHONY: setup test slow soak check format study clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+test: $(READY)  ## the suite, a few minutes on two cores
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+slow: $(READY)  ## the longer tests
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'slow and not soak and not gpu'
+
+soak: $(READY)  ## fault tests at full counts
+	$(BIN)/python -m pytest -q -m 'soak and not gpu'
+
+check: $(READY)  ## format, lint, types, layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layering.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+study: $(READY)  ## the main job: until the study exists, make a world, prepare it, describe it
+	rm -rf out/world out/dataset
+	$(BIN)/habitus world out/world --items 2000 --users 20000 --seed 1
+	$(BIN)/habitus prepare out/world/events.parquet out/world/items.parquet \
+	    --schema out/world/schema.toml --out out/dataset --seq-len 64
+	$(BIN)/habitus describe out/dataset
+
+clean:
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The prepared dataset: catalogue, encoders, windows, batches."""

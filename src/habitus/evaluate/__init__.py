@@ -1,0 +1,1 @@
+"""Two regimes, one set of metrics."""

@@ -1,0 +1,1 @@
+"""The event log: its schema, and the synthetic world with its oracle."""

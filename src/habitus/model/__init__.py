@@ -1,0 +1,1 @@
+"""The embedder, the contextualizer and the two together."""

@@ -1,0 +1,1 @@
+"""Budget and metric to recipe."""

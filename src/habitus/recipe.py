@@ -1,0 +1,91 @@
+"""The Recipe: everything that decides one stage of one run, and nothing else."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from habitus.typed import Typed, content_hash
+
+# Raised when the numerics change, so that old Records are not taken for new ones.
+RECIPE_VERSION = 1
+
+
+class DataRecipe(Typed):
+    seq_len: int = Field(256, ge=2, description="Events per window.")
+
+
+class ModelRecipe(Typed):
+    joint_dim: int = Field(ge=4, description="Width of the embedder, of an event embedding and of scoring.")
+    text_len: int = Field(24, ge=1, description="Text tokens per item.")
+    text_depth: int = Field(4, ge=1, description="Layers of the text encoder.")
+    width: int = Field(ge=4, description="Width of the contextualizer.")
+    depth: int = Field(ge=1, description="Layers of the contextualizer.")
+    head_dim: int = Field(32, ge=2, description="Width of one attention head of the contextualizer.")
+    init: Literal["default", "mup_lr", "mup"] = Field(
+        "default", description="Initialisation and rate scaling."
+    )
+
+    @model_validator(mode="after")
+    def _heads_fill_the_width(self) -> Self:
+        if self.width % self.head_dim:
+            multiple = max(self.head_dim, round(self.width / self.head_dim) * self.head_dim)
+            raise ValueError(
+                f"width {self.width} is not a multiple of head_dim {self.head_dim}; the nearest is {multiple}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions need pairs")
+        return self
+
+
+class TrainRecipe(Typed):
+    stage: Literal[1, 2] = Field(1, description="1 trains both parts; 2 freezes the embedder.")
+    parent: str | None = Field(None, description="Hash of the stage-1 run that stage 2 continues.")
+    num_negatives: int = Field(0, ge=0, description="Extra negatives per step in stage 2.")
+    extra_pool: Literal["union", "extras"] = Field("union", description="Candidates of the second channel.")
+    log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
+    batch_sequences: int = Field(ge=1, description="Windows per optimizer step, over all processes.")
+    steps: int = Field(ge=1, description="Optimizer steps.")
+    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Muon takes the hidden matrices only.")
+    learning_rate: float = Field(gt=0, description="Peak learning rate.")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="After the warm-up.")
+    warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
+    clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    precision: Literal["bf16", "fp32"] = Field("bf16", description="Of the matrix products.")
+    seed: int = Field(0, ge=0, lt=2**32, description="Keys every random stream of the run.")
+
+    @model_validator(mode="after")
+    def _stages_do_not_mix(self) -> Self:
+        if self.stage == 1 and self.num_negatives:
+            raise ValueError(
+                f"stage 1 has in-batch candidates only, so num_negatives = {self.num_negatives} is refused"
+            )
+        if self.stage == 1 and self.parent is not None:
+            raise ValueError("stage 1 starts from scratch, so it has no parent")
+        if self.stage == 2 and self.parent is None:
+            raise ValueError("stage 2 continues a stage-1 run: parent must hold its hash")
+        return self
+
+
+class EvaluateRecipe(Typed):
+    queries: int = Field(20_000, ge=1, description="Validation queries scored.")
+    batch_sequences: int = Field(64, ge=1, description="Windows that form one batch-local candidate pool.")
+    catalogue_items: int | Literal["all"] = Field("all", description="Candidates of the catalogue regime.")
+    every: int = Field(0, ge=0, description="Steps between evaluations during training; 0: only at the end.")
+    regimes: tuple[Literal["batch", "catalogue"], ...] = Field(("batch",), min_length=1)
+    seed: int = Field(0, ge=0, lt=2**32, description="Chooses queries and candidate subset.")
+
+
+class Recipe(Typed):
+    """One stage of one run. Names, paths, hardware and workers are not part of it."""
+
+    data: DataRecipe = DataRecipe()
+    model: ModelRecipe
+    train: TrainRecipe
+    evaluate: EvaluateRecipe = EvaluateRecipe()
+
+    def hash(self, dataset_checksum: str) -> str:
+        """The run's identity: this recipe (its parent's hash included) on that dataset, at this version."""
+        return content_hash(
+            {"recipe": self.to_values(), "dataset": dataset_checksum, "version": RECIPE_VERSION}
+        )

@@ -1,0 +1,1 @@
+"""Catalogue index, retriever, HTTP."""

@@ -1,0 +1,1 @@
+"""Parameters, FLOPs and bytes: how many, how much, and which cell a budget buys."""

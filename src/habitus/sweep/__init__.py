@@ -1,0 +1,1 @@
+"""Axes to recipes, the run store, its workers."""

@@ -1,0 +1,1 @@
+"""The loop, the two stages, checkpoints."""

@@ -1,0 +1,163 @@
+"""Frozen, typed values with a TOML and a JSON form; unknown keys are refused with the nearest name."""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from habitus.errors import ConfigError
+from habitus.files import write_atomic
+
+
+class Typed(BaseModel):
+    """Base of Recipe, Record, Schema and Law: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], source: str) -> Self:
+        """The value that `values` describe; `source` names the file or option in the error."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            lines = [_explain(cls, detail) for detail in error.errors()]
+            raise ConfigError(
+                f"{source}: " + "; ".join(lines),
+                expected=f"the keys and types of {cls.__name__}",
+                next_step=f"correct {source} and run again",
+            ) from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """The value stored in a .toml or .json file."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{path} does not exist", expected=f"a file that holds a {cls.__name__}"
+            ) from None
+        try:
+            values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML or JSON") from None
+        return cls.parse(values, str(path))
+
+    def write(self, path: str | Path) -> None:
+        """Write the TOML or JSON form, by the suffix, beside its name and then rename."""
+        path = Path(path)
+        write_atomic(path, (self.to_json() if path.suffix == ".json" else self.to_toml()).encode())
+
+    def to_values(self) -> dict[str, Any]:
+        """Plain values, ready for JSON or TOML. What is missing (None) is absent."""
+        return self.model_dump(mode="json", exclude_none=True, by_alias=True)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_values(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_toml(self) -> str:
+        return to_toml(self.to_values())
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling per value: sorted keys, no spaces, no NaN. What hashes are taken of."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256 of the canonical JSON, in hex."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A sentence that offers the known name closest to `name`, or lists what is known."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def overridden(values: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """A copy of nested `values` with dotted overrides `section.key=value` applied; values are TOML."""
+    result = json.loads(json.dumps(values))
+    for override in overrides:
+        dotted, separator, text = override.partition("=")
+        if not separator or not dotted:
+            raise ConfigError(
+                f"override {override!r} has no '='", expected="section.key=value, as in train.steps=500"
+            )
+        *sections, key = dotted.strip().split(".")
+        target = result
+        for section in sections:
+            target = target.setdefault(section, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
+        target[key] = _toml_scalar(text.strip())
+    return result
+
+
+def to_toml(values: Mapping[str, Any]) -> str:
+    """TOML text of nested mappings of strings, numbers, booleans and flat lists."""
+    return "\n".join(_toml_lines(values, prefix="")) + "\n"
+
+
+def _toml_lines(values: Mapping[str, Any], prefix: str) -> list[str]:
+    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
+    if prefix and (lines or not values):
+        lines.insert(0, f"[{prefix}]")
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            inner = _toml_lines(value, f"{prefix}.{_toml_key(key)}" if prefix else _toml_key(key))
+            lines += ([""] if lines else []) + inner
+    return lines
+
+
+def _toml_key(key: str) -> str:
+    bare = key.replace("_", "").replace("-", "")
+    return key if bare.isascii() and bare.isalnum() else json.dumps(key, ensure_ascii=False)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON escapes are TOML escapes, except that TOML also wants DEL escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    return repr(value)
+
+
+def _toml_scalar(text: str) -> Any:
+    """A TOML value; a bare word counts as a string, as people type it on a command line."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(cls: type[BaseModel], detail: Any) -> str:
+    place = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        *sections, key = detail["loc"]
+        return f"unknown key {place!r} ({nearest(str(key), _keys_at(cls, sections))})"
+    if detail["type"] == "missing":
+        return f"{place!r} is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{place} = {detail['input']!r}: {message}" if place else message
+
+
+def _keys_at(cls: type[BaseModel], sections: list[Any]) -> list[str]:
+    for section in sections:
+        field = cls.model_fields.get(str(section))
+        if field is None or not (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
+            return []
+        cls = field.annotation
+    return [field.alias or name for name, field in cls.model_fields.items()]
