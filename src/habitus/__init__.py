@@ -15,7 +15,7 @@ _VERBS = {
     "Record": "habitus.record",
 }
 
-__all__ = list(_VERBS)  # noqa: PLE0605
+__all__ = list(_VERBS)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,31 +4,9 @@ import sys
 
 import typer
 
-from habitus import __version__
+# Importing a command's module registers it; the order is the order in `habitus --help`.
+from habitus.cli.app import app
 from habitus.errors import HabitusError
-
-app = typer.Typer(
-    name="habitus",
-    help="Train behavioral foundation models on event logs, and know beforehand how to train the next one.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"habitus {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print it."
-    ),
-) -> None:
-    pass
 
 
 def main() -> None:
