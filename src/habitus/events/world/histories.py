@@ -1,0 +1,92 @@
+"""Histories drawn from the mixture, without ever writing down a distribution.
+
+Every event either stands on its own (drawn by popularity) or **follows an earlier event of its user**: it copies
+that event, continues from it, or is another item of its group or brand. Which event it follows depends on
+positions alone, so all of that is drawn at once; items are then filled in from the roots outwards, a whole
+generation of followers at a time. An urn needs no counting here: to draw a group in proportion to how often the
+user met it is to follow one of the user's events, chosen evenly, and to draw the group from the prior is to draw
+an item by popularity.
+
+The oracle (`oracle.py`) computes the same law by counting. The two share the catalogue and nothing else.
+"""
+
+import numpy as np
+
+from habitus.events.world.catalogue import Catalogue, copy_weights, successor_weights
+from habitus.events.world.config import POSITION_BITS, WorldConfig
+from habitus.events.world.draws import Draw, fine_fraction, fraction, normals, words
+
+COPY, ITEM_NEXT, KIND_NEXT, GROUP, BRAND, POPULAR = range(6)  # the order of MixtureWeights
+_ROOT = -1
+
+
+def history_lengths(config: WorldConfig, first_user: int, last_user: int) -> np.ndarray:
+    """Events of each user in [first_user, last_user): int64, log-normal above the minimum."""
+    z, _ = normals(config.seed, Draw.LENGTH, np.arange(first_user, last_user))
+    spread = config.length_spread
+    mean_above = config.events_per_user - config.min_events_per_user
+    above = mean_above * np.exp(spread * z - spread**2 / 2)  # has mean mean_above
+    # Rounding to nearest keeps the mean; the cap is checked in float, before a long tail could overflow.
+    longest = config.max_events_per_user - config.min_events_per_user
+    return config.min_events_per_user + np.minimum(np.floor(above + 0.5), longest).astype(np.int64)
+
+
+def drawn_items(catalogue: Catalogue, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The item of each event: int64. Events lie user by user, positions 0, 1, 2... within each user."""
+    part, follows, successor, inside = _event_draws(catalogue.config, users, positions)
+    items = np.empty(len(users), dtype=np.int64)
+    roots = np.flatnonzero(follows == _ROOT)
+    items[roots] = catalogue.popular(inside[roots])
+    known = np.zeros(len(users), dtype=bool)
+    known[roots] = True
+    waiting = np.flatnonzero(follows != _ROOT)
+    while len(waiting):
+        ready = known[follows[waiting]]
+        now, waiting = waiting[ready], waiting[~ready]
+        items[now] = _continued(catalogue, part[now], items[follows[now]], successor[now], inside[now])
+        known[now] = True
+    return items
+
+
+def _event_draws(
+    config: WorldConfig, users: np.ndarray, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """For each event: its part, the event it follows (or _ROOT), a successor number, a fraction in [0, 1)."""
+    which, choice, high, low = words(config.seed, Draw.EVENT, (users << POSITION_BITS) + positions)
+    ends = np.cumsum(config.weights.values())
+    # A weight of zero is never chosen: side="right" steps over empty intervals, also over the last ones.
+    part = np.searchsorted(ends / ends[-1], fraction(which), side="right")
+    part = np.where(positions == 0, POPULAR, part)
+    choice = fraction(choice)
+    lag = np.ones(len(users), dtype=np.int64)
+
+    copies = part == COPY
+    lag_ends = np.cumsum(copy_weights(config))
+    reach = np.minimum(positions[copies], config.copy_window)
+    lag[copies] += np.searchsorted(lag_ends, choice[copies] * lag_ends[reach - 1], side="right")
+
+    tastes = (part == GROUP) | (part == BRAND)
+    # The urn holds taste_prior balls of the prior and one ball for each earlier event.
+    ball = choice[tastes] * (positions[tastes] + config.taste_prior)
+    lag[tastes] += np.minimum(ball.astype(np.int64), positions[tastes])
+    part[lag > positions] = POPULAR  # a ball of the prior
+
+    successor = np.searchsorted(np.cumsum(successor_weights(config))[:-1], choice, side="right")
+    follows = np.where(part == POPULAR, _ROOT, np.arange(len(users)) - lag)
+    return part, follows, successor, fine_fraction(high, low)
+
+
+def _continued(
+    catalogue: Catalogue, part: np.ndarray, before: np.ndarray, successor: np.ndarray, inside: np.ndarray
+) -> np.ndarray:
+    """The item of each event, given the item of the event that it follows."""
+    items = before.copy()  # right for copies
+    for number, draw in (
+        (ITEM_NEXT, lambda at: catalogue.item_successors(before[at], successor[at])),
+        (KIND_NEXT, lambda at: catalogue.kind_successors(catalogue.kind_of_item[before[at]], successor[at])),
+        (GROUP, lambda at: catalogue.popular_in_group(catalogue.groups(before[at]), inside[at])),
+        (BRAND, lambda at: catalogue.popular_in_brand(catalogue.brands(before[at]), inside[at])),
+    ):
+        at = np.flatnonzero(part == number)
+        items[at] = draw(at)
+    return items
