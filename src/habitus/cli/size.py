@@ -1,0 +1,155 @@
+"""`habitus size`: what a budget buys, or what a recipe costs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from habitus.cli.app import app
+
+if TYPE_CHECKING:
+    from habitus.sizing import Cell, Inputs, Request
+
+
+@app.command()
+def size(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="[RECIPE.toml]", help="Size this recipe; else give a request.")
+    ] = None,
+    flops: Annotated[float | None, typer.Option(help="Budget in nominal training FLOPs (Equation 1).")] = None,
+    share: Annotated[float | None, typer.Option(help="Embedder's share of the parameters, as in 0.02.")] = None,
+    joint_dim: Annotated[int | None, typer.Option(help="Embedder width, instead of a share.")] = None,
+    data_ratio: Annotated[float | None, typer.Option(help="Slots seen per parameter, D/N.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    width: Annotated[int | None, typer.Option(help="Contextualizer width.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Contextualizer layers.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Contextualizer head size; else 32, or less.")] = None,
+    batch_sequences: Annotated[
+        int | None, typer.Option(help="Windows per step; else 64 at 1e15 FLOPs, twice per decade up to 512.")
+    ] = None,
+    seq_len: Annotated[int, typer.Option(help="Events per window.")] = 256,
+    text_len: Annotated[int, typer.Option(help="Text tokens per item.")] = 24,
+    text_depth: Annotated[int, typer.Option(help="Layers of the text encoder.")] = 4,
+    dataset: Annotated[
+        Path | None, typer.Option(help="Prepared dataset whose fields count; else typical ones are assumed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Print the model that a budget buys, or that a recipe describes, with its parameters, FLOPs and bytes.
+
+    Give `--share` or `--joint-dim`, and two of `--flops`, `--data-ratio`, `--steps`, `--width` with `--depth`.
+
+    Example: `habitus size --flops 1e17 --share 0.06 --data-ratio 15 --batch-sequences 256`
+    """
+    from habitus.recipe import Recipe
+    from habitus.sizing import Request, cell_of_recipe, ladder_batch_sequences, solve
+
+    inputs = _inputs(dataset)
+    request = Request(
+        batch_sequences=batch_sequences or (ladder_batch_sequences(flops) if flops and flops > 0 else 64),
+        flops=flops,
+        share=share,
+        joint_dim=joint_dim,
+        data_ratio=data_ratio,
+        steps=steps,
+        width=width,
+        depth=depth,
+        head_dim=head_dim,
+        seq_len=seq_len,
+        text_len=text_len,
+        text_depth=text_depth,
+    )
+    if recipe is not None:
+        _refuse_both(recipe, request, batch_sequences)
+        cell = cell_of_recipe(Recipe.read(recipe), inputs)
+    else:
+        cell = solve(request, inputs)
+    if as_json:
+        typer.echo(cell.to_json(), nl=False)
+    else:
+        _print_table(cell, assumed=dataset is None)
+
+
+def _inputs(dataset: Path | None) -> "Inputs":
+    from habitus.sizing import TYPICAL_INPUTS, Inputs
+
+    if dataset is None:
+        return TYPICAL_INPUTS
+    from habitus.data.dataset import Dataset
+
+    return Inputs.of(Dataset.open(dataset).fields)
+
+
+def _refuse_both(recipe: Path, request: "Request", batch_sequences: int | None) -> None:
+    from habitus.errors import ConfigError
+
+    names = "flops share joint_dim data_ratio steps width depth head_dim".split()
+    given = ["--" + name.replace("_", "-") for name in names if getattr(request, name) is not None]
+    given += ["--batch-sequences"] if batch_sequences is not None else []
+    if given:
+        raise ConfigError(
+            f"{recipe} and {', '.join(given)} given",
+            expected="a recipe, which decides everything, or a request",
+            next_step="drop one of the two",
+        )
+
+
+def _print_table(cell: "Cell", *, assumed: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=True, box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("value", justify="right")
+    table.add_column("", style="dim")
+    for name, value, remark in _rows(cell):
+        table.add_row(name, value, remark)
+    console = Console(highlight=False)
+    console.print(table)
+    if assumed:
+        console.print(
+            "Fields are assumed (text, two categories, a price); --dataset counts those of a prepared one.",
+            style="dim",
+        )
+
+
+def _rows(cell: "Cell") -> list[tuple[str, str, str]]:
+    def wanted(name: str, unit: str = "") -> str:
+        return f"wanted {cell.wanted[name]:g}{unit}" if name in cell.wanted else ""
+
+    rows = [
+        ("joint_dim", str(cell.model.joint_dim), ""),
+        ("text_depth", str(cell.model.text_depth), f"{cell.model.text_len} text tokens per item"),
+        ("width", str(cell.model.width), f"heads of {cell.model.head_dim}"),
+        ("depth", str(cell.model.depth), ""),
+        ("batch_sequences", str(cell.batch_sequences), f"windows of {cell.seq_len} events"),
+        ("steps", f"{cell.steps:,}", wanted("steps")),
+        ("params", f"{cell.params:,}", f"and {cell.vocabulary_params:,} in vocabulary tables"),
+        ("embedder_params", f"{cell.embedder_params:,}", ""),
+        ("contextualizer_params", f"{cell.contextualizer_params:,}", ""),
+        ("embedder_share", f"{cell.embedder_share:.3%}", wanted("embedder_share")),
+        ("slots_seen", f"{cell.slots_seen:,}", ""),
+        ("data_ratio", f"{cell.data_ratio:.3f}", wanted("data_ratio")),
+        ("flops", f"{cell.flops:.6e}", wanted("flops")),
+        ("executed_flops", f"{cell.executed_flops:.6e}", "as run, half of the slots holding unique items"),
+        ("bytes", _binary(cell.bytes["total"]), ", ".join(f"{k} {_binary(v)}" for k, v in _parts(cell))),
+    ]
+    if cell.stage == 2:
+        rows.insert(5, ("num_negatives", f"{cell.num_negatives:,}", "stage 2"))
+    if cell.embedder_flop_share is not None:
+        rows.insert(-2, ("embedder_flop_share", f"{cell.embedder_flop_share:.3f}", ""))
+    return rows
+
+
+def _parts(cell: "Cell") -> list[tuple[str, int]]:
+    return [(name, value) for name, value in cell.bytes.items() if name != "total"]
+
+
+def _binary(count: int) -> str:
+    """Bytes as people read them."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"

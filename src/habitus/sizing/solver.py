@@ -1,0 +1,238 @@
+"""The nearest buildable cell to 'this budget, this share, this much data'.
+
+Equation 1 is solved for the contextualizer's size p at every embedder size h, as a real number; then the
+(width, depth) around it that can be built are compared, and steps take up what is left of the budget.
+`tests/sizing` holds a brute-force twin that searches everything and must agree.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from habitus.errors import ConfigError
+from habitus.recipe import ModelRecipe
+from habitus.sizing.cell import Cell, cell_of
+from habitus.sizing.nominal import stage1_step_flops
+from habitus.sizing.request import Request, check
+from habitus.sizing.structure import (
+    TYPICAL_INPUTS,
+    Inputs,
+    block_params,
+    contextualizer_parts,
+    embedder_parts,
+    tokens_per_item,
+)
+
+RATIO_TOLERANCE = 0.05  # of D/N, or of the steps asked for; protocol §6
+HEAD_DIMS = (32, 16, 8, 4)  # tried in this order of liking where the request leaves head_dim free
+TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
+
+# What a deviation weighs, in units of ln: 5% of D/N as much as a factor 1.65 in aspect, half the head size
+# (small heads are slow on every device) as much as a factor 2.7.
+_RATIO_WEIGHT = 10.0
+_HEAD_WEIGHT = 1.0
+# Within tolerance, a realised share strays from the continuous one by less than this, in ln.
+_SHARE_SLACK = 0.15
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A buildable model with its steps, and how far it is from what was asked."""
+
+    joint_dim: int
+    width: int
+    depth: int
+    head_dim: int
+    steps: int
+    share: float
+    miss: float  # largest |ln(realised / wanted)| of D/N and steps
+    cost: float
+
+
+def solve(request: Request, inputs: Inputs = TYPICAL_INPUTS) -> Cell:
+    """The cell nearest to the request: first in share, then in D/N and shape; its total meets the budget.
+
+    The total is within half a step of `flops`, and D/N (or `steps`) within 5% of what was asked.
+    """
+    check(request)
+    best = _nearest(request, inputs)
+    model = ModelRecipe(
+        joint_dim=best.joint_dim,
+        text_len=request.text_len,
+        text_depth=request.text_depth,
+        width=best.width,
+        depth=best.depth,
+        head_dim=best.head_dim,
+    )
+    return cell_of(
+        model,
+        batch_sequences=request.batch_sequences,
+        steps=best.steps,
+        seq_len=request.seq_len,
+        inputs=inputs,
+        wanted=request.wanted(),
+    )
+
+
+def joint_dims() -> Iterator[int]:
+    """The buildable embedder widths in rising order: multiples of 4 below 64, of 8 from there."""
+    yield from range(4, 64, 4)
+    yield from range(64, 65_536, 8)
+
+
+def _nearest(request: Request, inputs: Inputs) -> Candidate:
+    if request.joint_dim is not None:
+        found = best_shape(request, inputs, request.joint_dim)
+        if found is None:
+            raise _impossible(request, inputs, request.joint_dim)
+        return found
+
+    assert request.share is not None
+    by_distance = sorted(_continuous_distances(request, inputs))
+    if not by_distance:
+        raise _impossible(request, inputs, 4)
+    best, best_distance = None, math.inf
+    for distance, h in by_distance:
+        if distance > best_distance + _SHARE_SLACK:
+            break
+        found = best_shape(request, inputs, h)
+        if found is not None and abs(math.log(found.share / request.share)) < best_distance:
+            best, best_distance = found, abs(math.log(found.share / request.share))
+    if best is None:
+        raise _impossible(request, inputs, by_distance[0][1])
+    return best
+
+
+def _continuous_distances(request: Request, inputs: Inputs) -> Iterator[tuple[float, int]]:
+    """(|ln(share / wanted)|, h) with p as a real number, until the share is far beyond the wanted one."""
+    assert request.share is not None
+    for h in joint_dims():
+        p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
+        p = target_contextualizer(request, inputs, h)
+        if p <= 0:
+            return
+        share = p_e / (p_e + p)
+        yield abs(math.log(share / request.share)), h
+        if share > request.share * 1.5:
+            return
+
+
+def target_contextualizer(request: Request, inputs: Inputs, h: int) -> float:
+    """p as a real number, at which the request is met exactly with an embedder of width h.
+
+    With D = r·N the budget reads C = 6·r·(p_e + p)·(p + a), a = t·p_e + 3·B·L·h: a quadratic in p.
+    """
+    if request.width is not None and request.depth is not None:
+        return sum(contextualizer_parts(h, request.width, request.depth, inputs).values())
+    p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
+    slots = request.batch_sequences * request.seq_len
+    a = tokens_per_item(request.text_len, inputs) * p_e + 3 * slots * h
+    if request.flops is not None and request.data_ratio is not None:
+        half = (p_e + a) / 2
+        return -half + math.sqrt(half * half - p_e * a + request.flops / (6 * request.data_ratio))
+    assert request.steps is not None
+    if request.flops is not None:
+        return request.flops / (6 * slots * request.steps) - a
+    assert request.data_ratio is not None
+    return request.steps * slots / request.data_ratio - p_e
+
+
+def best_shape(request: Request, inputs: Inputs, h: int) -> Candidate | None:
+    """The cheapest candidate with this joint_dim whose D/N (or steps) is within tolerance, if there is one."""
+    within = [c for c in _candidates(request, inputs, h) if c.miss <= math.log1p(RATIO_TOLERANCE)]
+    return min(within, key=lambda c: (c.cost, c.width, c.head_dim), default=None)
+
+
+def _candidates(request: Request, inputs: Inputs, h: int) -> Iterator[Candidate]:
+    target = target_contextualizer(request, inputs, h)
+    head_dims = HEAD_DIMS if request.head_dim is None else (request.head_dim,)
+    for head_dim in head_dims:
+        for width in _widths(request, head_dim, target):
+            for depth in _depths(request, inputs, h, width, target):
+                found = realised(request, inputs, h, width, depth, head_dim)
+                if found is not None:
+                    yield found
+
+
+def _widths(request: Request, head_dim: int, target: float) -> Iterator[int]:
+    if request.width is not None:
+        if request.width % head_dim == 0:
+            yield request.width
+        return
+    # One layer of width w already holds 12w², so nothing above sqrt(target / 12) can fit, tolerance aside.
+    depth = request.depth or 1
+    yield from range(head_dim, int(1.1 * math.sqrt(max(0.0, target) / (12 * depth))) + head_dim + 1, head_dim)
+
+
+def _depths(request: Request, inputs: Inputs, h: int, width: int, target: float) -> tuple[int, ...]:
+    if request.depth is not None:
+        return (request.depth,)
+    outside = sum(contextualizer_parts(h, width, 0, inputs).values())
+    layers = (target - outside) / block_params(width)
+    below = max(1, math.floor(layers))
+    return (below, below + 1)
+
+
+def realised(request: Request, inputs: Inputs, h: int, width: int, depth: int, head_dim: int) -> Candidate | None:
+    """The candidate of these dimensions; None where not even one step fits the budget."""
+    p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
+    p = sum(contextualizer_parts(h, width, depth, inputs).values())
+    t = tokens_per_item(request.text_len, inputs)
+    B, L = request.batch_sequences, request.seq_len
+    step_flops = stage1_step_flops(p_e, p, B=B, L=L, t=t, h=h)
+    if request.flops is not None:
+        steps = round(request.flops / step_flops)
+    elif request.steps is not None:
+        steps = request.steps
+    else:
+        assert request.data_ratio is not None
+        steps = round(request.data_ratio * (p_e + p) / (B * L))
+    if steps < 1:
+        return None
+    misses = [0.0]
+    if request.data_ratio is not None:
+        misses.append(abs(math.log(steps * B * L / (p_e + p) / request.data_ratio)))
+    if request.steps is not None:
+        misses.append(abs(math.log(steps / request.steps)))
+    aspect = abs(math.log(width / depth / TARGET_ASPECT))
+    cost = aspect + _RATIO_WEIGHT * max(misses) + _HEAD_WEIGHT * abs(math.log2(HEAD_DIMS[0] / head_dim))
+    return Candidate(h, width, depth, head_dim, steps, p_e / (p_e + p), max(misses), cost)
+
+
+def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:
+    """The error that names the constraint which cannot be met, and what comes nearest."""
+    target = target_contextualizer(request, inputs, h)
+    if target <= 0:
+        slots = request.batch_sequences * request.seq_len
+        return ConfigError(
+            f"an embedder of joint_dim {h} leaves no compute for a contextualizer: with {slots} slots per "
+            "step its share of Equation 1, t·p_e + 3·B·L·h, already exceeds what was given",
+            expected="a budget, or a number of steps, that pays for both parts",
+            next_step="lower batch_sequences, joint_dim or steps, or raise flops",
+        )
+    tried = list(_candidates(request, inputs, h))
+    head_dim = request.head_dim or HEAD_DIMS[-1]
+    if not tried:
+        multiple = request.width is not None and request.width % head_dim
+        return ConfigError(
+            f"width = {request.width} is not a multiple of any head size (smallest {head_dim})"
+            if multiple
+            else "one step of the smallest buildable model costs more than the budget",
+            expected=f"a multiple of {head_dim}" if multiple else "a budget of at least one step",
+            next_step=f"take width = {max(1, round((request.width or 0) / head_dim)) * head_dim}"
+            if multiple
+            else "lower batch_sequences, or raise flops",
+        )
+    nearest = min(tried, key=lambda c: c.miss)
+    wanted = f"data_ratio = {request.data_ratio:g}" if request.data_ratio is not None else f"steps = {request.steps}"
+    smallest = sum(contextualizer_parts(h, head_dim, request.depth or 1, inputs).values())
+    if target < smallest:
+        why = f"it wants a contextualizer of {target:.0f} parameters and the smallest buildable has {smallest}"
+    else:
+        why = "width is a multiple of the head size and depth a whole number"
+    return ConfigError(
+        f"{wanted} cannot be met within {RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; the nearest, width "
+        f"{nearest.width} with depth {nearest.depth}, misses it by {math.expm1(nearest.miss):.1%}",
+        expected=f"a request that some width, depth and joint_dim meet within {RATIO_TOLERANCE:.0%}",
+        next_step="leave width, depth or head_dim free, lower share or batch_sequences, or change the budget",
+    )
