@@ -11,6 +11,10 @@ __version__ = "0.1.0"
 
 # verb -> the room that holds it
 _VERBS = {
+    "prepare": "habitus.data",
+    "PrepareOptions": "habitus.data",
+    "Dataset": "habitus.data",
+    "Schema": "habitus.events.schema",
     "Recipe": "habitus.recipe",
     "Record": "habitus.record",
 }

@@ -16,9 +16,7 @@ class Batch:
     targets: np.ndarray  # int64 [B, L]: the same user's next item in this window; -1 where there is no query
     positions: np.ndarray  # int32 [B, L]: place in the segment, from 0
     segments: np.ndarray  # int32 [B, L]: number of the segment in its window, from 0; -1 in empty slots
-    boundaries: (
-        np.ndarray
-    )  # int32 [B·(S+1)+1]: where segments begin in the B·L flat slots; the empty tail of a
+    boundaries: np.ndarray  # int32 [B·(S+1)+1]: where segments begin in the B·L flat slots; the empty tail of a
     # window counts as a segment, and the last entry, B·L, is repeated to the fixed length
     users: np.ndarray  # int64 [B, S]: the user of each segment; -1 beyond the last
     fields: dict[str, np.ndarray]  # [B, L]: codes of categories (int32), numbers (float32, NaN where missing)
@@ -29,6 +27,4 @@ class ItemFeatures:
     """The encoded fields of n items."""
 
     tokens: np.ndarray | None  # int32 [n, T]: 0 is padding, at the end; None where no field is text
-    fields: dict[
-        str, np.ndarray
-    ]  # codes int32 [n], numbers float32 [n], vectors float32 [n, size]; NaN: missing
+    fields: dict[str, np.ndarray]  # codes int32 [n], numbers float32 [n], vectors float32 [n, size]; NaN: missing

@@ -1,0 +1,76 @@
+"""habitus prepare."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from habitus.cli.app import app
+from habitus.cli.screen import phases
+from habitus.errors import ConfigError
+
+EXAMPLE = """
+
+Example: `habitus prepare 'log/*.parquet' items.parquet --schema schema.toml --out dataset`
+"""
+
+
+@app.command(help="Turn an event log and an item table into a dataset that training reads at full speed." + EXAMPLE)
+def prepare(
+    events: Annotated[str, typer.Argument(help="Event table: Parquet, CSV or JSON lines; a file or a quoted glob.")],
+    items: Annotated[str, typer.Argument(help="Item table, likewise.")],
+    schema: Annotated[Path, typer.Option(help="Roles and kinds of the columns.")] = Path("schema.toml"),
+    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+    guess: Annotated[bool, typer.Option("--guess", help="Only propose a schema, and write it to --schema.")] = False,
+    seq_len: Annotated[int, typer.Option(help="Events per window.")] = 256,
+    text_len: Annotated[int, typer.Option(help="Text tokens per item.")] = 24,
+    vocabulary_size: Annotated[int, typer.Option(help="Text tokens at most.")] = 8192,
+    split: Annotated[str, typer.Option(help="What validates: user, time or last.")] = "user",
+    validation_share: Annotated[float, typer.Option(help="Of users, or of events by time.")] = 0.1,
+    on_bad: Annotated[str, typer.Option(help="Bad rows: error, or drop and count them.")] = "error",
+    memory: Annotated[str, typer.Option(help="Memory to keep to; more spills to disk.")] = "4GiB",
+    threads: Annotated[int | None, typer.Option(help="All cores unless said.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses validation users.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    import os
+
+    from habitus.data.guess import guess_schema
+    from habitus.data.prepare import PrepareOptions, one_of
+    from habitus.data.prepare import prepare as run
+    from habitus.events.schema import Schema
+
+    if guess:
+        guessed = guess_schema(events, items)
+        if schema.exists():
+            raise ConfigError(f"{schema} exists already", next_step="remove it or name another file with --schema")
+        schema.write_text(guessed.to_toml(), encoding="utf-8")
+        typer.echo(guessed.to_toml())
+        typer.echo(f"# written to {schema}; look it over, then:")
+        typer.echo(f"# habitus prepare {events!r} {items!r} --schema {schema} --out dataset")
+        return
+    if out is None:
+        raise ConfigError("no --out was given", expected="the folder to write, as in --out dataset")
+    options = PrepareOptions(
+        seq_len=seq_len,
+        text_len=text_len,
+        vocabulary_size=vocabulary_size,
+        split=one_of("split", split, ("user", "time", "last")),
+        validation_share=validation_share,
+        on_bad=one_of("on-bad", on_bad, ("error", "drop")),
+        memory=memory,
+        threads=threads or os.cpu_count() or 1,
+        seed=seed,
+    )
+    with phases() as progress:
+        manifest = run(events, items, Schema.read(schema), out, options, progress)
+    if as_json:
+        typer.echo(manifest.to_json())
+        return
+    typer.echo(
+        f"{out}: {manifest.num_events:,} events of {manifest.num_users:,} users on {manifest.num_items:,} items, "
+        f"{manifest.train.windows:,} training and {manifest.validation.windows:,} validation windows"
+    )
+    for what, count in manifest.dropped.items():
+        typer.echo(f"  dropped {count:,} × {what}")
+    typer.echo(f"Next: habitus describe {out}")

@@ -1,0 +1,117 @@
+"""A dataset folder put together from a stream of items and a stream of events.
+
+`prepare` streams files through DuckDB into this; a synthetic world streams itself. The bytes are the same.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from habitus.data.arrays import write_array
+from habitus.data.catalogue import Progress, write_catalogue
+from habitus.data.event_columns import EventChunk, EventPlan, EventSide, write_events
+from habitus.data.manifest import NAME, Manifest, SplitCounts, list_files
+from habitus.data.survey import ItemStream, Survey
+from habitus.data.windows import Windows, pack, training_segments, validation_segments
+from habitus.events.schema import Schema
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """All that a dataset is made of, before the first event is written."""
+
+    schema: Schema
+    seq_len: int
+    seed: int
+    stream: ItemStream
+    found: Survey
+    item_ids: Callable[[], Iterable[pa.RecordBatch]]
+    plan: EventPlan
+    dropped: dict[str, int]
+    world_toml: str | None = None
+
+
+def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> Manifest:
+    """Fill `stage` with the arrays, encoders and manifest of a dataset."""
+    side = write_events(chunks, parts.plan, stage)
+    encoders = write_catalogue(
+        parts.stream, parts.found, parts.found.encoders(side.fields, parts.plan.all_values()), stage, progress
+    )
+    encoders.write(stage / "encoders.json")
+    parts.schema.write(stage / "schema.toml")
+    if parts.world_toml is not None:
+        (stage / "world.toml").write_text(parts.world_toml, encoding="utf-8")
+    _write_ids(parts.item_ids(), stage)
+
+    progress("cutting windows", 0.0)
+    users = side.users
+    train = training_segments(users.starts, users.train_lengths, parts.seq_len)
+    held_out = validation_segments(users.starts, users.lengths, users.train_lengths, parts.seq_len)
+    progress("computing checksums", 0.0)
+    manifest = Manifest(
+        seq_len=parts.seq_len,
+        seed=parts.seed,
+        split=parts.plan.split,
+        schema=parts.schema,
+        num_users=len(users.starts),
+        num_events=side.num_events,
+        num_items=parts.stream.num_items,
+        time_span=side.time_span,
+        train=_write_windows(
+            pack(train, parts.seq_len),
+            int((users.train_lengths > 0).sum()),
+            int(users.train_lengths.sum()),
+            stage / "train",
+        ),
+        validation=_write_windows(
+            pack(held_out, parts.seq_len),
+            int((users.lengths > users.train_lengths).sum()),
+            _context_events(side),
+            stage / "validation",
+        ),
+        item_fields_filled=parts.found.filled,
+        event_fields_filled=side.filled,
+        dropped={key: count for key, count in parts.dropped.items() if count},
+        world=parts.world_toml is not None,
+        versions={"tokenizers": version("tokenizers")},
+        files=list_files(stage),
+    )
+    manifest.write(stage / NAME)
+    return manifest
+
+
+def _context_events(side: EventSide) -> int:
+    """Events that validation is responsible for: the held-out ones of users without training events."""
+    users = side.users
+    return int(users.lengths[users.train_lengths == 0].sum())
+
+
+def _write_windows(windows: Windows, num_users: int, num_events: int, folder: Path) -> SplitCounts:
+    write_array(folder / "segments.npy", windows.segments)
+    write_array(folder / "windows.npy", windows.offsets)
+    lengths = windows.segments["length"].astype(np.int64)
+    in_windows = int(lengths.sum())
+    return SplitCounts(
+        users=num_users,
+        events=in_windows,
+        queries=int((lengths - windows.segments["first_target"]).sum()),
+        segments=len(lengths),
+        windows=len(windows.offsets) - 1,
+        max_segments=int(np.diff(windows.offsets).max(initial=0)),
+        left_out=max(num_events - in_windows, 0),
+    )
+
+
+def _write_ids(batches: Iterable[pa.RecordBatch], stage: Path) -> None:
+    writer = None
+    for batch in batches:
+        if writer is None:
+            writer = pq.ParquetWriter(stage / "items" / "ids.parquet", batch.schema, compression="zstd")
+        writer.write_batch(batch)
+    assert writer is not None
+    writer.close()

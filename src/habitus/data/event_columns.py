@@ -1,0 +1,207 @@
+"""The event side of a dataset: sorted chunks in, one array per column out, users and statistics beside them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from habitus.data.arrays import ArrayWriter, smallest_unsigned, write_array
+from habitus.data.encoders import Moments
+from habitus.data.fields import Field
+from habitus.data.split import Split
+from habitus.events.schema import GAP, HOUR, WEEKDAY, EventKind, TimeUnit
+
+EVENT_CHUNK_ROWS = 1 << 20
+_HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
+_EPOCH_WEEKDAY = 3  # 1 January 1970 was a Thursday; Monday is 0
+
+
+@dataclass(frozen=True)
+class EventChunk:
+    """Consecutive events in (user, time, row) order, encoded."""
+
+    users: pa.Array  # ids
+    times: np.ndarray  # int64, microseconds since 1970, or positions
+    items: np.ndarray  # int64, catalogue rows
+    fields: dict[str, np.ndarray]  # codes, or float32 with NaN where missing
+
+
+@dataclass
+class Users:
+    """What is known of each user once all events are written."""
+
+    starts: np.ndarray  # int64 [U]: first event
+    lengths: np.ndarray  # int64 [U]
+    train_lengths: np.ndarray  # int64 [U]: how many of them, from the first, train
+
+
+@dataclass
+class EventSide:
+    """The outcome of writing the events."""
+
+    users: Users
+    fields: tuple[Field, ...]
+    num_events: int
+    filled: dict[str, int]
+    time_span: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class EventPlan:
+    """What the event columns are, known before the first event comes."""
+
+    kinds: dict[str, EventKind]
+    values: dict[str, tuple[str, ...]]  # of the categories
+    time_unit: TimeUnit
+    num_items: int
+    split: Split
+
+    def specs(self) -> tuple[Field, ...]:
+        """The event fields in order, those made from the time last; numbers still without statistics."""
+        specs = [
+            Field(name=name, kind="category", size=len(self.values[name]) + 1)
+            if kind == "category"
+            else Field(name=name, kind="number")
+            for name, kind in self.kinds.items()
+        ]
+        if self.time_unit != "order":
+            specs += [
+                Field(name=GAP, kind="number"),
+                Field(name=HOUR, kind="category", size=25),
+                Field(name=WEEKDAY, kind="category", size=8),
+            ]
+        return tuple(specs)
+
+    def all_values(self) -> dict[str, tuple[str, ...]]:
+        clock = {HOUR: tuple(map(str, range(24))), WEEKDAY: tuple(map(str, range(7)))}
+        return {**self.values, **(clock if self.time_unit != "order" else {})}
+
+
+def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> EventSide:
+    """Write items, times and fields as arrays in `stage`/events, ids of users beside them."""
+    writer = _EventWriter(plan, stage)
+    before: EventChunk | None = None
+    for chunk, after in _with_next(chunks):
+        writer.append(chunk, before, after)
+        before = chunk
+    return writer.finish()
+
+
+def event_file(number: int) -> str:
+    return f"events/field-{number:02d}.npy"
+
+
+@dataclass
+class _EventWriter:
+    plan: EventPlan
+    stage: Path
+    num_events: int = 0
+    num_users: int = 0
+    first_time: int = np.iinfo(np.int64).max
+    last_time: int = np.iinfo(np.int64).min
+    starts: list[np.ndarray] = field(default_factory=list)
+    train_counts: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.specs = self.plan.specs()
+        self.items = ArrayWriter(self.stage / "events" / "item.npy", np.int64)
+        self.times = ArrayWriter(self.stage / "events" / "time.npy", np.int64)
+        self.fields = {
+            spec.name: ArrayWriter(
+                self.stage / event_file(number),
+                smallest_unsigned(spec.size - 1) if spec.kind == "category" else np.float32,
+            )
+            for number, spec in enumerate(self.specs)
+        }
+        self.moments = {spec.name: Moments() for spec in self.specs if spec.kind == "number"}
+        self.filled = {spec.name: 0 for spec in self.specs}
+        self.item_counts = np.zeros(self.plan.num_items, np.int64)
+        self.train_user = True  # of the last user seen
+        self.ids: pq.ParquetWriter | None = None
+
+    def append(self, chunk: EventChunk, before: EventChunk | None, after: EventChunk | None) -> None:
+        size = len(chunk.items)
+        changes = pc.not_equal(chunk.users.slice(1), chunk.users.slice(0, size - 1)).to_numpy(zero_copy_only=False)
+        is_first = np.concatenate([[before is None or before.users[-1] != chunk.users[0]], changes])
+        is_last = np.concatenate([changes, [after is None or after.users[0] != chunk.users[-1]]])
+        new_ids = chunk.users.filter(pa.array(is_first))
+        self._write_ids(new_ids)
+
+        new_train = self.plan.split.train_users(new_ids)
+        user = np.cumsum(is_first)  # 0: the user that the chunk before ended with
+        train_user = np.concatenate([[self.train_user], new_train])
+        trains = self.plan.split.trains(train_user[user], chunk.times, is_last)
+        self.train_user = bool(train_user[user[-1]])
+        counts = np.bincount(user[trains], minlength=len(new_ids) + 1)
+        if self.train_counts:
+            self.train_counts[-1][-1] += counts[0]
+        self.starts.append(self.num_events + np.flatnonzero(is_first))
+        if len(new_ids):
+            self.train_counts.append(counts[1:])
+
+        np.add.at(self.item_counts, chunk.items[trains], 1)
+        self.items.append(chunk.items)
+        self.times.append(chunk.times)
+        clock = {} if self.plan.time_unit == "order" else _clock(chunk, before, is_first)
+        for spec in self.specs:
+            self._write_field(spec, chunk.fields[spec.name] if spec.name in chunk.fields else clock[spec.name], trains)
+        self.num_events += size
+        self.num_users += len(new_ids)
+        self.first_time = min(self.first_time, int(chunk.times.min()))
+        self.last_time = max(self.last_time, int(chunk.times.max()))
+
+    def _write_field(self, spec: Field, values: np.ndarray, trains: np.ndarray) -> None:
+        self.fields[spec.name].append(values)
+        if spec.kind == "number":
+            self.moments[spec.name].add(values[trains])
+            self.filled[spec.name] += int(np.count_nonzero(~np.isnan(values)))
+        else:
+            self.filled[spec.name] += int(np.count_nonzero(values))
+
+    def _write_ids(self, ids: pa.Array) -> None:
+        table = pa.table({"user": ids})
+        if self.ids is None:
+            (self.stage / "users").mkdir(exist_ok=True)
+            self.ids = pq.ParquetWriter(self.stage / "users" / "ids.parquet", table.schema, compression="zstd")
+        self.ids.write_table(table)
+
+    def finish(self) -> EventSide:
+        for writer in (self.items, self.times, *self.fields.values()):
+            writer.close()
+        assert self.ids is not None
+        self.ids.close()
+        starts = np.concatenate(self.starts).astype(np.int64)
+        lengths = np.diff(np.append(starts, self.num_events))
+        train_lengths = np.concatenate(self.train_counts).astype(np.int64)
+        write_array(self.stage / "users" / "offsets.npy", np.append(starts, np.int64(self.num_events)))
+        write_array(self.stage / "users" / "train_length.npy", train_lengths)
+        write_array(self.stage / "items" / "train_count.npy", self.item_counts)
+        specs = tuple(
+            self.moments[spec.name].describe(spec.name) if spec.kind == "number" else spec for spec in self.specs
+        )
+        users = Users(starts, lengths, train_lengths)
+        return EventSide(users, specs, self.num_events, self.filled, (self.first_time, self.last_time))
+
+
+def _clock(chunk: EventChunk, before: EventChunk | None, is_first: np.ndarray) -> dict[str, np.ndarray]:
+    """Seconds since the user's last event (missing at the first), hour and weekday as codes from 1."""
+    previous = np.concatenate([[before.times[-1] if before is not None else 0], chunk.times[:-1]])
+    gap = ((chunk.times - previous) * 1e-6).astype(np.float32)
+    gap[is_first] = np.nan
+    hour = (chunk.times // _HOUR_US) % 24 + 1
+    weekday = (chunk.times // _DAY_US + _EPOCH_WEEKDAY) % 7 + 1
+    return {GAP: gap, HOUR: hour, WEEKDAY: weekday}
+
+
+def _with_next(chunks: Iterable[EventChunk]) -> Iterator[tuple[EventChunk, EventChunk | None]]:
+    held: EventChunk | None = None
+    for chunk in chunks:
+        if held is not None:
+            yield held, chunk
+        held = chunk
+    if held is not None:
+        yield held, None

@@ -1,0 +1,133 @@
+"""A proposed schema for two tables, from the names, types and first values of their columns."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from habitus.data.sources import Table, is_list, open_table
+from habitus.errors import DataError
+from habitus.events.schema import GAP, HOUR, WEEKDAY, EventColumns, ItemColumns, Schema
+
+_USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
+_ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
+_TIME = ("timestamp", "time", "datetime", "date", "ts", "created_at", "event_time")
+_COUNTS = ("quantity", "qty", "count", "amount", "price", "num_", "age", "year")
+_SAMPLE_ROWS = 20_000
+_MAX_EVENT_VALUES = 5_000  # more distinct values than this in the sample look like ids, not like a category
+
+
+def guess_schema(events: str, items: str) -> Schema:
+    """The likeliest schema; a person should look it over."""
+    import duckdb
+
+    with tempfile.TemporaryDirectory() as scratch, duckdb.connect(":memory:") as con:
+        event_table = open_table("events", events, con, Path(scratch))
+        item_table = open_table("items", items, con, Path(scratch))
+        event_rows, item_rows = _sample(event_table), _sample(item_table)
+    user = _role(event_table, _USER, "user")
+    item = _role(event_table, _ITEM, "item")
+    time = _role(event_table, _TIME, "timestamp")
+    item_key = item if item in item_table.types else _role(item_table, _ITEM, "item")
+    unit = _time_unit(event_rows[time])
+    reserved = {GAP, HOUR, WEEKDAY} if unit != "order" else set()
+    event_fields: dict[str, Any] = {}
+    for name in event_table.types:
+        kind = _event_kind(name, event_rows[name])
+        if name not in {user, item, time} | reserved and kind is not None:
+            event_fields[name] = kind
+    item_fields: dict[str, Any] = {
+        name: kind for name in item_table.types if name != item_key and (kind := _item_kind(name, item_rows[name]))
+    }
+    return Schema(
+        events=EventColumns(user=user, item=item, timestamp=time, time_unit=unit, fields=event_fields),
+        items=ItemColumns(item=item_key, fields=item_fields),
+    )
+
+
+def _sample(table: Table) -> pa.Table:
+    batches, rows = [], 0
+    for batch in table.batches(list(table.types)):
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows >= _SAMPLE_ROWS:
+            break
+    return pa.Table.from_batches(batches)
+
+
+def _role(table: Table, names: tuple[str, ...], role: str) -> str:
+    plain = {name.lower().replace(" ", "_"): name for name in table.types}
+    for name in names:
+        if name in plain:
+            return plain[name]
+    raise DataError(
+        f"{table.role}: none of the columns {', '.join(table.types)} looks like the {role}",
+        expected=f"a column called {', '.join(names[:4])} or the like",
+        next_step="write schema.toml by hand (docs/prepare.md shows one)",
+    )
+
+
+def _time_unit(column: pa.ChunkedArray) -> Any:
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return "datetime"
+    if pa.types.is_string(kind):
+        if not pc.all(pc.match_substring_regex(column, r"^-?\d+$")).as_py():
+            return "datetime"
+        column = column.cast(pa.int64())
+    largest = pc.max(pc.abs(column)).as_py() or 0
+    for unit, least in (("us", 1e14), ("ms", 1e11), ("s", 1e8)):  # 1973 in each unit
+        if largest >= least:
+            return unit
+    return "order"
+
+
+def _event_kind(name: str, column: pa.ChunkedArray) -> str | None:
+    kind = column.type
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_number_text(column):
+        return "number"
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return "time"
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        return None
+    distinct = pc.count_distinct(column).as_py()
+    if pa.types.is_integer(kind) and not _is_code(name, column, distinct):
+        return "number"
+    return "category" if 1 < distinct <= _MAX_EVENT_VALUES else None
+
+
+def _item_kind(name: str, column: pa.ChunkedArray) -> str | None:
+    kind = column.type
+    if is_list(kind):
+        inner = kind.value_type
+        return "vector" if pa.types.is_floating(inner) or pa.types.is_integer(inner) else None
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return "time"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_number_text(column):
+        return "number"
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        return None
+    distinct = pc.count_distinct(column).as_py()
+    if pa.types.is_integer(kind):
+        return "category" if _is_code(name, column, distinct) else "number"
+    if pa.types.is_string(kind) and distinct > 0.3 * len(column) and distinct > 50:
+        return "text"
+    return "category" if distinct else None
+
+
+def _is_number_text(column: pa.ChunkedArray) -> bool:
+    """Text whose values all read as numbers with a fraction, as CSV columns arrive."""
+    if not pa.types.is_string(column.type):
+        return False
+    numbers = pc.all(pc.match_substring_regex(column, r"^[+-]?\d*\.?\d+([eE][+-]?\d+)?$")).as_py()
+    return bool(numbers) and bool(pc.any(pc.match_substring(column, ".")).as_py())
+
+
+def _is_code(name: str, column: pa.ChunkedArray, distinct: int) -> bool:
+    """Integers whose name or spread says that they label rather than count."""
+    name = name.lower()
+    if any(word in name for word in _COUNTS):
+        return False
+    return name.endswith(("_id", "_code", "_no", "zip")) or (distinct <= 50 and (pc.min(column).as_py() or 0) >= 0)

@@ -1,0 +1,363 @@
+"""The event log in DuckDB: checked, joined to the catalogue and sorted, within a memory limit.
+
+Everything that touches every event before it is sorted happens here, as SQL. The result is one Parquet file,
+sorted by (user, time, original row), which is read back by row group: streaming a sorted result straight out of
+DuckDB doubled the memory.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from habitus.data.encoders import as_category
+from habitus.data.problems import EXAMPLES_SHOWN, Problem, refuse, shown
+from habitus.data.sources import Table, is_list, quoted_path, require_columns
+from habitus.data.survey import MAX_CATEGORIES, too_many_categories
+from habitus.errors import DataError
+from habitus.events.schema import Schema
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+YEAR_1900_US, YEAR_2200_US = -2_208_988_800_000_000, 7_258_118_400_000_000
+_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may be wrong with an event: a condition in SQL and how to tell it."""
+
+    column: str
+    condition: str
+    value: str  # what to show of an offending row
+    what: str
+    expected: str
+    drops_row: bool = True
+
+
+class EventLog:
+    """Views over the two tables, and the questions that preparation asks of them."""
+
+    def __init__(self, con: "DuckDBPyConnection", schema: Schema, events: Table, items: Table) -> None:
+        self.con = con
+        self.schema = schema
+        self.events = events
+        self.items = items
+        self.dropped: dict[str, int] = {}
+        self._drop = False
+        roles = [
+            schema.events.user,
+            schema.events.item_column,
+            *schema.events.pair_columns,
+            schema.events.timestamp,
+        ]
+        require_columns(events, [*roles, *schema.events.fields])
+        require_columns(items, [schema.items.item, *schema.items.fields])
+        _check_kinds(schema, events, items)
+        self._create_views()
+
+    # --- the catalogue -----------------------------------------------------------------------------------
+
+    def make_catalogue(self, drop: bool) -> np.ndarray:
+        """Number the items; returns the rows of the item table that are left out, as `drop` allows."""
+        self.con.execute(
+            "CREATE TEMP TABLE unusable AS SELECT origin, item, item IS NULL AS is_null FROM items WHERE item IS NULL "
+            "UNION ALL SELECT origin, item, false FROM items SEMI JOIN "
+            "(SELECT item FROM items WHERE item IS NOT NULL GROUP BY item HAVING count(*) > 1) USING (item) "
+            "QUALIFY row_number() OVER (PARTITION BY item ORDER BY origin) > 1"
+        )
+        problems = []
+        for is_null, what, expected in (
+            (True, "no item id", "an id in every row"),
+            (False, "an item id that an earlier row has", "one row per item"),
+        ):
+            rows = self._rows(f"SELECT origin, item FROM unusable WHERE is_null = {is_null} ORDER BY origin")
+            if rows:
+                examples = tuple(f"{self.items.place(row)}: {shown(item)}" for row, item in rows[:EXAMPLES_SHOWN])
+                remedy = "leaves out item rows without an id and keeps the first of several rows of one item"
+                problems.append(Problem("items", self.schema.items.item, what, len(rows), examples, expected, remedy))
+        self._settle(problems, drop)
+        unusable = [row for (row,) in self._rows("SELECT origin FROM unusable ORDER BY origin")]
+        row = "origin" if not len(unusable) else "row_number() OVER (ORDER BY origin) - 1"
+        self.con.execute(
+            f"CREATE TEMP TABLE catalogue AS SELECT {row} AS item_row, item FROM items "
+            "ANTI JOIN unusable USING (origin)"
+        )
+        return np.asarray(unusable, np.int64)
+
+    def make_pairs(self) -> tuple[np.ndarray, dict[str, pa.Array]]:
+        """For item×value prediction: the item row and the values of every pair that occurs, in order."""
+        pairs = [f"pair_{i}" for i in range(len(self.schema.events.pair_columns))]
+        columns = ", ".join(["item_row", *pairs])
+        self.con.execute(
+            f"CREATE TEMP TABLE pairs AS SELECT row_number() OVER (ORDER BY {columns}) - 1 AS pair_row, {columns} "
+            f"FROM (SELECT DISTINCT {columns} FROM joined WHERE {self._usable()})"
+        )
+        table = self.con.sql(f"SELECT {columns} FROM pairs ORDER BY pair_row").to_arrow_table()
+        values = {
+            name: table[pair].combine_chunks()
+            for name, pair in zip(self.schema.events.pair_columns, pairs, strict=True)
+        }
+        return table["item_row"].to_numpy(), values
+
+    # --- the events --------------------------------------------------------------------------------------
+
+    def check_events(self, drop: bool) -> None:
+        """Count what is wrong in one pass over the events; refuse, or remember what is to be dropped."""
+        self._drop = drop
+        checks = self._checks()
+        counts = ", ".join(f"count(*) FILTER ({check.condition})" for check in checks)
+        usable = f"count(*) FILTER ({self._usable()})"
+        *found, good = self._rows(f"SELECT {counts}, {usable} FROM joined")[0]
+        problems = [self._problem(check, rows) for check, rows in zip(checks, found, strict=True) if rows]
+        problems += self._category_problems()
+        self._settle(problems, drop)
+        if good == 0:
+            raise DataError(
+                "events: no usable row is left" + (" after dropping" if drop else ""),
+                expected="events whose items are in the item table",
+            )
+        self.dropped["event_rows"] = self.events.num_rows - good
+
+    def time_cut(self, validation_share: float) -> int:
+        """The time, in microseconds, at which the last `validation_share` of the events begins."""
+        cut = self._rows(f"SELECT quantile_disc(t, {1 - validation_share}) FROM joined WHERE {self._usable()}")
+        return int(cut[0][0])
+
+    def event_values(self) -> dict[str, tuple[str, ...]]:
+        """The values of each event category, in order; of too many, the most frequent."""
+        values = {}
+        for name in self._categories():
+            column = self._field(name)
+            raw = self.con.sql(
+                f"SELECT {column} AS v FROM events_view WHERE {column} IS NOT NULL GROUP BY 1 "
+                f"ORDER BY count(*) DESC, 1 LIMIT {MAX_CATEGORIES}"
+            ).to_arrow_table()
+            strings = as_category(_plain_strings(raw["v"]))
+            values[name] = tuple(sorted(set(strings.to_pylist())))
+        return values
+
+    def sort_into(self, path: Path) -> None:
+        """Write user, t, item_row and the fields of every usable event, sorted, as Parquet."""
+        pairs = self.schema.events.pair_columns
+        row, source = "item_row", "joined"
+        if pairs:
+            row = "pair_row"
+            using = ", ".join(["item_row", *(f"pair_{i}" for i in range(len(pairs)))])
+            source = f"joined JOIN pairs USING ({using})"
+        numbers = {name for name, kind in self.schema.events.fields.items() if kind != "category"}
+        fields = [
+            f"CASE WHEN isfinite({c}) THEN {c} END AS {c}" if name in numbers else c
+            for name in self.schema.events.fields
+            for c in [self._field(name)]
+        ]
+        columns = ", ".join([f"u, t, {row} AS item_row", *fields])
+        self.con.execute(
+            f"COPY (SELECT {columns} FROM {source} WHERE {self._usable()} ORDER BY u, t, fi, fr) "
+            f"TO '{quoted_path(path)}' (FORMAT parquet, ROW_GROUP_SIZE 262144)"
+        )
+
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """All rows of a query; DuckDB wants a result read to its end before the next one."""
+        return self.con.execute(sql).fetchall()
+
+    def _settle(self, problems: list[Problem], drop: bool) -> None:
+        if not drop:
+            refuse(problems)
+        for problem in problems:
+            key = f"{problem.table}.{problem.column}: {problem.what}"
+            self.dropped[key] = problem.rows
+
+    def _problem(self, check: Check, rows: int) -> Problem:
+        examples = self._rows(
+            f"SELECT fi, fr, {check.value} FROM joined WHERE {check.condition} ORDER BY fi, fr LIMIT {EXAMPLES_SHOWN}"
+        )
+        told = tuple(f"{self.events.sources[fi].name} row {fr + 1}: {shown(value)}" for fi, fr, value in examples)
+        remedy = "leaves out such events" if check.drops_row else "makes bad numbers missing"
+        return Problem("events", check.column, check.what, rows, told, check.expected, remedy)
+
+    def _category_problems(self) -> list[Problem]:
+        problems = []
+        for name in self._categories():
+            column = self._field(name)
+            distinct = self._rows(
+                f"SELECT count(*) FROM (SELECT DISTINCT {column} FROM events_view WHERE {column} IS NOT NULL)"
+            )[0][0]
+            if distinct > MAX_CATEGORIES:
+                rows = self.con.execute(
+                    f"SELECT DISTINCT CAST({column} AS VARCHAR) FROM events_view LIMIT 3"
+                ).fetchall()
+                problems.append(too_many_categories("events", name, distinct, [row[0] for row in rows]))
+        return problems
+
+    def _categories(self) -> list[str]:
+        return [name for name, kind in self.schema.events.fields.items() if kind == "category"]
+
+    def _field(self, name: str) -> str:
+        return f"f_{list(self.schema.events.fields).index(name)}"
+
+    def _usable(self) -> str:
+        return " AND ".join(f"NOT ({check.condition})" for check in self._checks() if check.drops_row)
+
+    def _checks(self) -> list[Check]:
+        """All that may be wrong, in the order in which it is told."""
+        roles = self.schema.events
+        checks = [
+            Check(roles.user, "u IS NULL", "NULL", "no user id", "an id in every row"),
+            Check(roles.item_column, "i IS NULL", "NULL", "no item id", "an id in every row"),
+            Check(
+                roles.item_column,
+                "i IS NOT NULL AND item_row IS NULL",
+                "i",
+                "an item that the item table lacks",
+                "items of the item table only",
+            ),
+            Check(roles.timestamp, "t_raw IS NULL", "NULL", "no time", "a time in every row"),
+            Check(
+                roles.timestamp,
+                "t_raw IS NOT NULL AND t_parsed IS NULL",
+                "t_raw",
+                "a time that cannot be read",
+                f"times as time_unit = {roles.time_unit!r} says",
+            ),
+            Check(
+                roles.timestamp,
+                "t_parsed IS NOT NULL AND t IS NULL",
+                "t_raw",
+                "a time out of range",
+                "times from 1900 to 2199 (is time_unit right?)",
+            ),
+        ]
+        for number, name in enumerate(roles.pair_columns):
+            checks.append(
+                Check(
+                    name,
+                    f"pair_{number} IS NULL",
+                    "NULL",
+                    "no value, though it is part of the item",
+                    "a value",
+                )
+            )
+        for name, kind in roles.fields.items():
+            if kind != "category":
+                column = self._field(name)
+                condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
+                what = "NaN, infinite or unreadable numbers" if kind == "number" else "times that cannot be read"
+                checks.append(Check(name, condition, f"{column}_raw", what, "finite values; missing as nulls", False))
+        return checks
+
+    def _create_views(self) -> None:
+        schema, types = self.schema, self.events.types
+        same = _comparable(types[schema.events.item_column], self.items.types[schema.items.item])
+        item_cast = "{}" if same else "CAST({} AS VARCHAR)"
+        time, kind = _name(schema.events.timestamp), types[schema.events.timestamp]
+        parsed = _time_sql(time, kind, schema.events.time_unit)
+        in_range = f"t_parsed BETWEEN {YEAR_1900_US} AND {YEAR_2200_US - 1}"
+        selected = [
+            f"{_name(schema.events.user)} AS u",
+            f"{item_cast.format(_name(schema.events.item_column))} AS i",
+            *(f"CAST({_name(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(schema.events.pair_columns)),
+            f"{time} AS t_raw",
+            f"{parsed} AS t_parsed",
+            "CAST(t_parsed AS BIGINT) AS t"
+            if schema.events.time_unit == "order"
+            else f"CASE WHEN {in_range} THEN CAST(t_parsed AS BIGINT) END AS t",
+        ]
+        for name, kind_of in schema.events.fields.items():
+            column, alias = _name(name), self._field(name)
+            if kind_of == "category":
+                selected.append(f"{column} AS {alias}")
+                continue
+            value = f"TRY_CAST({column} AS FLOAT)"
+            if kind_of == "time":
+                value = f"CAST({_time_sql(column, types[name], 'datetime')} / 86400e6 AS FLOAT)"
+            selected += [f"{column} AS {alias}_raw", f"{value} AS {alias}"]
+        self.con.execute(
+            f"CREATE TEMP VIEW events_view AS SELECT {', '.join(selected)}, file_index AS fi, file_row_number AS fr "
+            f"FROM {_scan(self.events)}"
+        )
+        firsts = ", ".join(str(first) for first in self.items.first_rows)
+        self.con.execute(
+            f"CREATE TEMP VIEW items AS SELECT {item_cast.format(_name(schema.items.item))} AS item, "
+            f"[{firsts}][CAST(file_index + 1 AS BIGINT)] + file_row_number AS origin FROM {_scan(self.items)}"
+        )
+
+    def join(self) -> None:
+        """Look every event's item up in the catalogue; events without one keep a null."""
+        self.con.execute(
+            "CREATE TEMP VIEW joined AS SELECT * FROM events_view LEFT JOIN catalogue ON events_view.i = catalogue.item"
+        )
+
+
+def _name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
+
+
+def _scan(table: Table) -> str:
+    files = ", ".join(f"'{quoted_path(source.parquet)}'" for source in table.sources)
+    return f"read_parquet([{files}], union_by_name = true)"
+
+
+def _plain_strings(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    return array.cast(pa.string()) if pa.types.is_string_view(array.type) else array
+
+
+def _comparable(a: pa.DataType, b: pa.DataType) -> bool:
+    return a == b or (pa.types.is_integer(a) and pa.types.is_integer(b))
+
+
+def _time_sql(column: str, kind: pa.DataType, unit: str) -> str:
+    """Microseconds since 1970 (or the plain position), null where the value cannot be read."""
+    if unit == "order":
+        return f"TRY_CAST({column} AS BIGINT)"
+    if unit in _UNIT_US:  # a double holds every microsecond to the year 2255
+        return f"round(TRY_CAST({column} AS DOUBLE) * {_UNIT_US[unit]})"
+    if pa.types.is_string(kind):
+        return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
+    if pa.types.is_date(kind):
+        return f"epoch_us(CAST({column} AS TIMESTAMP))"
+    return f"epoch_us({column})"
+
+
+def _check_kinds(schema: Schema, events: Table, items: Table) -> None:
+    """Refuse columns whose type cannot serve the role or kind that the schema gives them."""
+    roles = schema.events
+    for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
+        kind = table.types[name]
+        if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_nested(kind):
+            _refuse_type(table, name, kind, "an id: integers or text (fractions lose digits)")
+    kind = events.types[roles.timestamp]
+    has_clock = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    if roles.time_unit == "datetime" and not (has_clock or pa.types.is_string(kind)):
+        _refuse_type(events, roles.timestamp, kind, "a datetime; for numbers set time_unit to s, ms, us or order")
+    if roles.time_unit != "datetime" and (has_clock or pa.types.is_nested(kind)):
+        _refuse_type(events, roles.timestamp, kind, "a number, as time_unit says; for times set it to 'datetime'")
+    for table, fields in ((events, roles.fields), (items, schema.items.fields)):
+        for name, wanted in fields.items():
+            _check_field(table, name, wanted)
+
+
+def _check_field(table: Table, name: str, wanted: str) -> None:
+    kind = table.types[name]
+    text = pa.types.is_string(kind)
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if wanted == "vector" and not (text or (is_list(kind) and not pa.types.is_nested(kind.value_type))):
+        _refuse_type(table, name, kind, "a vector: a list of numbers")
+    if wanted in ("text", "category") and (pa.types.is_nested(kind) or pa.types.is_binary(kind)):
+        _refuse_type(table, name, kind, f"a {wanted}: text, integers or booleans")
+    if wanted == "number" and not (number or text or pa.types.is_boolean(kind)):
+        _refuse_type(table, name, kind, "a number")
+    if wanted == "time" and not (text or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        _refuse_type(table, name, kind, "a time: a timestamp, a date or text in ISO form")
+
+
+def _refuse_type(table: Table, name: str, kind: pa.DataType, expected: str) -> None:
+    raise DataError(
+        f"{table.role}: column {name!r} of {table.sources[0].name} has type {kind} in all {table.num_rows:,} rows",
+        expected=expected,
+        next_step="cast the column, or change its role or kind in the schema",
+    )

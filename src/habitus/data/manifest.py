@@ -1,0 +1,87 @@
+"""The manifest of a prepared dataset: what is in it, and the checksum of every file."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from habitus.data.split import Split
+from habitus.errors import DataError
+from habitus.events.schema import Schema
+from habitus.files import sha256_of
+from habitus.typed import Typed, content_hash
+
+FORMAT_VERSION = 1
+NAME = "manifest.json"
+
+
+class FileEntry(Typed):
+    bytes: int
+    sha256: str
+
+
+class SplitCounts(Typed):
+    """One side of the split. Queries are events with a next event in the same window that counts."""
+
+    users: int
+    events: int = Field(description="Events in windows.")
+    queries: int
+    segments: int
+    windows: int
+    max_segments: int = Field(description="Segments in the fullest window.")
+    left_out: int = Field(description="Events that stand alone after cutting, so that they are in no window.")
+
+    def fill(self, seq_len: int) -> float:
+        """The share of slots that hold an event."""
+        return self.events / (self.windows * seq_len) if self.windows else 0.0
+
+
+class Manifest(Typed):
+    """manifest.json. Nothing in it depends on when or where the dataset was made."""
+
+    format_version: int = FORMAT_VERSION
+    seq_len: int
+    seed: int
+    split: Split
+    schema_: Schema = Field(alias="schema")
+    num_users: int
+    num_events: int
+    num_items: int
+    time_span: tuple[int, int]
+    train: SplitCounts
+    validation: SplitCounts
+    item_fields_filled: dict[str, int]
+    event_fields_filled: dict[str, int]
+    dropped: dict[str, int]
+    world: bool = Field(False, description="Whether world.toml holds the synthetic world behind the events.")
+    versions: dict[str, str]
+    files: dict[str, FileEntry]
+
+    @property
+    def checksum(self) -> str:
+        """The dataset's identity: all bytes of all files, and this manifest."""
+        return content_hash(self.to_values())
+
+
+def list_files(folder: Path) -> dict[str, FileEntry]:
+    """Size and checksum of every file below `folder` that is not hidden, by relative name."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {
+        name: FileEntry(bytes=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
+        for name in names
+        if name != NAME and not name.startswith(".")
+    }
+
+
+def verify_files(folder: Path, manifest: Manifest, contents: bool) -> None:
+    """Refuse a folder whose files are not those of the manifest; `contents` also compares every byte's hash."""
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.exists():
+            problem = f"{path} is missing"
+        elif path.stat().st_size != entry.bytes:
+            problem = f"{path} has {path.stat().st_size:,} bytes, the manifest says {entry.bytes:,}"
+        elif contents and sha256_of(path) != entry.sha256:
+            problem = f"{path} has changed since it was prepared: its checksum is not the manifest's"
+        else:
+            continue
+        raise DataError(problem, expected="the files as preparation wrote them", next_step="prepare the dataset again")

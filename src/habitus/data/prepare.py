@@ -1,0 +1,257 @@
+"""The verb `prepare`: event log and item table in, a dataset folder out, whatever the size of the log."""
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from habitus.data.assemble import Assembly, assemble
+from habitus.data.catalogue import Progress
+from habitus.data.encoders import codes
+from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
+from habitus.data.log import EventLog
+from habitus.data.manifest import Manifest
+from habitus.data.problems import refuse
+from habitus.data.sources import CHUNK_ROWS, Table, is_disk_full, open_table, rechunked
+from habitus.data.split import Split
+from habitus.data.survey import ItemStream, TextOptions, survey
+from habitus.errors import ConfigError, DataError
+from habitus.events.schema import Schema
+from habitus.files import staged_folder
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+Choice = TypeVar("Choice", bound=str)
+
+# DuckDB's own limit leaves room for what stands outside its buffers.
+_DUCKDB_SHARE = 0.75
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How to prepare; the defaults suit most logs."""
+
+    seq_len: int = 256
+    text_len: int = 24
+    vocabulary_size: int = 8192
+    split: Literal["user", "time", "last"] = "user"
+    validation_share: float = 0.1
+    on_bad: Literal["error", "drop"] = "error"
+    memory: str = "4GiB"
+    threads: int = os.cpu_count() or 1
+    seed: int = 0
+
+
+def prepare(
+    events: str,
+    items: str,
+    schema: Schema,
+    out: str | Path,
+    options: PrepareOptions | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """The manifest of the dataset written to `out`, which must not exist yet.
+
+    `events` and `items` are paths or globs of Parquet, CSV or JSON-lines files.
+    """
+    options = options or PrepareOptions()
+    progress = progress or (lambda phase, done: None)
+    out = Path(out)
+    check_options(options, out, schema)
+    try:
+        with staged_folder(out) as stage, _scratch(stage) as scratch:
+            with _connection(scratch, options, progress) as con:
+                log, parts = _read(con, events, items, schema, options, scratch, progress)
+                progress("sorting events", 0.0)
+                log.sort_into(scratch / "sorted.parquet")
+            chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
+            return assemble(parts, chunks, stage, progress)
+    except Exception as error:
+        if is_disk_full(error):
+            raise DataError(
+                f"the disk that holds {out.parent.resolve()} is full; nothing was written to {out}",
+                expected="about three times the size of the event log as free space while preparing",
+                next_step="free some space or choose another --out",
+            ) from error
+        raise
+
+
+def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
+    """Refuse options that cannot work, before anything is read."""
+    if out.exists():
+        raise DataError(
+            f"{out} exists already",
+            expected="a name that is free",
+            next_step="remove it or choose another --out",
+        )
+    if options.seq_len < 2:
+        raise ConfigError(f"seq_len is {options.seq_len}", expected="at least 2: an event and its next")
+    if options.split == "time" and schema.events.time_unit == "order":
+        raise ConfigError(
+            "split 'time' needs real times, but the schema says time_unit = 'order'",
+            expected="split user or last for a log that has positions only",
+        )
+    parse_bytes(options.memory)
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that '4GiB', '500MB' or '1e9' stands for; every unit is a power of 1024."""
+    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"memory {text!r} cannot be read", expected="a size such as 4GiB")
+    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    if size < 64 * 2**20:
+        raise ConfigError(f"memory {text!r} is too little", expected="at least 64MiB")
+    return size
+
+
+def _read(
+    con: "DuckDBPyConnection",
+    events: str,
+    items: str,
+    schema: Schema,
+    options: PrepareOptions,
+    scratch: Path,
+    progress: Progress,
+) -> tuple[EventLog, Assembly]:
+    """Open, check and survey both tables; what is wrong with either is told before the long work starts."""
+    progress("opening files", 0.0)
+    log = EventLog(con, schema, open_table("events", events, con, scratch), open_table("items", items, con, scratch))
+    drop = options.on_bad == "drop"
+    unusable = log.make_catalogue(drop)
+    log.join()
+    progress("checking events", 0.0)
+    log.check_events(drop)
+    stream, item_ids = _item_streams(log, schema, unusable)
+    progress("surveying items", 0.0)
+    found = survey(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
+    if not drop:
+        refuse(found.problems())
+    dropped = dict(log.dropped)
+    dropped |= {f"items.{p.column}: {p.what}": p.rows for p in found.problems()}
+    split = Split(kind=options.split, validation_share=options.validation_share, seed=options.seed)
+    if options.split == "time":
+        split = split.model_copy(update={"time_cut_us": log.time_cut(options.validation_share)})
+    plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)
+    parts = Assembly(schema, options.seq_len, options.seed, stream, found, item_ids, plan, dropped)
+    return log, parts
+
+
+def _item_streams(
+    log: EventLog, schema: Schema, unusable: np.ndarray
+) -> tuple[ItemStream, Callable[[], Iterator[pa.RecordBatch]]]:
+    """The catalogue's fields and ids as streams; for item×value pairs, an item's row is repeated per pair."""
+    kept = np.setdiff1d(np.arange(log.items.num_rows), unusable, assume_unique=True) if len(unusable) else None
+    kinds = dict(schema.items.fields)
+    pair_values: dict[str, pa.Array] = {}
+    rows, num_items = kept, log.items.num_rows - len(unusable)
+    if schema.events.pair_columns:
+        item_rows, pair_values = log.make_pairs()
+        rows = item_rows if kept is None else kept[item_rows]
+        num_items = len(rows)
+        kinds |= dict.fromkeys(pair_values, "category")
+
+    def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+        return rechunked(_chosen(log.items, columns, rows, pair_values), CHUNK_ROWS)
+
+    def place(row: int) -> str:
+        return log.items.place(row if rows is None else int(rows[row]))
+
+    fields = list(schema.items.fields)
+    stream = ItemStream(kinds, num_items, lambda: batches(fields), place)
+    return stream, lambda: batches([schema.items.item])
+
+
+def _chosen(
+    table: Table, columns: list[str], rows: np.ndarray | None, pair_values: dict[str, pa.Array]
+) -> Iterator[pa.RecordBatch]:
+    """The given rows (sorted, perhaps repeated) of a table, with the pair's values as further columns."""
+    first = taken = 0
+    for batch in table.batches(columns):
+        if rows is not None:
+            wanted = int(np.searchsorted(rows, first + batch.num_rows))
+            first, batch = first + batch.num_rows, batch.take(pa.array(rows[taken:wanted] - first))
+            for name, values in pair_values.items():
+                batch = batch.append_column(name, values.slice(taken, wanted - taken))
+            taken = wanted
+        yield batch
+
+
+def _sorted_chunks(path: Path, schema: Schema, plan: EventPlan, progress: Progress) -> Iterator[EventChunk]:
+    """The sorted events, encoded, in chunks of one size."""
+    names = list(schema.events.fields)
+    categories = {name: pa.array(plan.values[name], pa.string()) for name in plan.values}
+    as_dictionaries = [f"f_{i}" for i, name in enumerate(names) if name in categories]
+    done = 0
+    with pq.ParquetFile(path, read_dictionary=as_dictionaries) as file:
+        total = file.metadata.num_rows
+        for batch in rechunked(file.iter_batches(EVENT_CHUNK_ROWS), EVENT_CHUNK_ROWS):
+            fields = {
+                name: codes(batch.column(f"f_{i}"), categories[name])
+                if name in categories
+                else batch.column(f"f_{i}").to_numpy(zero_copy_only=False).astype(np.float32)
+                for i, name in enumerate(names)
+            }
+            yield EventChunk(
+                batch.column("u"), batch.column("t").to_numpy(), batch.column("item_row").to_numpy(), fields
+            )
+            done += batch.num_rows
+            progress("writing events", done / total)
+
+
+@contextmanager
+def _scratch(stage: Path) -> Iterator[Path]:
+    """A folder for intermediate files inside the stage, gone before the stage is published or removed."""
+    scratch = stage / ".scratch"
+    scratch.mkdir()
+    yield scratch
+    shutil.rmtree(scratch)
+
+
+@contextmanager
+def _connection(scratch: Path, options: PrepareOptions, progress: Progress) -> Iterator["DuckDBPyConnection"]:
+    """A DuckDB that keeps the memory limit, with a thread that tells how far its query is."""
+    import duckdb
+
+    config = {
+        "memory_limit": f"{int(parse_bytes(options.memory) * _DUCKDB_SHARE / 2**20)}MiB",
+        "threads": options.threads,
+        "temp_directory": str(scratch / "spill"),
+    }
+    con = duckdb.connect(":memory:", config=config)
+    stop = threading.Event()
+    thread = threading.Thread(target=_report_queries, args=(con, stop, progress), daemon=True)
+    try:
+        con.execute("SET TimeZone = 'UTC'")
+        thread.start()
+        yield con
+    finally:
+        stop.set()
+        thread.join()
+        con.close()
+
+
+def _report_queries(con: "DuckDBPyConnection", stop: threading.Event, progress: Progress) -> None:
+    while not stop.wait(0.3):
+        percent = con.query_progress()
+        if percent >= 0:
+            progress("", percent / 100)  # the phase goes on
+
+
+def one_of(name: str, value: str, choices: tuple[Choice, ...]) -> Choice:
+    """`value`, once it is known to be one of the choices."""
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise ConfigError(f"--{name} {value!r} is not known", expected=" or ".join(choices))

@@ -1,0 +1,70 @@
+"""Item text to tokens: cleaning, a byte-level BPE trained on the catalogue, fixed-length rows."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from habitus.data.fields import PADDING_TOKEN, SEPARATOR_TOKEN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Control characters never survive cleaning, so no item text can spell one of the two special tokens.
+PADDING, SEPARATOR = "\x00", "\x1f"
+MAX_TRAINING_TEXTS = 1_000_000
+
+# C0 without white space, and DEL. Right-to-left letters and marks are text like any other, and so are the
+# C1 codes, which real catalogues hold where Windows-1252 quotes and dashes were decoded as Latin-1.
+_CONTROL = r"[\x{00}-\x{08}\x{0E}-\x{1F}\x{7F}]"
+_SPACE = r"\s+"
+
+
+def has_control_characters(column: pa.Array) -> np.ndarray:
+    """Which texts hold control characters (white space is not counted)."""
+    found = pc.match_substring_regex(column, _CONTROL)
+    return pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+
+
+def joined_texts(columns: list[pa.Array]) -> pa.Array:
+    """One text per item: the text fields in the schema's order, cleaned, parted by the separator."""
+    cleaned = [_cleaned(column) for column in columns]
+    if len(cleaned) == 1:
+        return cleaned[0]
+    joined = pc.binary_join_element_wise(*cleaned, SEPARATOR)
+    return pc.replace_substring_regex(joined, f"^{SEPARATOR}+$", "")  # no text at all has no tokens at all
+
+
+def _cleaned(column: pa.Array) -> pa.Array:
+    text = pc.replace_substring_regex(pc.fill_null(column, ""), _CONTROL, " ")
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(text, _SPACE, " "))
+
+
+def train_tokenizer(texts: list[str], vocabulary_size: int) -> "Tokenizer":
+    """A byte-level BPE of at most `vocabulary_size` tokens: every text has an encoding, none is unknown."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[PADDING, SEPARATOR],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    assert tokenizer.token_to_id(PADDING) == PADDING_TOKEN
+    assert tokenizer.token_to_id(SEPARATOR) == SEPARATOR_TOKEN
+    return tokenizer
+
+
+def encode_texts(tokenizer: "Tokenizer", texts: list[str], text_len: int) -> np.ndarray:
+    """The first `text_len` tokens of each text, padded with zeros: int32 [n, text_len]."""
+    encodings = tokenizer.encode_batch_fast(texts)
+    rows = np.zeros((len(texts), text_len), np.int32)
+    for row, encoding in zip(rows, encodings, strict=True):
+        ids: Any = encoding.ids[:text_len]
+        row[: len(ids)] = ids
+    return rows
