@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from habitus.errors import DataError
 from habitus.events.world.catalogue import Catalogue
-from habitus.events.world.clock import EVENT_TYPES, PURCHASE, event_types_and_discounts, timestamps
+from habitus.events.world.clock import EVENT_TYPES, PURCHASE, occasions
 from habitus.events.world.config import MixtureWeights, WorldConfig
 from habitus.events.world.draws import Draw
 from habitus.events.world.features import Features
@@ -120,11 +120,10 @@ class World:
 
     def _event_columns(self, users: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, ...]:
         items = drawn_items(self.catalogue, users, positions)
-        seconds = timestamps(self.config, users, positions)
-        types, discount = event_types_and_discounts(self.config, users, positions)
+        seconds, types, paid_share = occasions(self.config, users, positions)
         bought = types == PURCHASE
         paid = np.zeros(len(items))
-        paid[bought] = np.round(self.features.prices(items[bought]) * discount[bought], 2)
+        paid[bought] = np.round(self.features.prices(items[bought]) * paid_share[bought], 2)
         return users, items, seconds, types, paid
 
     def _user_ranges(self, events_per_block: int) -> Iterator[tuple[int, int]]:

@@ -63,8 +63,11 @@ class Catalogue:
 
     def popular_in_group(self, groups: np.ndarray, fraction: np.ndarray) -> np.ndarray:
         """The items at given fractions of their groups' popularity. The groups must not be empty."""
-        first, end = self.group_first_slot[groups], self.group_first_slot[groups + 1]
-        return self._at(_between(self.cumulative, first, end, fraction), first, end)
+        return self._within(self.group_first_slot[groups], self.group_first_slot[groups + 1], fraction)
+
+    def popular_in_kind(self, kinds: np.ndarray, fraction: np.ndarray) -> np.ndarray:
+        """The items at given fractions of their kinds' popularity."""
+        return self._within(self.kind_first_slot[kinds], self.kind_first_slot[kinds + 1], fraction)
 
     def popular_in_brand(self, brands: np.ndarray, fraction: np.ndarray) -> np.ndarray:
         """The items at given fractions of their brands' popularity: first the brand's kind, then the item."""
@@ -73,32 +76,37 @@ class Catalogue:
         place = _found(self.brand_cumulative, target, first, end)
         inside = target - self.brand_cumulative[place]
         inside /= self.brand_cumulative[place + 1] - self.brand_cumulative[place]
-        kinds = self.kinds_by_brand[place]
-        first, end = self.kind_first_slot[kinds], self.kind_first_slot[kinds + 1]
-        return self._at(_between(self.cumulative, first, end, inside), first, end)
+        return self.popular_in_kind(self.kinds_by_brand[place], inside)
 
     def item_successors(self, items: np.ndarray, number: np.ndarray) -> np.ndarray:
         """The successor of each item under its number in [0, num_successors)."""
-        return self._successors(Draw.ITEM_SUCCESSOR, items, self.groups(items), number)
+        return self._successors(Draw.ITEM_SUCCESSOR, items, self.kind_of_item[items], number)
 
     def kind_successors(self, kinds: np.ndarray, number: np.ndarray) -> np.ndarray:
         """The successor of each kind under its number in [0, num_successors)."""
-        return self._successors(Draw.KIND_SUCCESSOR, kinds, self.kind_group[kinds], number)
+        return self._successors(Draw.KIND_SUCCESSOR, kinds, kinds, number)
 
-    def _successors(self, draw: Draw, keys: np.ndarray, groups: np.ndarray, number: np.ndarray) -> np.ndarray:
+    def _successors(self, draw: Draw, keys: np.ndarray, kinds: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Even numbers stay in the kind, odd ones lead to the group that follows; the item is hashed."""
         fraction = uniforms(self.config.seed, draw, (keys.astype(np.int64) << SUCCESSOR_BITS) + number)
-        return self.popular_in_group(self.next_group[groups, number], fraction)
+        stays = number % 2 == 0
+        group = self.next_group[self.kind_group[kinds], number]
+        first = np.where(stays, self.kind_first_slot[kinds], self.group_first_slot[group])
+        end = np.where(stays, self.kind_first_slot[kinds + 1], self.group_first_slot[group + 1])
+        return self._within(first, end, fraction)
+
+    def _within(self, first: np.ndarray, end: np.ndarray, fraction: np.ndarray) -> np.ndarray:
+        return self._at(_between(self.cumulative, first, end, fraction), first, end)
 
     def _at(self, target: np.ndarray, first: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
         return self.item_of_slot[_found(self.cumulative, target, first, end)].astype(np.int64)
 
     def _next_groups(self) -> np.ndarray:
-        """The group of successor m for each group: itself for even m, one drawn by popularity for odd m."""
+        """The group that follows each group under each successor number, drawn by popularity."""
         number = np.arange(self.config.num_successors)
         groups = np.arange(self.config.num_groups)[:, None]
         fraction = uniforms(self.config.seed, Draw.NEXT_GROUP, (groups << SUCCESSOR_BITS) + number)
-        drawn = self.groups(self.popular(fraction.reshape(-1))).reshape(fraction.shape)
-        return np.where(number % 2 == 0, groups, drawn)
+        return self.groups(self.popular(fraction.reshape(-1))).reshape(fraction.shape)
 
 
 def popularity(config: WorldConfig) -> np.ndarray:

@@ -6,10 +6,12 @@ on that clock in whole seconds, and its weekly dial is then turned into wall-clo
 have the profile below whatever the gaps, and time never runs backwards.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
-from habitus.events.world.config import POSITION_BITS, WorldConfig
-from habitus.events.world.draws import Draw, fraction, uniforms, words
+from habitus.events.world.config import WorldConfig
+from habitus.events.world.draws import Draw, event_keys, fraction, uniforms, words
 
 EVENT_TYPES = ("view", "cart", "purchase")
 _TYPE_ENDS = np.array([0.75, 0.88])  # the rest are purchases
@@ -28,37 +30,41 @@ _HOURS = np.array([3, 2, 1, 1, 1, 2, 4, 7, 9, 10, 11, 12, 13, 12, 11, 11, 12, 13
 _WEEKDAYS = np.array([1.0, 0.95, 0.95, 1.0, 1.05, 1.2, 1.25])
 
 
-def timestamps(config: WorldConfig, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Seconds since 1970 of each event: int64, strictly increasing within each user.
+class Occasions(NamedTuple):
+    """When and how each event happened."""
 
-    Events lie user by user, each user's whole history, positions 0, 1, 2... within each user.
-    """
-    which, size, _, _ = words(config.seed, Draw.TIME, (users << POSITION_BITS) + positions)
-    exponential = -np.log1p(-fraction(size))
+    seconds: np.ndarray  # since 1970: int64, strictly increasing within each user
+    types: np.ndarray  # number in EVENT_TYPES: int8
+    paid_share: np.ndarray  # of the list price: float64
+
+
+def occasions(config: WorldConfig, users: np.ndarray, positions: np.ndarray) -> Occasions:
+    """When and how each event happened. Events lie user by user, each history whole and from its start."""
+    visit, gap, kind, discount = map(fraction, words(config.seed, Draw.TIME, event_keys(users, positions)))
+    types = np.searchsorted(_TYPE_ENDS, kind, side="right").astype(np.int8)
+    paid_share = 1.0 - 0.3 * np.maximum(discount - 0.6, 0.0) / 0.4  # 60% pay in full, nobody below 70%
+    return Occasions(_seconds(config, users, positions, visit < _NEW_VISIT, gap), types, paid_share)
+
+
+def _seconds(
+    config: WorldConfig, users: np.ndarray, positions: np.ndarray, opens_visit: np.ndarray, gap: np.ndarray
+) -> np.ndarray:
+    exponential = -np.log1p(-gap)
     starts = np.flatnonzero(positions == 0)
     lengths = np.diff(starts, append=len(users))
     span = config.span_days * 24 * _HOUR
-    first = np.floor(uniforms(config.seed, Draw.USER_START, users[starts]) * (span / 2))
+    first = np.floor(uniforms(config.seed, Draw.USER_START, users[starts]) * (span / 2)).astype(np.int64)
     # Long histories are dense ones: everybody's visits spread over most of what is left of the span.
-    between = 0.8 * (span - first) / (_NEW_VISIT * lengths)
+    between = np.repeat(0.8 * (span - first) / (_NEW_VISIT * lengths), lengths)
 
-    opens = fraction(which) < _NEW_VISIT
-    gap = _MIN_GAP + _VISIT_GAP * exponential
+    ticks = _MIN_GAP + _VISIT_GAP * exponential
     # Half the square of an exponential has mean 1 and a heavy tail.
-    gap[opens] = _BETWEEN_VISITS + np.repeat(between, lengths)[opens] * exponential[opens] ** 2 / 2
-    gap[starts] = first
-    ticks = np.cumsum(np.floor(gap).astype(np.int64))  # integers: the same whatever else is in the block
-    ticks -= np.repeat(ticks[starts] - first.astype(np.int64), lengths)
+    far = _BETWEEN_VISITS + between * exponential**2 / 2
+    ticks = np.floor(np.where(opens_visit, far, ticks)).astype(np.int64)
+    ticks[starts] = first
+    ticks = np.cumsum(ticks)  # of integers: the same whatever else is in the block
+    ticks -= np.repeat(ticks[starts] - first, lengths)
     return START + wall_clock(ticks)
-
-
-def event_types_and_discounts(
-    config: WorldConfig, users: np.ndarray, positions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The number of each event's type in EVENT_TYPES, and the share of the list price that was paid."""
-    _, _, kind, discount = words(config.seed, Draw.TIME, (users << POSITION_BITS) + positions)
-    paid = 1.0 - 0.3 * np.maximum(fraction(discount) - 0.6, 0.0) / 0.4  # 60% pay in full, nobody below 70%
-    return np.searchsorted(_TYPE_ENDS, fraction(kind), side="right").astype(np.int8), paid
 
 
 def wall_clock(ticks: np.ndarray) -> np.ndarray:

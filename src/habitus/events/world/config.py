@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from habitus.typed import Typed
 
-# A draw is keyed by user * 2^20 + position, so a history has at most 2^20 events and there are at most 2^43 users.
+# A draw is keyed by user * 2^20 + position, which must stay below 2^63.
 POSITION_BITS = 20
 # An item's successors are keyed by item * 2^10 + number.
 SUCCESSOR_BITS = 10
@@ -16,12 +16,13 @@ _WEIGHTS_TOLERANCE = 1e-9
 class MixtureWeights(Typed):
     """How much each part contributes to the next event; non-negative, summing to 1."""
 
-    copy_recent: float = Field(0.20, ge=0, le=1, description="copying from the recent past")
+    copy_recent: float = Field(0.15, ge=0, le=1, description="copying from the recent past")
     item_successor: float = Field(0.20, ge=0, le=1, description="what follows the last item itself")
-    kind_successor: float = Field(0.15, ge=0, le=1, description="what follows the last item's group and brand")
-    group_taste: float = Field(0.15, ge=0, le=1, description="the user's urn over groups")
-    brand_taste: float = Field(0.15, ge=0, le=1, description="the user's urn over brands")
-    popular: float = Field(0.15, ge=0, le=1, description="global popularity")
+    kind_successor: float = Field(0.10, ge=0, le=1, description="what follows the last item's kind")
+    kind_taste: float = Field(0.40, ge=0, le=1, description="the user's urn over kinds: group and brand at once")
+    group_taste: float = Field(0.05, ge=0, le=1, description="the user's urn over groups")
+    brand_taste: float = Field(0.05, ge=0, le=1, description="the user's urn over brands")
+    popular: float = Field(0.05, ge=0, le=1, description="global popularity")
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> "MixtureWeights":
@@ -32,14 +33,14 @@ class MixtureWeights(Typed):
         return self
 
     def values(self) -> list[float]:
-        """The six weights in their order, which is the order of the parts everywhere."""
+        """The seven weights in their order, which is the order of the parts everywhere."""
         return [value for _, value in self]
 
 
 class WorldConfig(Typed):
     """Everything that decides a world; world.toml holds exactly this."""
 
-    num_users: int = Field(20_000, ge=1, le=1 << (62 - POSITION_BITS), description="users")
+    num_users: int = Field(20_000, ge=1, le=1 << 42, description="users")
     num_items: int = Field(2_000, ge=2, le=100_000_000, description="items of the catalogue")
     events_per_user: float = Field(64.0, ge=1, description="mean history length, in events")
     min_events_per_user: int = Field(5, ge=1, description="shortest history")
@@ -49,15 +50,15 @@ class WorldConfig(Typed):
 
     zipf_exponent: float = Field(1.0, ge=0, le=3, description="slope of popularity against rank")
     zipf_offset: float = Field(0.001, ge=0, le=10, description="flattening of the head, as a share of the catalogue")
-    num_groups: int = Field(40, ge=1, le=10_000, description="groups (the category field)")
-    num_brands: int = Field(300, ge=1, le=100_000, description="brands")
+    num_groups: int = Field(60, ge=1, le=10_000, description="groups (the category field)")
+    num_brands: int = Field(600, ge=1, le=100_000, description="brands")
     groups_per_brand: int = Field(3, ge=1, le=100, description="groups a brand makes items in, at most")
 
-    copy_window: int = Field(24, ge=1, le=1_024, description="events back that copying reaches")
-    copy_exponent: float = Field(1.0, ge=0, le=5, description="how copying fades with the lag")
+    copy_window: int = Field(16, ge=1, le=1_024, description="events back that copying reaches")
+    copy_exponent: float = Field(1.5, ge=0, le=5, description="how copying fades with the lag")
     num_successors: int = Field(8, ge=1, lt=1 << SUCCESSOR_BITS, description="successors of an item or kind")
     successor_exponent: float = Field(1.0, ge=0, le=5, description="how successor weights fall")
-    taste_prior: float = Field(8.0, gt=0, description="balls in an urn before the first event")
+    taste_prior: float = Field(20.0, gt=0, description="balls in an urn before the first event")
 
     num_words: int = Field(1_000, ge=1, le=1_000_000, description="descriptor words of titles")
     image_dim: int = Field(16, ge=1, le=4_096, description="length of the image-like vector")

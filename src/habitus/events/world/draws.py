@@ -5,6 +5,7 @@ from enum import IntEnum
 import numpy as np
 
 from habitus import randomness
+from habitus.events.world.config import POSITION_BITS
 from habitus.randomness import Stream
 
 
@@ -34,6 +35,11 @@ class Draw(IntEnum):
 
 
 _UNIT = 2.0**-32
+
+
+def event_keys(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One number for each event of the world, whoever else is in the block."""
+    return (users << POSITION_BITS) + positions
 
 
 def words(seed: int, draw: Draw, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

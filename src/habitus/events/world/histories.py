@@ -13,10 +13,10 @@ The oracle (`oracle.py`) computes the same law by counting. The two share the ca
 import numpy as np
 
 from habitus.events.world.catalogue import Catalogue, copy_weights, successor_weights
-from habitus.events.world.config import POSITION_BITS, WorldConfig
-from habitus.events.world.draws import Draw, fine_fraction, fraction, normals, words
+from habitus.events.world.config import WorldConfig
+from habitus.events.world.draws import Draw, event_keys, fine_fraction, fraction, normals, words
 
-COPY, ITEM_NEXT, KIND_NEXT, GROUP, BRAND, POPULAR = range(6)  # the order of MixtureWeights
+COPY, ITEM_NEXT, KIND_NEXT, KIND, GROUP, BRAND, POPULAR = range(7)  # the order of MixtureWeights
 _ROOT = -1
 
 
@@ -52,7 +52,7 @@ def _event_draws(
     config: WorldConfig, users: np.ndarray, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """For each event: its part, the event it follows (or _ROOT), a successor number, a fraction in [0, 1)."""
-    which, choice, high, low = words(config.seed, Draw.EVENT, (users << POSITION_BITS) + positions)
+    which, choice, high, low = words(config.seed, Draw.EVENT, event_keys(users, positions))
     ends = np.cumsum(config.weights.values())
     # A weight of zero is never chosen: side="right" steps over empty intervals, also over the last ones.
     part = np.searchsorted(ends / ends[-1], fraction(which), side="right")
@@ -65,7 +65,7 @@ def _event_draws(
     reach = np.minimum(positions[copies], config.copy_window)
     lag[copies] += np.searchsorted(lag_ends, choice[copies] * lag_ends[reach - 1], side="right")
 
-    tastes = (part == GROUP) | (part == BRAND)
+    tastes = (part == KIND) | (part == GROUP) | (part == BRAND)
     # The urn holds taste_prior balls of the prior and one ball for each earlier event.
     ball = choice[tastes] * (positions[tastes] + config.taste_prior)
     lag[tastes] += np.minimum(ball.astype(np.int64), positions[tastes])
@@ -84,6 +84,7 @@ def _continued(
     for number, draw in (
         (ITEM_NEXT, lambda at: catalogue.item_successors(before[at], successor[at])),
         (KIND_NEXT, lambda at: catalogue.kind_successors(catalogue.kind_of_item[before[at]], successor[at])),
+        (KIND, lambda at: catalogue.popular_in_kind(catalogue.kind_of_item[before[at]], inside[at])),
         (GROUP, lambda at: catalogue.popular_in_group(catalogue.groups(before[at]), inside[at])),
         (BRAND, lambda at: catalogue.popular_in_brand(catalogue.brands(before[at]), inside[at])),
     ):

@@ -3,8 +3,8 @@
 With h = (x₁ … x_t), popularity w, group g and brand b of an item, kind k = (g, b), mixture weights ω:
 
     p(x | h) = w(x) · f_k(x) + ω_copy · C(x) + ω_item · S(x | x_t) + ω_kind · S(x | k(x_t))
-    f_k      = ω_popular + ω_group · U_g / W_g + ω_brand · U_b / W_b
-    U_g      = (α·W_g + n_g) / (α + t)        the urn: W_g = Σ w over the group, n_g = events of h in the group
+    f_k      = ω_popular + ω_kind-taste · U_k / W_k + ω_group-taste · U_g / W_g + ω_brand-taste · U_b / W_b
+    U_g      = (α·W_g + n_g) / (α + t)      an urn: W_g = Σ w over the group, n_g = events of h in the group
     C(x)     = Σ_lag c_lag·[x_{t+1−lag} = x] / Σ_lag c_lag        lags 1 … min(t, copy_window)
     S(x | y) = Σ_m s_m·[m-th successor of y = x]
 
@@ -34,6 +34,12 @@ class Oracle:
         self.config = catalogue.config
         self.copy_weights = copy_weights(self.config)
         self.successor_weights = successor_weights(self.config)
+        weights = self.config.weights
+        self.urns = (  # weight, the label that the urn counts for each kind, popularity of each label
+            (weights.kind_taste, np.arange(catalogue.num_kinds), catalogue.kind_mass),
+            (weights.group_taste, catalogue.kind_group, catalogue.group_mass),
+            (weights.brand_taste, catalogue.kind_brand, catalogue.brand_mass),
+        )
         first = catalogue.kind_first_slot[:-1]
         self.kind_head = catalogue.weight_of_slot[first]  # the weight of each kind's most popular item
         self.kind_w_log_w = np.add.reduceat(_x_log_x(catalogue.weight_of_slot), first)
@@ -90,18 +96,15 @@ class Oracle:
             )
 
     def _target_probs(self, queries: Queries) -> np.ndarray:
-        catalogue, weights = self.catalogue, self.config.weights
-        targets = queries.targets
+        catalogue, targets, lengths = self.catalogue, queries.targets, queries.lengths
         owner, events = queries.expanded()
-        group, brand = catalogue.groups(targets), catalogue.brands(targets)
-        met_group = np.bincount(owner, catalogue.groups(events) == group[owner], queries.count)
-        met_brand = np.bincount(owner, catalogue.brands(events) == brand[owner], queries.count)
-        factor = (
-            weights.popular
-            + weights.group_taste * self._urn(met_group, catalogue.group_mass[group], queries.lengths)
-            + weights.brand_taste * self._urn(met_brand, catalogue.brand_mass[brand], queries.lengths)
-        )
-        factor = np.where(queries.lengths > 0, factor, 1.0)
+        factor = np.full(queries.count, self.config.weights.popular)
+        for weight, label_of_kind, mass in self.urns:
+            label = label_of_kind[catalogue.kind_of_item[targets]]
+            same = label_of_kind[catalogue.kind_of_item[events]] == label[owner]
+            met = np.bincount(owner, same, queries.count)
+            factor += weight * self._urn(met, mass[label], lengths)
+        factor[lengths == 0] = 1.0
         items, masses = self._extras(queries)
         extra = np.sum(masses * (items == targets[:, None]), axis=1)
         return catalogue.weights(targets) * factor + extra
@@ -152,21 +155,14 @@ class Oracle:
 
     def _factors(self, queries: Queries) -> np.ndarray:
         """f of the module's docstring: (queries, kinds)."""
-        catalogue, weights = self.catalogue, self.config.weights
         owner, events = queries.expanded()
+        kinds = self.catalogue.kind_of_item[events]
         lengths = queries.lengths[:, None]
-        shape = (queries.count, -1)
-        groups = owner * self.config.num_groups + catalogue.groups(events)
-        met = np.bincount(groups, minlength=queries.count * self.config.num_groups).reshape(shape)
-        by_group = self._urn(met, catalogue.group_mass, lengths)
-        brands = owner * self.config.num_brands + catalogue.brands(events)
-        met = np.bincount(brands, minlength=queries.count * self.config.num_brands).reshape(shape)
-        by_brand = self._urn(met, catalogue.brand_mass, lengths)
-        factors = (
-            weights.popular
-            + weights.group_taste * by_group[:, catalogue.kind_group]
-            + weights.brand_taste * by_brand[:, catalogue.kind_brand]
-        )
+        factors = np.full((queries.count, self.catalogue.num_kinds), self.config.weights.popular)
+        for weight, label_of_kind, mass in self.urns:
+            cells = owner * len(mass) + label_of_kind[kinds]
+            met = np.bincount(cells, minlength=queries.count * len(mass)).reshape(queries.count, -1)
+            factors += weight * self._urn(met, mass, lengths)[:, label_of_kind]
         return np.where(lengths > 0, factors, 1.0)
 
     def _urn(self, met: np.ndarray, mass: np.ndarray, lengths: np.ndarray) -> np.ndarray:
