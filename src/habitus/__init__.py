@@ -14,6 +14,7 @@ _VERBS = {
     "prepare": "habitus.data",
     "PrepareOptions": "habitus.data",
     "Dataset": "habitus.data",
+    "describe": "habitus.data.describe",
     "Schema": "habitus.events.schema",
     "Recipe": "habitus.recipe",
     "Record": "habitus.record",

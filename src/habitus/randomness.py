@@ -67,14 +67,16 @@ def shuffled(index: Ints, size: int, keys: Any) -> Ints:
     """Where a random permutation of range(size) sends each entry of `index`.
 
     A Feistel network on the rectangle a x b with a*b just above `size`; entries that land outside walk on
-    until they are inside. Any slice of the permutation costs only its own length, and the number of walks
-    is fixed beforehand, so that nothing waits for the host when `index` lives on a device.
+    until they are inside. Any slice of the permutation costs only its own length, and for tensors the number
+    of walks is fixed beforehand, so that nothing waits for the host when `index` lives on a device.
     """
     a = max(1, round(size**0.5))
     b = -(-size // a)
     result = _feistel(index, a, b, keys)
     for _ in range(_walks(size, a * b) - 1):
         outside = result >= size
+        if isinstance(result, np.ndarray) and not outside.any():
+            break
         moved = _feistel(result, a, b, keys)
         result = result + outside * (moved - result)
     return result

@@ -1,6 +1,6 @@
 """A prepared dataset, opened by memory map; any batch can be produced again from (seed, epoch, position)."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import event_file
 from habitus.data.fields import Fields
 from habitus.data.manifest import FORMAT_VERSION, NAME, Manifest, SplitCounts, verify_files
-from habitus.data.windows import Windows
+from habitus.data.windows import SEGMENT, Windows
 from habitus.errors import DataError
 from habitus.events.schema import Schema
 from habitus.randomness import Stream, shuffle_keys, shuffled
@@ -46,7 +46,8 @@ class Dataset:
             name: Windows(map_array(path / name / "segments.npy"), map_array(path / name / "windows.npy"))
             for name in ("train", "validation")
         }
-        self._columns = {name: _columns(windows) for name, windows in self._windows.items()}
+        _keep_freed_memory()
+        self._tables = {name: _table(windows, self.seq_len) for name, windows in self._windows.items()}
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> "Dataset":
@@ -150,105 +151,113 @@ class Dataset:
             )
         line = epoch * num_windows + position * batch_sequences + np.arange(batch_sequences)
         epochs, places = line // num_windows, line % num_windows
+        blocks = places // _ORDER_BLOCK
         windows = np.empty(batch_sequences, np.int64)
-        for one in range(int(epochs[0]), int(epochs[-1]) + 1):
-            chosen = epochs == one
-            windows[chosen] = shuffled(places[chosen], num_windows, shuffle_keys(seed, Stream.WINDOWS, one))
+        for one, block in sorted(set(zip(epochs.tolist(), blocks.tolist(), strict=True))):
+            chosen = (epochs == one) & (blocks == block)
+            windows[chosen] = _order(num_windows, seed, one, block)[places[chosen] - block * _ORDER_BLOCK]
         return self.gather(split, windows)
 
     def gather(self, split: SplitName, windows: np.ndarray) -> Batch:
         """The given windows of a split as a batch, in the given order."""
-        columns = self._columns[split]
-        seq_len, size = self.seq_len, len(windows)
-        slots = size * seq_len
-        first, counts = columns.offsets[windows], columns.counts[windows]
+        table = self._tables[split]
+        shape = len(windows), self.seq_len
+        counts = table.counts[windows]
         ends = np.cumsum(counts)
         within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)  # number of the segment in its window
-        chosen = np.repeat(first, counts) + within
-        lengths, starts = columns.length[chosen], columns.start[chosen]
-        window = np.repeat(np.arange(size), counts)
-        slot_of = np.cumsum(lengths) - lengths
-        filled = np.add.reduceat(lengths, ends - counts)
-        # Empty tails push later windows on: add what is missing before each window.
-        slot_of += np.repeat((np.cumsum(seq_len - filled) - (seq_len - filled)), counts)
+        chosen = np.repeat(table.first[windows], counts) + within
+        lengths = table.length[chosen]
+        begin = np.cumsum(lengths) - lengths  # the slot at which each segment begins
+        is_tail = table.user[chosen] < 0
 
-        full = int(lengths.sum()) == slots
-        occupied = slice(None) if full else _occupied(slot_of, lengths, slots)
-        rank = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # place in the segment
-        event = np.repeat(starts, lengths) + rank
-        items_here = self.items[event]
-        targets_here = np.empty_like(items_here)
-        targets_here[:-1] = items_here[1:]
-        last_of = np.cumsum(lengths) - 1
-        targets_here[last_of] = -1
-        late = columns.first_target[chosen]
-        if late.max(initial=1) > 1:  # a query predicts the event after it
-            targets_here[rank + 1 < np.repeat(late, lengths)] = -1
-
-        def laid_out(values: np.ndarray, dtype: type, empty: float) -> np.ndarray:
-            if full:
-                return values.astype(dtype, copy=False).reshape(size, seq_len)
-            wide: np.ndarray = np.full(slots, empty, dtype)
-            wide[occupied] = values
-            return wide.reshape(size, seq_len)
-
+        slot = np.arange(len(windows) * self.seq_len)
+        event = slot + np.repeat(table.start[chosen] - begin, lengths)
+        empty = np.flatnonzero(np.repeat(is_tail, lengths)) if is_tail.any() else None
+        items = self.items.take(event)
+        targets = np.empty_like(items)
+        targets[:-1] = items[1:]
+        targets[begin + lengths - 1] = -1
+        positions = slot.astype(np.int32) - np.repeat(begin.astype(np.int32), lengths)
+        first_target = table.first_target[chosen]
+        if first_target.max() > 1:  # the query at a place predicts the event after it
+            targets[positions + 1 < np.repeat(first_target, lengths)] = -1
+        fields = {
+            spec.name: self._event_fields[spec.name]
+            .take(event)
+            .astype(np.int32 if spec.kind == "category" else np.float32, copy=False)
+            for spec in self.fields.event
+        }
+        within[is_tail] = -1
+        segments = np.repeat(within.astype(np.int32), lengths)
+        if empty is not None:
+            items[empty], targets[empty], positions[empty] = 0, -1, 0
+            for spec in self.fields.event:
+                fields[spec.name][empty] = 0 if spec.kind == "category" else np.nan
+        max_segments = self.counts(split).max_segments
+        boundaries = np.full(len(windows) * (max_segments + 1) + 1, slot.size, np.int32)
+        boundaries[: len(begin)] = begin
+        users = np.full((len(windows), max_segments), -1, np.int64)
+        real = ~is_tail
+        users[np.repeat(np.arange(len(windows)), counts)[real], within[real]] = table.user[chosen[real]]
         return Batch(
-            items=laid_out(items_here, np.int64, 0),
-            targets=laid_out(targets_here, np.int64, -1),
-            positions=laid_out(rank, np.int32, 0),
-            segments=laid_out(np.repeat(within, lengths), np.int32, -1),
-            boundaries=self._boundaries(split, slot_of, slot_of + lengths, filled),
-            users=self._users_of(split, starts, window, within, size),
-            fields={
-                spec.name: laid_out(
-                    self._event_fields[spec.name][event],
-                    np.int32 if spec.kind == "category" else np.float32,
-                    0 if spec.kind == "category" else np.nan,
-                )
-                for spec in self.fields.event
-            },
+            items=items.reshape(shape),
+            targets=targets.reshape(shape),
+            positions=positions.reshape(shape),
+            segments=segments.reshape(shape),
+            boundaries=boundaries,
+            users=users,
+            fields={name: values.reshape(shape) for name, values in fields.items()},
         )
 
-    def _boundaries(self, split: SplitName, begin: np.ndarray, end: np.ndarray, filled: np.ndarray) -> np.ndarray:
-        size, seq_len = len(filled), self.seq_len
-        tails = np.flatnonzero(filled < seq_len) * seq_len + filled[filled < seq_len]
-        edges = np.sort(np.concatenate([begin, tails])) if len(tails) else begin
-        fixed = np.full(size * (self.counts(split).max_segments + 1) + 1, size * seq_len, np.int32)
-        fixed[: len(edges)] = edges
-        return fixed
 
-    def _users_of(
-        self, split: SplitName, starts: np.ndarray, window: np.ndarray, within: np.ndarray, size: int
-    ) -> np.ndarray:
-        users = np.full((size, self.counts(split).max_segments), -1, np.int64)
-        users[window, within] = np.searchsorted(self.user_offsets, starts, side="right") - 1
-        return users
+def _keep_freed_memory() -> None:
+    """Teach glibc's allocator to keep what it frees instead of returning it to the system.
+
+    A batch is some ten arrays of about 100 KB. By default each of them is returned and faulted in again, page by
+    page, at every batch, which costs three times the batch itself. Freeing one larger block raises the allocator's
+    own dynamic thresholds (mallopt(3), M_MMAP_THRESHOLD) for the life of the process.
+    """
+    np.empty(24 << 20, np.uint8)
 
 
-class _Columns(NamedTuple):
-    """The columns of a split's windows, each contiguous."""
+# Window orders are drawn a block at a time: one batch costs little, and a resumed run needs no whole epoch.
+_ORDER_BLOCK = 4096
 
-    offsets: np.ndarray
-    counts: np.ndarray
+
+@lru_cache(maxsize=16)
+def _order(num_windows: int, seed: int, epoch: int, block: int) -> np.ndarray:
+    places = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_windows))
+    return shuffled(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
+
+
+class _Table(NamedTuple):
+    """The segments of a split, the empty tail of a window among them, as contiguous columns."""
+
+    first: np.ndarray  # [W]: first segment of each window
+    counts: np.ndarray  # [W]
     start: np.ndarray
     length: np.ndarray
     first_target: np.ndarray
+    user: np.ndarray  # -1 for an empty tail
 
 
-def _columns(windows: Windows) -> _Columns:
-    segments = windows.segments
-    return _Columns(
-        np.ascontiguousarray(windows.offsets[:-1]),
-        np.diff(windows.offsets),
-        np.ascontiguousarray(segments["start"]),
+def _table(windows: Windows, seq_len: int) -> _Table:
+    segments, offsets = windows
+    if len(offsets) == 1:
+        return _Table(*(np.empty(0, np.int64) for _ in range(6)))
+    filled = np.add.reduceat(segments["length"].astype(np.int64), offsets[:-1])
+    short = np.flatnonzero(filled < seq_len)
+    tails = np.zeros(len(short), SEGMENT)
+    tails["user"] = -1
+    tails["length"] = seq_len - filled[short]
+    segments = np.insert(segments, offsets[short + 1], tails)
+    counts = np.diff(offsets)
+    counts[short] += 1
+    return _Table(
+        np.cumsum(counts) - counts,
+        counts,
+        segments["start"].copy(),
         segments["length"].astype(np.int64),
-        segments["first_target"].astype(np.int64),
+        segments["first_target"].copy(),
+        segments["user"].copy(),
     )
-
-
-def _occupied(slot_of: np.ndarray, lengths: np.ndarray, slots: int) -> np.ndarray:
-    """Which slots hold an event."""
-    change = np.zeros(slots + 1, np.int8)
-    np.add.at(change, slot_of, 1)
-    np.add.at(change, slot_of + lengths, -1)
-    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 # start: first event of the segment; first_target: offset from which its events count as targets.
-SEGMENT = np.dtype([("start", "<i8"), ("length", "<i4"), ("first_target", "<i4")])
+SEGMENT = np.dtype([("start", "<i8"), ("user", "<i8"), ("length", "<i4"), ("first_target", "<i4")])
 
 
 class Windows(NamedTuple):
@@ -26,6 +26,7 @@ def training_segments(starts: np.ndarray, train_lengths: np.ndarray, seq_len: in
     piece = np.arange(len(user)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     segments = np.empty(len(user), SEGMENT)
     segments["start"] = starts[user] + piece * seq_len
+    segments["user"] = user
     segments["length"] = np.minimum(train_lengths[user] - piece * seq_len, seq_len)
     segments["first_target"] = 1
     return segments[segments["length"] > 1]  # one event alone predicts nothing and helps nobody
@@ -41,6 +42,7 @@ def validation_segments(starts: np.ndarray, lengths: np.ndarray, train_lengths: 
     begin = np.maximum(end - seq_len, 0)
     segments = np.empty(len(user), SEGMENT)
     segments["start"] = starts[user] + begin
+    segments["user"] = user
     segments["length"] = end - begin
     segments["first_target"] = np.maximum(train_lengths[user] - begin, 1)
     return segments[segments["first_target"] < segments["length"]]

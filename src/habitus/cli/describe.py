@@ -1,0 +1,90 @@
+"""habitus describe."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from habitus.cli.app import app
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from habitus.data.describe import Description
+
+
+@app.command(help="Say what is in a prepared dataset.\n\nExample: `habitus describe dataset`")
+def describe(
+    dataset: Annotated[Path, typer.Argument(help="Folder that 'habitus prepare' wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    from habitus.data.dataset import Dataset
+    from habitus.data.describe import describe as run
+
+    found = run(Dataset.open(dataset))
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    from rich.console import Console
+
+    console = Console()
+    for table in _tables(found):
+        console.print(table)
+
+
+def _tables(found: "Description") -> list["Table"]:
+    history, popularity = found.history, found.popularity
+    slope = "too few items" if popularity.zipf_slope is None else f"{popularity.zipf_slope:.2f}"
+    log = [
+        ("users", f"{found.users:,}"),
+        ("events", f"{found.events:,}"),
+        ("items in the catalogue", f"{found.items:,}"),
+        ("  with events", f"{popularity.items_with_events:,}"),
+        ("  never in training (cold)", f"{popularity.cold_items:,}"),
+        ("from", found.first_time),
+        ("to", found.last_time),
+        ("events per user: mean", f"{history.mean:,.1f}"),
+        ("  median / 90% / 99%", f"{history.median:,.0f} / {history.p90:,.0f} / {history.p99:,.0f}"),
+        ("  longest", f"{history.largest:,}"),
+        ("events on the top 1% of items", f"{popularity.top_1_percent_share:.1%}"),
+        ("  on the top 10%", f"{popularity.top_10_percent_share:.1%}"),
+        ("Zipf slope", slope),
+        ("events that repeat the user's item", f"{popularity.repeat_share:.1%}"),
+        *((f"dropped: {what}", f"{count:,}") for what, count in found.dropped.items()),
+    ]
+    splits = [
+        (label, f"{train:,}", f"{held:,}")
+        for label, train, held in [
+            ("users", found.train.users, found.validation.users),
+            ("events in windows", found.train.events, found.validation.events),
+            ("queries", found.train.queries, found.validation.queries),
+            (f"windows of {found.seq_len}", found.train.windows, found.validation.windows),
+            ("events that stand alone", found.train.events_left_out, found.validation.events_left_out),
+        ]
+    ]
+    splits.append(("slots filled", f"{found.train.slots_filled:.1%}", f"{found.validation.slots_filled:.1%}"))
+    repetition = [
+        (f"{row.events:,}", f"{row.window_epochs:,.2f}", f"{row.times_item_of_an_event_is_seen:,.1f}")
+        for row in found.repetition
+    ]
+    fields = [("item", name, f"{share:.1%}") for name, share in found.item_fields_filled.items()]
+    fields += [("event", name, f"{share:.1%}") for name, share in found.event_fields_filled.items()]
+    return [
+        _table("The log", ["", ""], log),
+        _table("The split", ["", "train", "validation"], splits),
+        _table("Training on D events", ["D", "epochs over windows", "times an event's item is seen"], repetition),
+        _table("Fields", ["of", "name", "filled"], fields),
+    ]
+
+
+def _table(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 or column == "name" else "right")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    return table
