@@ -1,0 +1,121 @@
+"""habitus world."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from habitus.cli.app import app
+from habitus.cli.screen import phases
+
+FLOOR_QUERIES = 1_000  # enough for two digits of the floor in well under a second
+
+EXAMPLE = "Example: `habitus world shop --users 20000 --items 2000 weights.popular=0.1 weights.kind_taste=0.35`"
+
+
+@app.command(epilog=EXAMPLE)
+def world(
+    out: Annotated[Path | None, typer.Argument(help="Folder to write; must not exist.")] = None,
+    knobs: Annotated[
+        list[str] | None, typer.Argument(metavar="[KNOB=VALUE]...", help="Any knob of world.toml.")
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="Users.")] = None,
+    items: Annotated[int | None, typer.Option(help="Items of the catalogue, up to 10⁸.")] = None,
+    events_per_user: Annotated[float | None, typer.Option(help="Mean history length.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another seed, another world.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A world.toml to start from.")] = None,
+    list_knobs: Annotated[
+        bool, typer.Option("--list-knobs", help="Print every knob, its default and its meaning, and stop.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(help="All cores unless said.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+) -> None:
+    """Make a synthetic shop whose best possible prediction is known exactly.
+
+    Writes events.parquet, items.parquet, schema.toml and world.toml, from which the oracle is rebuilt.
+    """
+    import os
+
+    from habitus.errors import ConfigError
+    from habitus.events.world import World
+    from habitus.events.world.writing import write_world
+
+    if list_knobs:
+        _print_knobs()
+        return
+    if out is None:
+        raise ConfigError("no folder was given", expected="habitus world OUT")
+    if "=" in out.name:
+        raise ConfigError(f"{out} looks like a knob", expected="the folder first: habitus world OUT KNOB=VALUE")
+    options = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
+    made = World(_config(config, options, knobs or []))
+    with phases() as progress:
+        num_events = write_world(made, out, threads=threads or os.cpu_count() or 1, progress=progress)
+    summary = {
+        "folder": str(out),
+        "num_users": made.config.num_users,
+        "num_items": made.config.num_items,
+        "num_events": num_events,
+        **_best_possible(made, num_events),
+        "next": f"habitus prepare {out}/events.parquet {out}/items.parquet --schema {out}/schema.toml --out DATASET",
+    }
+    _print_summary(summary, as_json=as_json)
+
+
+def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any:
+    """The config of a file or the defaults, then the options that were given, then the knobs."""
+    from habitus.events.world import WorldConfig
+    from habitus.typed import overridden
+
+    start = WorldConfig.read(path) if path is not None else WorldConfig()
+    values = {**start.to_values(), **{name: value for name, value in options.items() if value is not None}}
+    return WorldConfig.parse(overridden(values, knobs), "the world's options")
+
+
+def _best_possible(made: Any, num_events: int) -> dict[str, Any]:
+    """The oracle's floor and recall on a small sample; nothing where fewer than two users have a history."""
+    num_queries = min(FLOOR_QUERIES, num_events - made.config.num_users)
+    if num_queries < 1:
+        return {}
+    sample = made.sample(num_queries)
+    if len(set(sample.starts.tolist())) < 2:
+        return {}
+    floor, recall = made.entropy_floor(sample), made.best_recall(min(10, made.config.num_items), sample)
+    return {
+        "entropy_floor": {"value": floor.value, "se": floor.se},
+        "best_recall@10": {"value": recall.value, "se": recall.se},
+    }
+
+
+def _print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
+    import json
+
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    typer.echo(
+        f"{summary['folder']}: {summary['num_events']:,} events of {summary['num_users']:,} users "
+        f"on {summary['num_items']:,} items (events.parquet, items.parquet, schema.toml, world.toml)"
+    )
+    if "entropy_floor" in summary:
+        floor, recall = summary["entropy_floor"], summary["best_recall@10"]
+        typer.echo(
+            f"No model can do better than a loss of {floor['value']:.3f} ± {floor['se']:.3f} nats "
+            f"and a recall@10 of {recall['value']:.3f} ± {recall['se']:.3f} over the catalogue."
+        )
+    typer.echo(f"Next: {summary['next']}")
+
+
+def _print_knobs() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from habitus.events.world import MixtureWeights, WorldConfig
+
+    table = Table("knob", "default", "meaning", box=None, pad_edge=False)
+    for name, field in WorldConfig.model_fields.items():
+        if name != "weights":
+            table.add_row(name, f"{field.default:g}", field.description)
+    for name, field in MixtureWeights.model_fields.items():
+        table.add_row(f"weights.{name}", f"{field.default:g}", field.description)
+    Console(highlight=False).print(table)

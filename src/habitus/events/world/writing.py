@@ -1,0 +1,82 @@
+"""A world as files: events.parquet, items.parquet, schema.toml, and world.toml, which brings the oracle back."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from habitus.errors import DataError
+from habitus.events.schema import EventColumns, ItemColumns, Schema
+from habitus.events.world import World
+from habitus.files import staged_folder
+
+Progress = Callable[[str, float], None]
+
+SCHEMA = Schema(
+    events=EventColumns(
+        user="user_id",
+        item="item_id",
+        timestamp="timestamp",
+        time_unit="datetime",
+        fields={"event_type": "category", "price_paid": "number"},
+    ),
+    items=ItemColumns(
+        item="item_id",
+        fields={
+            "title": "text",
+            "category": "category",
+            "brand": "category",
+            "price": "number",
+            "image": "vector",
+        },
+    ),
+)
+_LABELS = ["event_type", "category", "brand"]  # few values: the only columns worth a dictionary on disk
+
+
+def write_world(world: World, out: str | Path, *, threads: int, progress: Progress) -> int:
+    """The number of events written. The folder `out` appears whole or not at all, and must not exist before.
+
+    `progress` is called with a phase and the share of it that is done.
+    """
+    out = Path(out)
+    if out.exists():
+        raise DataError(f"{out} exists already", next_step="remove it, or name another folder")
+    try:
+        with staged_folder(out) as folder:
+            blocks = _told(world.item_blocks(threads=threads), "items", world.config.num_items, progress)
+            _write_parquet(folder / "items.parquet", blocks)
+            expected = world.config.num_users * world.config.events_per_user
+            blocks = _told(world.event_blocks(threads=threads), "events", expected, progress)
+            num_events = _write_parquet(folder / "events.parquet", blocks)
+            SCHEMA.write(folder / "schema.toml")
+            world.config.write(folder / "world.toml")
+    except OSError as error:
+        raise DataError(
+            f"{out} could not be written: {error}",
+            expected="a folder that can be made there, and room for it on the disk",
+        ) from error
+    return num_events
+
+
+def _told(blocks: Iterator[Any], phase: str, expected_rows: float, progress: Progress) -> Iterator[Any]:
+    """The same blocks; tells `progress` about each."""
+    progress(phase, 0.0)
+    done = 0
+    for block in blocks:
+        yield block
+        done += block.num_rows
+        progress(phase, min(1.0, done / expected_rows))
+
+
+def _write_parquet(path: Path, blocks: Iterator[Any]) -> int:
+    """Write one row group per block; the number of rows."""
+    first = next(blocks)
+    rows = first.num_rows
+    with pq.ParquetWriter(path, first.schema, use_dictionary=_LABELS) as writer:
+        writer.write_table(first)
+        for block in blocks:
+            writer.write_table(block)
+            rows += block.num_rows
+    return rows
