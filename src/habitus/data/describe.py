@@ -140,7 +140,7 @@ def _repetition(dataset: Dataset) -> tuple[Repetition, ...]:
     if total == 0:
         return ()
     concentration = float((counts / total) @ (counts / total))  # chance that two events show the same item
-    sizes = sorted({10**power for power in range(5, 10)} | {int(total)})
+    sizes = sorted({10**power for power in range(4, 12) if 0.01 < 10**power / total < 20} | {int(total)})
     return tuple(
         Repetition(
             events=size,

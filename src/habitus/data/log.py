@@ -156,7 +156,7 @@ class EventLog:
         ]
         columns = ", ".join([f"u, t, {row} AS item_row", *fields])
         self.con.execute(
-            f"COPY (SELECT {columns} FROM {source} WHERE {self._usable()} ORDER BY u, t, fi, fr) "
+            f"COPY (SELECT {columns} FROM {source} WHERE {self._usable()} ORDER BY u, t, origin) "
             f"TO '{quoted_path(path)}' (FORMAT parquet, ROW_GROUP_SIZE 262144)"
         )
 
@@ -173,9 +173,9 @@ class EventLog:
 
     def _problem(self, check: Check, rows: int) -> Problem:
         examples = self._rows(
-            f"SELECT fi, fr, {check.value} FROM joined WHERE {check.condition} ORDER BY fi, fr LIMIT {EXAMPLES_SHOWN}"
+            f"SELECT origin, {check.value} FROM joined WHERE {check.condition} ORDER BY origin LIMIT {EXAMPLES_SHOWN}"
         )
-        told = tuple(f"{self.events.sources[fi].name} row {fr + 1}: {shown(value)}" for fi, fr, value in examples)
+        told = tuple(f"{self.events.place(row)}: {shown(value)}" for row, value in examples)
         remedy = "leaves out such events" if check.drops_row else "makes bad numbers missing"
         return Problem("events", check.column, check.what, rows, told, check.expected, remedy)
 
@@ -276,13 +276,12 @@ class EventLog:
                 value = f"CAST({_time_sql(column, types[name], 'datetime')} / 86400e6 AS FLOAT)"
             selected += [f"{column} AS {alias}_raw", f"{value} AS {alias}"]
         self.con.execute(
-            f"CREATE TEMP VIEW events_view AS SELECT {', '.join(selected)}, file_index AS fi, file_row_number AS fr "
+            f"CREATE TEMP VIEW events_view AS SELECT {', '.join(selected)}, {_origin_sql(self.events)} AS origin "
             f"FROM {_scan(self.events)}"
         )
-        firsts = ", ".join(str(first) for first in self.items.first_rows)
         self.con.execute(
             f"CREATE TEMP VIEW items AS SELECT {item_cast.format(_name(schema.items.item))} AS item, "
-            f"[{firsts}][CAST(file_index + 1 AS BIGINT)] + file_row_number AS origin FROM {_scan(self.items)}"
+            f"{_origin_sql(self.items)} AS origin FROM {_scan(self.items)}"
         )
 
     def join(self) -> None:
@@ -299,6 +298,14 @@ def _name(column: str) -> str:
 def _scan(table: Table) -> str:
     files = ", ".join(f"'{quoted_path(source.parquet)}'" for source in table.sources)
     return f"read_parquet([{files}], union_by_name = true)"
+
+
+def _origin_sql(table: Table) -> str:
+    """The row of the whole table, in SQL: the row of the file after all rows of the files before it."""
+    if len(table.sources) == 1:
+        return "file_row_number"
+    firsts = ", ".join(str(first) for first in table.first_rows)
+    return f"[{firsts}][CAST(file_index + 1 AS BIGINT)] + file_row_number"
 
 
 def _plain_strings(column: pa.ChunkedArray) -> pa.Array:

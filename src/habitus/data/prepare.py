@@ -102,7 +102,13 @@ def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
             "split 'time' needs real times, but the schema says time_unit = 'order'",
             expected="split user or last for a log that has positions only",
         )
+    chosen_split(options)
     parse_bytes(options.memory)
+
+
+def chosen_split(options: PrepareOptions) -> Split:
+    values = {"kind": options.split, "validation_share": options.validation_share, "seed": options.seed}
+    return Split.parse(values, "the split's options")
 
 
 def parse_bytes(text: str) -> int:
@@ -140,7 +146,7 @@ def _read(
         refuse(found.problems())
     dropped = dict(log.dropped)
     dropped |= {f"items.{p.column}: {p.what}": p.rows for p in found.problems()}
-    split = Split(kind=options.split, validation_share=options.validation_share, seed=options.seed)
+    split = chosen_split(options)
     if options.split == "time":
         split = split.model_copy(update={"time_cut_us": log.time_cut(options.validation_share)})
     plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)

@@ -1,0 +1,3 @@
+from habitus.cli import main
+
+main()
