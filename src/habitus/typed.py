@@ -119,7 +119,7 @@ def _toml_lines(values: Mapping[str, Any], prefix: str) -> list[str]:
 
 def _toml_key(key: str) -> str:
     bare = key.replace("_", "").replace("-", "")
-    return key if bare.isascii() and bare.isalnum() else json.dumps(key, ensure_ascii=False)
+    return key if bare.isascii() and bare.isalnum() else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:

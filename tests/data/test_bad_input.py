@@ -83,7 +83,7 @@ def test_one_of_several_files_lacks_a_column_or_has_another_type(tmp_path: Path)
         prepare(f"{tmp_path}/events*.parquet", f"{tmp_path}/items.parquet", SCHEMA, tmp_path / "dataset", SMALL)
     changed = table.set_column(table.schema.get_field_index("paid"), "paid", pa.array(["x"] * table.num_rows))
     pq.write_table(changed, tmp_path / "events2.parquet")
-    with pytest.raises(DataError, match="'paid' is double in .* and string in"):
+    with pytest.raises(DataError, match=r"'paid' is double in .* and string in"):
         prepare(f"{tmp_path}/events*.parquet", f"{tmp_path}/items.parquet", SCHEMA, tmp_path / "dataset", SMALL)
 
 

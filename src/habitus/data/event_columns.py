@@ -16,7 +16,7 @@ from habitus.data.split import Split
 from habitus.events.schema import GAP, HOUR, WEEKDAY, EventKind, TimeUnit
 
 EVENT_CHUNK_ROWS = 1 << 20
-_HOUR_US, _DAY_US = 3_600_000_000, 86_400_000_000
+_HOUR_US = 3_600_000_000
 _EPOCH_WEEKDAY = 3  # 1 January 1970 was a Thursday; Monday is 0
 
 
@@ -192,9 +192,8 @@ def _clock(chunk: EventChunk, before: EventChunk | None, is_first: np.ndarray) -
     previous = np.concatenate([[before.times[-1] if before is not None else 0], chunk.times[:-1]])
     gap = ((chunk.times - previous) * 1e-6).astype(np.float32)
     gap[is_first] = np.nan
-    hour = (chunk.times // _HOUR_US) % 24 + 1
-    weekday = (chunk.times // _DAY_US + _EPOCH_WEEKDAY) % 7 + 1
-    return {GAP: gap, HOUR: hour, WEEKDAY: weekday}
+    hours = (chunk.times // _HOUR_US).astype(np.int32)  # since 1970; divisions of int32 are several times faster
+    return {GAP: gap, HOUR: hours % 24 + 1, WEEKDAY: (hours // 24 + _EPOCH_WEEKDAY) % 7 + 1}
 
 
 def _with_next(chunks: Iterable[EventChunk]) -> Iterator[tuple[EventChunk, EventChunk | None]]:

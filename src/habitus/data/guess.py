@@ -54,7 +54,8 @@ def _sample(table: Table) -> pa.Table:
         rows += batch.num_rows
         if rows >= _SAMPLE_ROWS:
             break
-    return pa.Table.from_batches(batches)
+    sample = pa.Table.from_batches(batches)
+    return pa.table({name: _as_numbers(sample[name]) for name in sample.column_names})
 
 
 def _role(table: Table, names: tuple[str, ...], role: str) -> str:
@@ -74,9 +75,7 @@ def _time_unit(column: pa.ChunkedArray) -> Any:
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return "datetime"
     if pa.types.is_string(kind):
-        if not pc.all(pc.match_substring_regex(column, r"^-?\d+$")).as_py():
-            return "datetime"
-        column = column.cast(pa.int64())
+        return "datetime"
     largest = pc.max(pc.abs(column)).as_py() or 0
     for unit, least in (("us", 1e14), ("ms", 1e11), ("s", 1e8)):  # 1973 in each unit
         if largest >= least:
@@ -86,7 +85,7 @@ def _time_unit(column: pa.ChunkedArray) -> Any:
 
 def _event_kind(name: str, column: pa.ChunkedArray) -> str | None:
     kind = column.type
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_number_text(column):
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return "time"
@@ -105,7 +104,7 @@ def _item_kind(name: str, column: pa.ChunkedArray) -> str | None:
         return "vector" if pa.types.is_floating(inner) or pa.types.is_integer(inner) else None
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return "time"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_number_text(column):
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "number"
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         return None
@@ -117,12 +116,20 @@ def _item_kind(name: str, column: pa.ChunkedArray) -> str | None:
     return "category" if distinct else None
 
 
-def _is_number_text(column: pa.ChunkedArray) -> bool:
-    """Text whose values all read as numbers with a fraction, as CSV columns arrive."""
-    if not pa.types.is_string(column.type):
-        return False
-    numbers = pc.all(pc.match_substring_regex(column, r"^[+-]?\d*\.?\d+([eE][+-]?\d+)?$")).as_py()
-    return bool(numbers) and bool(pc.any(pc.match_substring(column, ".")).as_py())
+def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Text that all reads as numbers, as CSV columns arrive, becomes numbers; '007' stays text."""
+    if pa.types.is_string(column.type) and column.null_count < len(column):
+        for pattern, kind in (
+            (r"^-?(0|[1-9]\d{0,17})$", pa.int64()),
+            (r"^[+-]?\d*\.?\d+([eE][+-]?\d+)?$", pa.float64()),
+        ):
+            if pc.all(pc.match_substring_regex(column, pattern)).as_py() and not _has_leading_zeros(column):
+                return column.cast(kind)
+    return column
+
+
+def _has_leading_zeros(column: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column, r"^-?0\d")).as_py())
 
 
 def _is_code(name: str, column: pa.ChunkedArray, distinct: int) -> bool:

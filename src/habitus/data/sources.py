@@ -110,6 +110,9 @@ def rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Recor
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
+        if not held and batch.num_rows == size:
+            yield batch
+            continue
         held.append(batch)
         rows += batch.num_rows
         while rows >= size:

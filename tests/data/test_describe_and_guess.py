@@ -1,0 +1,86 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from habitus.data.describe import describe, top_share, zipf_slope
+from habitus.data.guess import guess_schema
+from habitus.errors import DataError
+from habitus.events.schema import Schema
+
+from .tables import SHARED_DATA, make_events, make_items, prepared, write_tables
+
+
+def test_a_description_counts_what_the_tables_hold(tmp_path: Path) -> None:
+    events, items = make_events(50), make_items(9)
+    found = describe(prepared(tmp_path, events, items))
+    lengths = list({user: events["user_id"].count(user) for user in events["user_id"]}.values())
+    pairs = set(zip(events["user_id"], events["item_id"], strict=True))
+    assert (found.users, found.events, found.items) == (50, len(events["user_id"]), 9)
+    assert found.history.largest == max(lengths)
+    assert found.history.mean == pytest.approx(np.mean(lengths))
+    assert found.history.median == np.median(lengths)
+    assert found.popularity.items_with_events == len(set(events["item_id"]))
+    assert found.popularity.repeat_share == pytest.approx(1 - len(pairs) / found.events)
+    assert found.popularity.cold_items >= 3  # items 6, 7 and 8 have no event
+    filled = sum(value is not None for value in events["paid"]) / found.events
+    assert found.event_fields_filled["paid"] == pytest.approx(filled)
+    assert found.item_fields_filled["brand"] == pytest.approx(8 / 9)
+    assert found.train.users + found.validation.users == 50
+    in_windows = found.train.events + found.validation.events
+    assert in_windows + found.train.events_left_out + found.validation.events_left_out == found.events
+    assert found.first_time == str(min(events["timestamp"]))
+    whole = next(row for row in found.repetition if row.window_epochs == pytest.approx(1, rel=0.2))
+    assert whole.times_item_of_an_event_is_seen > 1
+
+
+def test_popularity_is_worked_out_by_hand() -> None:
+    counts = np.array([50, 30, 10, 5, 5, 0, 0, 0, 0, 0])
+    assert top_share(counts, 0.2) == 0.5  # one of the five items that have events
+    assert top_share(counts, 0.4) == 0.8
+    ranks = np.arange(1, 1001)
+    assert zipf_slope(np.round(1e7 / ranks)) == pytest.approx(1.0, abs=0.01)
+    assert zipf_slope(np.round(1e7 / ranks**0.7)) == pytest.approx(0.7, abs=0.01)
+    assert zipf_slope(counts) is None
+
+
+def test_a_guessed_schema_prepares(tmp_path: Path) -> None:
+    events, items = make_events(200, 100), make_items(100)
+    for kind in ("parquet", "csv", "jsonl"):
+        folder = tmp_path / kind
+        write_tables(folder, events, items, kind)
+        schema = guess_schema(f"{folder}/events.{kind}", f"{folder}/items.{kind}")
+        assert (schema.events.user, schema.events.item, schema.events.timestamp) == ("user_id", "item_id", "timestamp")
+        assert schema.events.fields == {"event_type": "category", "paid": "number"}
+        assert schema.items.fields["title"] == "text"
+        assert schema.items.fields["brand"] == "category"
+        assert schema.items.fields["price"] == "number"
+        prepared(folder, events, items, schema, kind=kind)
+
+
+def test_numeric_times_are_guessed_by_their_size(tmp_path: Path) -> None:
+    for value, unit in ((3, "order"), (1_700_000_000, "s"), (1_700_000_000_000, "ms"), (1_700_000_000_000_000, "us")):
+        events = make_events() | {"timestamp": [value + n for n in range(len(make_events()["user_id"]))]}
+        folder = tmp_path / unit
+        write_tables(folder, events, make_items())
+        assert guess_schema(f"{folder}/events.parquet", f"{folder}/items.parquet").events.time_unit == unit
+
+
+def test_columns_that_say_nothing_are_an_error(tmp_path: Path) -> None:
+    events = {("who" if name == "user_id" else name): column for name, column in make_events().items()}
+    write_tables(tmp_path, events, make_items())
+    with pytest.raises(DataError, match=r"none of the columns who, .* looks like the user"):
+        guess_schema(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet")
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="the real datasets are not beside this checkout")
+@pytest.mark.parametrize("name", ["movielens_small", "movielens_1m_order", "online_retail", "birmingham_cards"])
+def test_guesses_on_real_sets_find_the_roles_and_existing_columns(name: str) -> None:
+    folder = SHARED_DATA / name
+    guessed = guess_schema(f"{folder}/events.parquet", f"{folder}/items.parquet")
+    shipped = Schema.read(Path(__file__).parents[2] / "examples" / "schemas" / f"{name}.toml")
+    assert guessed.events.user == shipped.events.user
+    assert guessed.events.time_unit == shipped.events.time_unit
+    assert set(guessed.events.fields) <= set(pq.read_schema(folder / "events.parquet").names)
+    assert set(guessed.items.fields) >= set(shipped.items.fields)
