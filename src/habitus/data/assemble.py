@@ -33,7 +33,6 @@ class Assembly:
     item_ids: Callable[[], Iterable[pa.RecordBatch]]
     plan: EventPlan
     dropped: dict[str, int]
-    world_toml: str | None = None
 
 
 def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> Manifest:
@@ -44,8 +43,6 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
     )
     encoders.write(stage / "encoders.json")
     parts.schema.write(stage / "schema.toml")
-    if parts.world_toml is not None:
-        (stage / "world.toml").write_text(parts.world_toml, encoding="utf-8")
     _write_ids(parts.item_ids(), stage)
 
     progress("cutting windows", 0.0)
@@ -77,7 +74,6 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         item_fields_filled=parts.found.filled,
         event_fields_filled=side.filled,
         dropped={key: count for key, count in parts.dropped.items() if count},
-        world=parts.world_toml is not None,
         versions={"tokenizers": version("tokenizers")},
         files=list_files(stage),
     )

@@ -52,7 +52,6 @@ class Manifest(Typed):
     item_fields_filled: dict[str, int]
     event_fields_filled: dict[str, int]
     dropped: dict[str, int]
-    world: bool = Field(False, description="Whether world.toml holds the synthetic world behind the events.")
     versions: dict[str, str]
     files: dict[str, FileEntry]
 

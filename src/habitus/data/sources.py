@@ -193,11 +193,11 @@ def _agreed_types(role: str, schemas: list[tuple[str, pa.Schema]]) -> dict[str, 
                     f"and {schema.field(wanted.name).type} in {name}",
                     expected="one type per column",
                 )
-    return {wanted.name: _plain_type(wanted.type) for wanted in first}
+    return {wanted.name: plain_type(wanted.type) for wanted in first}
 
 
 def _family(kind: pa.DataType) -> str:
-    kind = _plain_type(kind)
+    kind = plain_type(kind)
     if pa.types.is_integer(kind):
         return "integer"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -213,7 +213,8 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without the layouts that differ from file to file: dictionaries, long and fixed-size forms."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):

@@ -1,0 +1,114 @@
+"""A synthetic world as a prepared dataset, without files in between and without DuckDB.
+
+Byte for byte what `prepare` makes of the world's files, for machines where DuckDB is not installed and for worlds
+whose event log nobody wants to keep.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from habitus.data.assemble import Assembly, assemble
+from habitus.data.catalogue import Progress
+from habitus.data.encoders import codes
+from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
+from habitus.data.manifest import Manifest
+from habitus.data.prepare import PrepareOptions, check_options, chosen_split
+from habitus.data.sources import CHUNK_ROWS, plain_type, rechunked
+from habitus.data.survey import ItemStream, TextOptions, survey
+from habitus.events.schema import Schema
+from habitus.events.world import World
+from habitus.files import staged_folder
+
+
+def prepare_world(
+    world: World, schema: Schema, out: str | Path, options: PrepareOptions, progress: Progress
+) -> Manifest:
+    """The manifest of the dataset written to `out`, which must not exist yet."""
+    out = Path(out)
+    check_options(options, out, schema)
+    stream = ItemStream(
+        kinds=dict(schema.items.fields),
+        num_items=world.config.num_items,
+        batches=lambda: _item_batches(world, list(schema.items.fields), options.threads),
+        place=lambda row: f"item {row}",
+    )
+    progress("surveying items", 0.0)
+    found = survey(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
+    split = chosen_split(options)
+    if options.split == "time":
+        split = split.model_copy(update={"time_cut_us": _time_cut(world, options)})
+    plan = EventPlan(
+        schema.events.fields, _event_values(world, schema), schema.events.time_unit, stream.num_items, split
+    )
+    parts = Assembly(
+        schema=schema,
+        seq_len=options.seq_len,
+        seed=options.seed,
+        stream=stream,
+        found=found,
+        item_ids=lambda: _item_batches(world, [schema.items.item], options.threads),
+        plan=plan,
+        dropped={},
+    )
+    with staged_folder(out) as stage:
+        return assemble(parts, _event_chunks(world, schema, plan, options.threads, progress), stage, progress)
+
+
+def _item_batches(world: World, columns: list[str], threads: int) -> Iterator[pa.RecordBatch]:
+    return rechunked(_plain(world.item_blocks(threads=threads), columns), CHUNK_ROWS)
+
+
+def _plain(tables: Iterable[pa.Table], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The columns with the types that they would have after a way through Parquet."""
+    for table in tables:
+        chosen = table.select(columns)
+        schema = pa.schema([(field.name, plain_type(field.type)) for field in chosen.schema])
+        yield from chosen.cast(schema).combine_chunks().to_batches()
+
+
+def _event_chunks(
+    world: World, schema: Schema, plan: EventPlan, threads: int, progress: Progress
+) -> Iterator[EventChunk]:
+    roles = schema.events
+    columns = [roles.user, roles.timestamp, roles.item_column, *roles.fields]
+    values = {name: pa.array(known, pa.string()) for name, known in plan.values.items()}
+    expected = world.config.num_users * world.config.events_per_user
+    done = 0
+    for batch in rechunked(_plain(world.event_blocks(threads=threads), columns), EVENT_CHUNK_ROWS):
+        fields = {
+            name: codes(batch.column(name), values[name])
+            if name in values
+            else batch.column(name).to_numpy(zero_copy_only=False).astype(np.float32)
+            for name in roles.fields
+        }
+        times = batch.column(roles.timestamp).cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
+        yield EventChunk(batch.column(roles.user), times, batch.column(roles.item_column).to_numpy(), fields)
+        done += batch.num_rows
+        progress("writing events", min(1.0, done / expected))
+
+
+def _event_values(world: World, schema: Schema) -> dict[str, tuple[str, ...]]:
+    """The values of the event categories that occur; a category's dictionary tells when all were met."""
+    names = [name for name, kind in schema.events.fields.items() if kind == "category"]
+    met: dict[str, set[str]] = {name: set() for name in names}
+    for table in world.event_blocks():
+        known = {}
+        for name in names:
+            column = table[name].combine_chunks()
+            met[name] |= set(column.unique().to_pylist())
+            known[name] = set(column.dictionary.to_pylist())
+        if known == met:
+            break
+    return {name: tuple(sorted(values)) for name, values in met.items()}
+
+
+def _time_cut(world: World, options: PrepareOptions) -> int:
+    """The time at which the last share of the events begins; holds all times at once."""
+    times = np.concatenate(
+        [table["timestamp"].cast(pa.int64()).to_numpy() for table in world.event_blocks(threads=options.threads)]
+    )
+    place = max(int(np.ceil(len(times) * (1 - options.validation_share))) - 1, 0)
+    return int(np.partition(times, place)[place])
