@@ -23,7 +23,7 @@ _WEEK = 7 * 24 * _HOUR
 _NEW_VISIT = 0.25  # share of events that open a visit
 _MIN_GAP = 5  # activity seconds; times the fastest dial (below) this is more than one second of wall clock
 _VISIT_GAP = 90.0  # activity seconds between events of a visit, on average, above the least
-_BETWEEN_VISITS = 1_800  # activity seconds, the least
+_PAUSE_UNIT = 1 << 20  # pauses are summed as integers of this fineness
 
 # Relative activity per hour of the day, from midnight; Monday to Sunday scale it.
 _HOURS = np.array([3, 2, 1, 1, 1, 2, 4, 7, 9, 10, 11, 12, 13, 12, 11, 11, 12, 13, 15, 17, 18, 16, 11, 6.0])
@@ -49,22 +49,27 @@ def occasions(config: WorldConfig, users: np.ndarray, positions: np.ndarray) -> 
 def _seconds(
     config: WorldConfig, users: np.ndarray, positions: np.ndarray, opens_visit: np.ndarray, gap: np.ndarray
 ) -> np.ndarray:
-    exponential = -np.log1p(-gap)
     starts = np.flatnonzero(positions == 0)
     lengths = np.diff(starts, append=len(users))
     span = config.span_days * 24 * _HOUR
     first = np.floor(uniforms(config.seed, Draw.USER_START, users[starts]) * (span / 2)).astype(np.int64)
-    # Long histories are dense ones: everybody's visits spread over most of what is left of the span.
-    between = np.repeat(0.8 * (span - first) / (_NEW_VISIT * lengths), lengths)
 
-    ticks = _MIN_GAP + _VISIT_GAP * exponential
-    # Half the square of an exponential has mean 1 and a heavy tail.
-    far = _BETWEEN_VISITS + between * exponential**2 / 2
-    ticks = np.floor(np.where(opens_visit, far, ticks)).astype(np.int64)
-    ticks[starts] = first
-    ticks = np.cumsum(ticks)  # of integers: the same whatever else is in the block
-    ticks -= np.repeat(ticks[starts] - first, lengths)
-    return START + wall_clock(ticks)
+    exponential = -np.log1p(-gap)
+    within = np.floor(_MIN_GAP + _VISIT_GAP * exponential).astype(np.int64)
+    # Half the square of an exponential has mean 1 and a heavy tail. A user's pauses, and one more of average
+    # length at the end, share what is left of the span: long histories are dense ones.
+    pause = np.where(opens_visit, exponential**2 / 2 * _PAUSE_UNIT, 0.0).astype(np.int64)
+    pauses = _sums_so_far(pause, starts, lengths)
+    total = np.repeat(pauses[starts + lengths - 1] + _PAUSE_UNIT, lengths)
+    away = np.repeat(span - first, lengths) * (pauses / total)
+    ticks = _sums_so_far(within, starts, lengths) + np.floor(away).astype(np.int64)
+    return START + wall_clock(np.repeat(first, lengths) + ticks)
+
+
+def _sums_so_far(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Sums of integers over each user's events after the first: the same whatever else is in the block."""
+    sums = np.cumsum(values)
+    return sums - np.repeat(sums[starts], lengths)
 
 
 def wall_clock(ticks: np.ndarray) -> np.ndarray:

@@ -47,15 +47,13 @@ class Oracle:
     def conditional(self, history: np.ndarray) -> np.ndarray:
         """The probability of every item of the catalogue to come next: float64, in item order."""
         history = np.asarray(history, dtype=np.int64).reshape(-1)
-        self._check_items(history)
-        queries = Queries(history, np.array([0]), np.array([len(history)]), np.array([0]))
-        factors = self._factors(queries)[0]
-        catalogue = self.catalogue
-        probabilities = catalogue.weight_of_slot[catalogue.slot_of_item] * factors[catalogue.kind_of_item]
-        items, masses = self._extras(queries)
-        kept = items[0] != _NO_ITEM
-        probabilities[items[0, kept]] += masses[0, kept]
-        return probabilities
+        nothing = np.zeros(1, dtype=np.int64)
+        return self.conditionals(Queries(history, nothing, nothing + len(history), nothing))[0]
+
+    def conditionals(self, queries: Queries) -> np.ndarray:
+        """The probability of every item after each history: (queries, items), for small catalogues."""
+        dense = self._over_chunks(queries, self._chunk_conditionals, self.config.num_items)
+        return dense.reshape(queries.count, self.config.num_items)
 
     def log_probs(self, queries: Queries) -> np.ndarray:
         """log p(target | history) of each query: float64, −inf where the target cannot come next."""
@@ -74,8 +72,12 @@ class Oracle:
         """The k most probable items of each query, best first, and their probabilities: (queries, k) each."""
         if not 1 <= k <= self.config.num_items:
             raise DataError(f"k = {k}", expected=f"1 to {self.config.num_items}, the number of items")
-        cells = max(self.catalogue.num_kinds, k * min(k, self.catalogue.num_kinds))
-        both = self._over_chunks(queries, lambda part: self._chunk_top(part, k), cells)
+        candidates = k * min(k, self.catalogue.num_kinds)
+        if candidates < self.config.num_items:
+            best, cells = self._chunk_top, max(self.catalogue.num_kinds, candidates)
+        else:
+            best, cells = self._chunk_top_of_all, self.config.num_items
+        both = self._over_chunks(queries, lambda part: best(part, k), cells)
         both = both.reshape(queries.count, 2, k)
         return both[:, 0].astype(np.int64), both[:, 1]
 
@@ -108,6 +110,15 @@ class Oracle:
         items, masses = self._extras(queries)
         extra = np.sum(masses * (items == targets[:, None]), axis=1)
         return catalogue.weights(targets) * factor + extra
+
+    def _chunk_conditionals(self, queries: Queries) -> np.ndarray:
+        catalogue = self.catalogue
+        weights = catalogue.weight_of_slot[catalogue.slot_of_item]
+        probabilities = self._factors(queries)[:, catalogue.kind_of_item] * weights
+        items, masses = self._extras(queries)
+        rows, places = np.nonzero(items != _NO_ITEM)
+        probabilities[rows, items[rows, places]] += masses[rows, places]
+        return probabilities
 
     def _chunk_entropies(self, queries: Queries) -> np.ndarray:
         factors = self._factors(queries)
@@ -148,10 +159,12 @@ class Oracle:
             np.concatenate([np.zeros(regular.shape), masses], axis=1),
         )
         probabilities = np.where(items != _NO_ITEM, self._plain(items, factors) + masses, -1.0)
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
-        rows = np.arange(queries.count)[:, None]
-        # Item numbers up to 10^8 are exact in float64, so that both results fit one array.
-        return np.stack([items[rows, best].astype(np.float64), probabilities[rows, best]], axis=1)
+        return _sorted_top(items, probabilities, k)
+
+    def _chunk_top_of_all(self, queries: Queries, k: int) -> np.ndarray:
+        probabilities = self._chunk_conditionals(queries)
+        items = np.broadcast_to(np.arange(self.config.num_items), probabilities.shape)
+        return _sorted_top(items, probabilities, k)
 
     def _factors(self, queries: Queries) -> np.ndarray:
         """f of the module's docstring: (queries, kinds)."""
@@ -210,6 +223,16 @@ class Oracle:
             enough = weight[middle] * factor >= threshold
             low, high = np.where(enough, middle, low), np.where(enough, high, middle - 1)
         return np.bincount(rows, low - first_slot[kinds] + 1, len(factors)).astype(np.int64)
+
+
+def _sorted_top(items: np.ndarray, probabilities: np.ndarray, k: int) -> np.ndarray:
+    """The k best of each row, items and probabilities, as (rows, 2, k). Equals keep their order.
+
+    Item numbers up to 10^8 are exact in float64, so that both fit one array.
+    """
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    chosen = np.take_along_axis(items, best, axis=1).astype(np.float64)
+    return np.stack([chosen, np.take_along_axis(probabilities, best, axis=1)], axis=1)
 
 
 def _merged(items: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

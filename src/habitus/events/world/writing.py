@@ -35,10 +35,12 @@ SCHEMA = Schema(
 _LABELS = ["event_type", "category", "brand"]  # few values: the only columns worth a dictionary on disk
 
 
-def write_world(world: World, out: str | Path, *, threads: int, progress: Progress) -> int:
+def write_world(
+    world: World, out: str | Path, *, threads: int, progress: Progress, events_per_block: int = 1 << 20
+) -> int:
     """The number of events written. The folder `out` appears whole or not at all, and must not exist before.
 
-    `progress` is called with a phase and the share of it that is done.
+    `progress` is called with a phase and the share of it that is done. A block becomes a row group.
     """
     out = Path(out)
     if out.exists():
@@ -48,7 +50,8 @@ def write_world(world: World, out: str | Path, *, threads: int, progress: Progre
             blocks = _told(world.item_blocks(threads=threads), "items", world.config.num_items, progress)
             _write_parquet(folder / "items.parquet", blocks)
             expected = world.config.num_users * world.config.events_per_user
-            blocks = _told(world.event_blocks(threads=threads), "events", expected, progress)
+            blocks = world.event_blocks(events_per_block, threads)
+            blocks = _told(blocks, "events", expected, progress)
             num_events = _write_parquet(folder / "events.parquet", blocks)
             SCHEMA.write(folder / "schema.toml")
             world.config.write(folder / "world.toml")
