@@ -57,12 +57,13 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     input_cost = _LINEAR_OF_CONSTANTS if frozen else _LINEAR
     text = 2 * 12 * h * h * model.text_depth * work.text_tokens if inputs.tokens else 0
     text_attention = 4 * h * model.text_depth * work.text_pairs if inputs.tokens else 0
+    positions = 2 * h * model.text_len * work.text_tokens if inputs.tokens else 0  # one-hot times table
     constants = 2 * h * (NUMBER_FEATURES * inputs.item_numbers + sum(inputs.item_vectors)) * work.items
     fusion = 2 * 2 * h * h * work.items
     event_numbers = 2 * NUMBER_FEATURES * w * inputs.event_numbers * work.slots
     layers = 2 * (12 * w * w * model.depth + w * h) * work.slots
     return {
-        "text": float(_LINEAR * text),
+        "text": float(_LINEAR * text + _LINEAR_OF_CONSTANTS * positions),
         "text_attention": _ATTENTION * text_attention,
         "fields": float(_LINEAR * fusion + _LINEAR_OF_CONSTANTS * (constants + event_numbers)),
         "contextualizer": float(_LINEAR * layers + input_cost * 2 * h * w * work.slots),

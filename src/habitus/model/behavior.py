@@ -1,0 +1,82 @@
+"""The two parts together: items to vectors, histories to queries; a score is their dot product.
+
+Letters: B windows, L slots, n items, h joint_dim.
+"""
+
+from torch import Tensor, nn
+
+from habitus.data.fields import Fields
+from habitus.errors import ModelError
+from habitus.model.contextualizer import Contextualizer
+from habitus.model.embedder import Embedder, check_item_fields
+from habitus.model.start import ParameterInfo, parameter_info, query_scale, start
+from habitus.model.tensors import BatchTensors, ItemTensors
+from habitus.recipe import ModelRecipe
+
+
+class BehaviorModel(nn.Module):
+    """Embedder and contextualizer for the fields of a dataset, at the sizes of a recipe.
+
+    The caller embeds each unique item of a step once, looks the vectors of the events up, asks for queries
+    and scores them against the vectors of the candidates.
+    """
+
+    def __init__(self, fields: Fields, recipe: ModelRecipe, *, seed: int = 0) -> None:
+        super().__init__()
+        check_item_fields(fields)
+        self.fields = fields
+        self.recipe = recipe
+        self.embedder = Embedder(fields.item, recipe)
+        self.contextualizer = Contextualizer(fields.event, recipe, query_scale(recipe))
+        start(self, seed)
+
+    def embed_items(self, items: ItemTensors) -> Tensor:
+        """Item vectors [n, h], float32, of unit RMS; the same whatever the order and padding of the items."""
+        self._check_tokens(items)
+        vectors: Tensor = self.embedder(items)
+        return vectors
+
+    def queries(self, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
+        """Queries [B, L, h], float32, for the item after each slot, from the vectors of the events [B, L, h]."""
+        expected = (*batch.positions.shape, self.recipe.joint_dim)
+        if event_embeddings.shape != expected:
+            raise ModelError(
+                f"event embeddings have shape {tuple(event_embeddings.shape)}",
+                expected=f"[B, L, joint_dim] = {expected}",
+                next_step="look up embed_items' rows for batch.items",
+            )
+        queries: Tensor = self.contextualizer(batch, event_embeddings)
+        return queries
+
+    def freeze(self) -> "BehaviorModel":
+        """This model with an embedder that no longer learns: stage 2."""
+        self.embedder.requires_grad_(False)
+        return self
+
+    def parameter_groups(self) -> list[ParameterInfo]:
+        """What an optimizer should know of every parameter that is still trained."""
+        return parameter_info(self, self.recipe)
+
+    def compile_blocks(self) -> "BehaviorModel":
+        """This model with its transformer layers compiled, one compilation per distinct layer.
+
+        Worth it on CUDA. On CPU it costs half a minute and gains little, so nothing does it by default.
+        """
+        for part in (self.embedder.text, self.contextualizer):
+            if part is not None:
+                for block in part.blocks:
+                    block.compile()
+        return self
+
+    def _check_tokens(self, items: ItemTensors) -> None:
+        """Unknown tokens are refused where looking is free: on CUDA it would make the device wait."""
+        text, encoder = items.text, self.embedder.text
+        if text is None or encoder is None or text.tokens.device.type != "cpu" or not text.tokens.numel():
+            return
+        largest, known = int(text.tokens.max()), encoder.tokens.shape[0]
+        if largest >= known or int(text.tokens.min()) < 0:
+            raise ModelError(
+                f"token {largest if largest >= known else int(text.tokens.min())} is not in the vocabulary",
+                expected=f"tokens from 0 to {known - 1}",
+                next_step="encode the text with the tokenizer that the model was trained with",
+            )

@@ -1,0 +1,77 @@
+"""The contextualizer: a user's events in, one query per event for the next item out.
+
+Letters: B windows, L slots, R = B·L rows, h joint_dim, w width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from habitus.data.fields import Field
+from habitus.errors import ModelError
+from habitus.model.features import Categories, Numbers, of_kind
+from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, rotary_turns, unit_rms
+from habitus.model.layouts import Layout, MaskedWindows, PackedRows
+from habitus.model.tensors import BatchTensors
+from habitus.recipe import ModelRecipe
+
+
+class Contextualizer(nn.Module):
+    """A decoder-only transformer; attention stays inside a user's segment and never looks ahead."""
+
+    def __init__(self, fields: tuple[Field, ...], model: ModelRecipe, query_scale: float) -> None:
+        super().__init__()
+        h, w = model.joint_dim, model.width
+        self.head_dim = model.head_dim
+        self.query_scale = query_scale
+        self.input = Linear(h, w)
+        self.events = EventFields(fields, w)
+        self.blocks = nn.ModuleList(Block(w, w // model.head_dim) for _ in range(model.depth))
+        self.norm = RMSNorm(w)
+        self.output = Linear(w, h)
+        self.gain = nn.Parameter(torch.empty(()))
+
+    def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
+        """Queries [B, L, h] in float32: direction of unit RMS times the learned gain, so that a score is a
+        plain dot product with an item vector."""
+        B, L, _ = event_embeddings.shape
+        dtype = compute_dtype(event_embeddings.device)
+        x = self.input(event_embeddings.to(dtype)) + self.events(batch.fields, like=event_embeddings)
+        x = x.to(dtype).flatten(0, 1)
+        layout = window_layout(batch)
+        turns = rotary_turns(batch.positions.flatten(), self.head_dim)
+        for block in self.blocks:
+            x = block(x, layout, turns)
+        directions = unit_rms(self.output(self.norm(x)))
+        return (directions * (self.gain * self.query_scale)).unflatten(0, (B, L))
+
+
+class EventFields(nn.Module):
+    """What an event's own fields add to the contextualizer's input at its slot; zero where there are none."""
+
+    def __init__(self, fields: tuple[Field, ...], w: int) -> None:
+        super().__init__()
+        other = [field for field in fields if field.kind not in ("category", "number")]
+        if other:
+            raise ModelError(
+                f"event field {other[0].name!r} is a {other[0].kind}",
+                expected="event fields that are categories or numbers",
+                next_step="make it an item field, or leave it out of schema.toml",
+            )
+        categories, numbers = of_kind(fields, "category"), of_kind(fields, "number")
+        self.categories = Categories(categories, w) if categories else None
+        self.numbers = Numbers(numbers, w) if numbers else None
+
+    def forward(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
+        """[B, L, w], or a zero that broadcasts."""
+        total = like.new_zeros(())
+        for encoder in (self.categories, self.numbers):
+            if encoder is not None:
+                total = total + encoder(values)
+        return total
+
+
+def window_layout(batch: BatchTensors) -> Layout:
+    """Who sees whom: packed rows on CUDA, a block-causal mask elsewhere."""
+    if batch.positions.device.type == "cuda":
+        return PackedRows.causal(batch.boundaries, batch.positions.numel())
+    return MaskedWindows.causal(batch.segments)

@@ -1,0 +1,104 @@
+"""The embedder: the raw fields of items in, one vector of width joint_dim per item out.
+
+Letters: n items, T text tokens at most, P packed tokens, h joint_dim.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from habitus.data.fields import Field, Fields
+from habitus.errors import ModelError
+from habitus.model.features import Categories, Numbers, Vectors, of_kind
+from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
+from habitus.model.packing import PackedText, packed_mean
+from habitus.model.tensors import ItemTensors
+from habitus.recipe import ModelRecipe
+from habitus.sizing.structure import text_heads
+
+
+class Embedder(nn.Module):
+    """Text, categories, numbers and vectors of an item, summed and fused. Any of them may be absent."""
+
+    def __init__(self, fields: tuple[Field, ...], model: ModelRecipe) -> None:
+        super().__init__()
+        h = model.joint_dim
+        text, categories = of_kind(fields, "text"), of_kind(fields, "category")
+        numbers, vectors = of_kind(fields, "number"), of_kind(fields, "vector")
+        self.text = TextEncoder(max(f.size for f in text), model) if text else None
+        self.categories = Categories(categories, h) if categories else None
+        self.numbers = Numbers(numbers, h) if numbers else None
+        self.vectors = Vectors(vectors, h) if vectors else None
+        self.fusion = Fusion(h)
+
+    def forward(self, items: ItemTensors) -> Tensor:
+        """Item vectors [n, h] of unit RMS, in float32."""
+        total = None if self.text is None else self.text(_text_of(items)).float()
+        for encoder in (self.categories, self.numbers, self.vectors):
+            if encoder is not None:
+                part = encoder(items.fields).float()
+                total = part if total is None else total + part
+        assert total is not None, "built without item fields"
+        return unit_rms(self.fusion(total.to(compute_dtype(total.device))))
+
+
+class TextEncoder(nn.Module):
+    """A bidirectional transformer over each item's tokens, and the mean of what it makes of them."""
+
+    def __init__(self, num_tokens: int, model: ModelRecipe) -> None:
+        super().__init__()
+        h = model.joint_dim
+        self.text_len = model.text_len
+        self.tokens = nn.Parameter(torch.empty(num_tokens, h))
+        self.positions = nn.Parameter(torch.empty(model.text_len, h))
+        self.blocks = nn.ModuleList(Block(h, text_heads(h)) for _ in range(model.text_depth))
+        self.norm = RMSNorm(h)
+        self.missing = nn.Parameter(torch.empty(h))
+
+    def forward(self, text: PackedText) -> Tensor:
+        """[n, h]. An item without text has a learned vector instead."""
+        x = F.embedding(text.tokens, self.tokens)
+        # One-hot times table: its gradient is a matrix product, where a lookup's would add millions of rows
+        # into two dozen.
+        place = torch.arange(self.text_len, device=x.device)
+        x = x + (text.places[:, None] == place).to(x.dtype) @ self.positions
+        x = x.to(compute_dtype(x.device))
+        for block in self.blocks:
+            x = block(x, text.layout, None)
+        mean = packed_mean(self.norm(x), text, self.text_len)
+        return torch.where(text.lengths[:, None] > 0, mean, self.missing.float())
+
+
+class Fusion(nn.Module):
+    """A residual MLP over the summed fields."""
+
+    def __init__(self, h: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(h)
+        self.up = Linear(h, h)
+        self.out = Linear(h, h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, h]"""
+        x = self.norm(x)
+        return x + self.out(F.gelu(self.up(x)))
+
+
+def check_item_fields(fields: Fields) -> None:
+    """Refuse a model that would have nothing to embed."""
+    if not fields.item:
+        raise ModelError(
+            "the items have no fields at all, so every item would get the same vector",
+            expected="at least one item field: text, category, number or vector",
+            next_step="name item fields in schema.toml; the item's id as a category is one way",
+        )
+
+
+def _text_of(items: ItemTensors) -> PackedText:
+    if items.text is None:
+        raise ModelError(
+            "items without tokens were given to a model with a text encoder",
+            expected="tokens int32 [n, T]; 0 is padding, and an item without text has only padding",
+            next_step="make the features with the dataset (or encoders) that the model was trained on",
+        )
+    return items.text

@@ -1,0 +1,101 @@
+"""Encoders of categories, numbers and vectors; what is missing has a learned vector of its own.
+
+Letters: ... any leading shape (n items, or B windows of L slots), C categories, F numbers, h width of the output.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from habitus.data.fields import UNKNOWN_CODE, Field
+from habitus.errors import ModelError
+from habitus.model.layers import unit_rms
+from habitus.sizing.structure import NUMBER_FEATURES, NUMBER_FREQUENCIES
+
+
+class Categories(nn.Module):
+    """The sum of one table row per category field. All tables lie in one matrix, one below the other."""
+
+    def __init__(self, fields: Sequence[Field], h: int) -> None:
+        super().__init__()
+        self.names = tuple(field.name for field in fields)
+        self.sizes = tuple(field.size for field in fields)
+        self.weight = nn.Parameter(torch.empty(sum(self.sizes), h))
+
+    def forward(self, values: dict[str, Tensor]) -> Tensor:
+        """[..., h]. A code beyond its table, from a newer catalogue perhaps, counts as unknown."""
+        offset, rows = 0, []
+        for name, size in zip(self.names, self.sizes, strict=True):
+            codes = column(values, name).long()
+            known = (codes >= 0) & (codes < size)
+            rows.append(torch.where(known, codes, UNKNOWN_CODE) + offset)
+            offset += size
+        return F.embedding(torch.stack(rows, -1), self.weight).sum(-2)
+
+
+class Numbers(nn.Module):
+    """A linear map of periodic features of each number, standardised as it is and by its logarithm."""
+
+    def __init__(self, fields: Sequence[Field], h: int) -> None:
+        super().__init__()
+        self.fields = tuple(fields)
+        self.weight = nn.Parameter(torch.empty(h, NUMBER_FEATURES * len(self.fields)))
+        self.missing = nn.Parameter(torch.empty(len(self.fields), h))
+
+    def forward(self, values: dict[str, Tensor]) -> Tensor:
+        """[..., h]. NaN is missing."""
+        columns = [column(values, field.name).float() for field in self.fields]
+        absent = torch.stack([values.isnan() for values in columns], -1)  # [..., F]
+        features = [periodic(values.nan_to_num(), field) for values, field in zip(columns, self.fields, strict=True)]
+        present = torch.stack(features, -2) * ~absent[..., None]  # [..., F, features]
+        return F.linear(present.flatten(-2), self.weight) + absent.to(self.missing.dtype) @ self.missing
+
+
+class Vectors(nn.Module):
+    """The sum of one projection per vector field, each vector brought to unit RMS first."""
+
+    def __init__(self, fields: Sequence[Field], h: int) -> None:
+        super().__init__()
+        self.names = tuple(field.name for field in fields)
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(h, field.size)) for field in fields)
+        self.missing = nn.Parameter(torch.empty(len(self.names), h))
+
+    def forward(self, values: dict[str, Tensor]) -> Tensor:
+        """[..., h]. A vector with a NaN anywhere is missing."""
+        total: Tensor | None = None
+        for number, (name, weight) in enumerate(zip(self.names, self.weights, strict=True)):
+            vector = column(values, name)
+            absent = vector.isnan().any(-1, keepdim=True)
+            shown = F.linear(unit_rms(vector.nan_to_num()), weight)
+            chosen = torch.where(absent, self.missing[number].to(shown.dtype), shown)
+            total = chosen if total is None else total + chosen
+        assert total is not None, "built without vector fields"
+        return total
+
+
+def periodic(x: Tensor, field: Field) -> Tensor:
+    """Sines and cosines [..., 32] of a number: periods of 32 down to 1/4 standard deviations, plain and log."""
+    plain = (x - field.mean) / field.std
+    logged = (x.sign() * x.abs().log1p() - field.log_mean) / field.log_std
+    # Beyond half the longest period on either side the slowest wave would repeat itself.
+    both = torch.stack((plain, logged), -1).clamp(-16, 16)
+    frequency = 2.0 ** torch.arange(NUMBER_FREQUENCIES, device=x.device) / 32
+    angles = 2 * torch.pi * both[..., None] * frequency
+    return torch.cat((angles.sin(), angles.cos()), -1).flatten(-2)
+
+
+def column(values: dict[str, Tensor], name: str) -> Tensor:
+    """One field's values, or the error that says which were given."""
+    if name not in values:
+        raise ModelError(
+            f"field {name!r} is not among the values given: {', '.join(sorted(values)) or 'none'}",
+            expected="every field that the model was built for; missing values are NaN or code 0",
+            next_step="make the values with the dataset (or encoders) that the model was trained on",
+        )
+    return values[name]
+
+
+def of_kind(fields: Sequence[Field], kind: str) -> list[Field]:
+    return [field for field in fields if field.kind == kind]

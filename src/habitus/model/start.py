@@ -1,0 +1,135 @@
+"""How a model starts, and what an optimizer should know of each parameter.
+
+Scale at the start decides whether a run leaves the plateau at the popularity level (design §4): fan-in scaled
+matrices, residual branches that begin at zero, small tables, and a small gain on the scores.
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from habitus.randomness import Stream, words
+from habitus.recipe import ModelRecipe
+
+Role = Literal["embedding", "hidden", "output", "norm", "gain"]
+
+INITIAL_GAIN = 0.1
+TABLE_STD = 0.02  # of token and position rows
+FIELD_STD = 0.2  # of category rows and of what stands for missing
+MUP_BASE_FAN_IN = 128  # the fan-in at which `mup` steps exactly as `default` does
+MUP_BASE_JOINT_DIM = 64  # the joint_dim at which `mup` scores exactly as `default` does
+
+_CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
+_CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
+_CHUNK = 1 << 24  # numbers drawn at a time: bounds the memory of the integer arithmetic
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """One trainable parameter, as an optimizer should treat it."""
+
+    name: str
+    parameter: nn.Parameter
+    role: Role
+    lr_multiplier: float
+    weight_decay: bool
+    muon: bool  # a hidden matrix, which Muon may orthogonalise
+    stacked: int  # matrices stacked in this one along the first axis: 3 for queries, keys and values
+
+
+def start(model: nn.Module, seed: int) -> None:
+    """Fill every parameter, each from its own counter stream: neither order nor device changes a draw."""
+    for name, parameter in model.named_parameters():
+        constant, std = _distribution(name, parameter)
+        with torch.no_grad():
+            if std:
+                parameter.copy_(truncated_normal(parameter, seed, name) * std)
+            else:
+                parameter.fill_(constant)
+
+
+def parameter_info(model: nn.Module, recipe: ModelRecipe) -> list[ParameterInfo]:
+    """Every parameter that is still trained, with its role, rate multiplier and what may be done to it."""
+    return [
+        ParameterInfo(
+            name=name,
+            parameter=parameter,
+            role=(role := role_of(name)),
+            lr_multiplier=lr_multiplier(role, parameter, recipe.init),
+            # Rows of tables are left alone between visits, and vectors hold scales: neither should shrink.
+            weight_decay=parameter.ndim == 2 and not _is_table(name),
+            muon=role == "hidden",
+            stacked=3 if name.endswith("qkv.weight") else 1,
+        )
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def role_of(name: str) -> Role:
+    """What a parameter is to the width-scaling rules.
+
+    `embedding` is everything that reads the outside world: tables, and projections of numbers and vectors,
+    whose fan-in does not grow with the model.
+    """
+    if name.endswith("gain"):
+        return "gain"
+    if name.endswith("norm.weight"):
+        return "norm"
+    if name == "contextualizer.output.weight":
+        return "output"
+    if name.endswith((".missing", ".tokens", ".positions")) or any(
+        part in name for part in (".categories.", ".numbers.", ".vectors.")
+    ):
+        return "embedding"
+    return "hidden"
+
+
+def lr_multiplier(role: Role, parameter: Tensor, init: str) -> float:
+    """1 by default; under `mup_lr` 1/fan_in for matrices inside the model (the paper's rule, to the letter);
+    under `mup` 128/fan_in, the same rule anchored at a fan-in of 128."""
+    if init == "default" or role not in ("hidden", "output"):
+        return 1.0
+    fan_in = parameter.shape[1]
+    return 1.0 / fan_in if init == "mup_lr" else MUP_BASE_FAN_IN / fan_in
+
+
+def query_scale(recipe: ModelRecipe) -> float:
+    """The output multiplier: under `mup` a score is a mean over joint_dim rather than a sum."""
+    return MUP_BASE_JOINT_DIM / recipe.joint_dim if recipe.init == "mup" else 1.0
+
+
+def _distribution(name: str, parameter: Tensor) -> tuple[float, float]:
+    """(constant, standard deviation) that a parameter starts from; the constant counts where std is 0."""
+    role = role_of(name)
+    if role == "gain":
+        return INITIAL_GAIN, 0.0
+    if role == "norm":
+        return 1.0, 0.0
+    if name.endswith(("attention_out.weight", "mlp_out.weight", "fusion.out.weight")):
+        return 0.0, 0.0  # a residual branch begins as nothing, at any depth
+    if name.endswith((".tokens", ".positions")):
+        return 0.0, TABLE_STD
+    if _is_table(name):
+        return 0.0, FIELD_STD
+    return 0.0, parameter.shape[1] ** -0.5
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith((".missing", ".tokens", ".positions", ".categories.weight"))
+
+
+def truncated_normal(like: Tensor, seed: int, name: str) -> Tensor:
+    """Numbers of unit variance and the shape of `like`, keyed by (seed, name), drawn on its device."""
+    count = like.numel()
+    edge = torch.special.erf(torch.tensor(_CUT / 2**0.5, dtype=torch.float64)).item()
+    pieces = []
+    for begin in range(0, count, _CHUNK):
+        blocks = torch.arange(begin // 4, -(-min(begin + _CHUNK, count) // 4), device=like.device)
+        drawn = torch.stack(words(seed, Stream.INIT, zlib.crc32(name.encode()), blocks), 1).flatten()
+        uniform = (drawn.double() + 0.5) * 2.0**-32
+        pieces.append(((2 * uniform - 1) * edge).erfinv().float() * (2**0.5 / _CUT_STD))
+    return torch.cat(pieces)[:count].view(like.shape)
