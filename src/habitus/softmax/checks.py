@@ -1,0 +1,147 @@
+"""Refusing what no softmax can be taken of: by name, before it spreads.
+
+    M  queries      V  candidates      d  width of a vector
+
+Shapes and types are checked on the host for free. Values are checked on the device in one pass and reported through
+one number: the host waits for it, unless a step is being captured or a latch takes it.
+"""
+
+import torch
+from torch import Tensor
+
+from habitus.errors import ModelError
+from habitus.softmax.latch import EXPLANATIONS, Cause, Latch, explain
+
+
+def check_shapes(queries: Tensor, candidates: Tensor, targets: Tensor | None, log_q: Tensor | None) -> None:
+    """Raise unless the tensors belong together."""
+    if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
+        raise ModelError(
+            f"Queries of shape {tuple(queries.shape)} do not fit candidates of shape {tuple(candidates.shape)}.",
+            expected="[M, d] and [V, d] with the same d",
+        )
+    if len(candidates) == 0 or queries.shape[1] == 0:
+        raise ModelError(
+            "There are no candidates to score." if len(candidates) == 0 else "The vectors have no entries.",
+            expected="at least one candidate of width 1 or more",
+            next_step="Check that the candidate table was filled.",
+        )
+    if not queries.dtype.is_floating_point or queries.dtype != candidates.dtype:
+        raise ModelError(
+            f"Queries are {queries.dtype} and candidates {candidates.dtype}.",
+            expected="one floating-point type for both",
+            next_step="Cast one of them, or call under torch.autocast, which casts both.",
+        )
+    for name, tensor in (("candidates", candidates), ("targets", targets), ("log_q", log_q)):
+        if tensor is not None and tensor.device != queries.device:
+            raise ModelError(
+                f"Queries are on {queries.device} and {name} on {tensor.device}.", expected="one device for all"
+            )
+    if targets is not None:
+        check_targets(queries, targets)
+    if log_q is not None and log_q.shape != (len(candidates),):
+        raise ModelError(
+            f"log_q has shape {tuple(log_q.shape)}.", expected=f"one number per candidate, ({len(candidates)},)"
+        )
+
+
+def check_targets(queries: Tensor, targets: Tensor) -> None:
+    """Raise unless there is one integer target per query."""
+    if targets.shape != (len(queries),) or targets.dtype not in (torch.int64, torch.int32):
+        raise ModelError(
+            f"Targets have shape {tuple(targets.shape)} and type {targets.dtype}.",
+            expected=f"one int64 position in the candidate table per query, ({len(queries)},)",
+        )
+
+
+@torch.library.custom_op("habitus::checked_targets", mutates_args=())
+def checked_targets(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Tensor,
+    log_q: Tensor | None,
+    num_valid: Tensor | None,
+    limit: int,
+) -> Tensor:
+    """The targets as int64; raises on bad values, except inside graph capture, where they are clamped unread."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return clamped(targets, limit)
+    cause = int(causes(queries, candidates, targets, log_q, num_valid, limit))
+    if cause:
+        raise ModelError(
+            f"The softmax cannot be taken: {explain(cause)}.{_example(cause, targets, limit)}",
+            expected=f"finite embeddings, and targets in 0..{limit - 1}",
+        )
+    return targets.to(torch.int64, copy=True)
+
+
+@checked_targets.register_fake
+def _(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Tensor,
+    log_q: Tensor | None,
+    num_valid: Tensor | None,
+    limit: int,
+) -> Tensor:
+    return targets.new_empty(targets.shape, dtype=torch.int64)
+
+
+def latched_targets(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Tensor,
+    log_q: Tensor | None,
+    num_valid: Tensor | None,
+    limit: int,
+    latch: Latch,
+) -> Tensor:
+    """The targets as int64, clamped; bad values go to the latch and nothing waits."""
+    latch.record(causes(queries, candidates, targets, log_q, num_valid, limit))
+    return clamped(targets, limit)
+
+
+def causes(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Tensor,
+    log_q: Tensor | None,
+    num_valid: Tensor | None,
+    limit: int,
+) -> Tensor:
+    """What is wrong with the values, as an int64 sum of `Cause` on the device."""
+    valid = limit if num_valid is None else num_valid
+    found = {Cause.TARGET_OUT_OF_RANGE: ((targets < 0) | (targets >= valid)).any()}
+    found[Cause.QUERIES_NOT_FINITE] = not_finite(queries)
+    found[Cause.CANDIDATES_NOT_FINITE] = not_finite(candidates)
+    if log_q is not None:
+        found[Cause.LOG_Q_NOT_FINITE] = not_finite(log_q)
+    if num_valid is not None:
+        found[Cause.NO_VALID_CANDIDATE] = (num_valid < 1) | (num_valid > limit)
+    return torch.stack([flag.to(torch.int64) * int(cause) for cause, flag in found.items()]).sum()
+
+
+def not_finite(tensor: Tensor) -> Tensor:
+    """Whether a tensor holds NaN or infinity, in one read and without a mask of its size."""
+    if tensor.numel() == 0:
+        return torch.zeros((), dtype=torch.bool, device=tensor.device)
+    low, high = torch.aminmax(tensor.detach())  # both are NaN if any entry is
+    return ~(torch.isfinite(low) & torch.isfinite(high))
+
+
+def clamped(targets: Tensor, limit: int) -> Tensor:
+    """Targets that cannot read outside the table, whatever they were."""
+    return targets.to(torch.int64).clamp(0, limit - 1)
+
+
+def _example(cause: int, targets: Tensor, limit: int) -> str:
+    if not cause & Cause.TARGET_OUT_OF_RANGE:
+        return ""
+    wrong = ((targets < 0) | (targets >= limit)).nonzero().flatten()
+    if len(wrong) == 0:
+        return ""
+    first = int(wrong[0])
+    return f" {len(wrong)} targets are wrong, the first is {int(targets[first])} at query {first}."
+
+
+__all__ = ["EXPLANATIONS", "check_shapes", "check_targets", "checked_targets", "latched_targets", "not_finite"]

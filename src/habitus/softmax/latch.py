@@ -1,0 +1,86 @@
+"""A flag on the device that remembers the first bad step of a captured loop, for the host to read now and then.
+
+Inside a captured step nothing may wait for the host, so a bad target or a NaN cannot raise there. The latch records
+the step and the cause once, everything after it is masked to zero, and `read` raises when the host next looks.
+"""
+
+from enum import IntFlag
+
+import torch
+from torch import Tensor
+
+from habitus.errors import ModelError
+
+
+class Cause(IntFlag):
+    """What can be wrong with the input of a softmax. Several may hold at once."""
+
+    TARGET_OUT_OF_RANGE = 1
+    QUERIES_NOT_FINITE = 2
+    CANDIDATES_NOT_FINITE = 4
+    LOG_Q_NOT_FINITE = 8
+    NO_VALID_CANDIDATE = 16
+
+
+EXPLANATIONS = {
+    Cause.TARGET_OUT_OF_RANGE: "a target lies outside the candidate table",
+    Cause.QUERIES_NOT_FINITE: "the queries hold NaN or infinity",
+    Cause.CANDIDATES_NOT_FINITE: "the candidates hold NaN or infinity",
+    Cause.LOG_Q_NOT_FINITE: "log_q holds NaN or infinity",
+    Cause.NO_VALID_CANDIDATE: "num_valid is less than 1 or more than the table's rows",
+}
+
+
+class Latch:
+    """The first bad step and its cause, kept on the device.
+
+    latch = Latch(device)
+    loss, _ = candidate_softmax(queries, candidates, targets, latch=latch)      # in the captured step
+    latch.gate(parameter.grad for parameter in model.parameters())              # before the optimizer
+    latch.advance()                                                             # last in the step
+    ...
+    latch.read()                                                                # on the host, every few steps
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        # step now, first bad step (-1: none), cause of the first bad step
+        self.state = torch.tensor([0, -1, 0], dtype=torch.int64, device=device)
+
+    @property
+    def ok(self) -> Tensor:
+        """Whether nothing bad has been seen so far, as a bool on the device."""
+        return self.state[1] < 0
+
+    def record(self, cause: Tensor) -> None:
+        """Latch a cause (int64, a sum of `Cause` values; zero is none) unless an earlier one is held."""
+        step, first, held = self.state.unbind()
+        # A second softmax of the same step may add its cause to the first one's.
+        fresh = (cause > 0) & ((first < 0) | (first == step))
+        self.state[1].copy_(torch.where(fresh, step, first))
+        self.state[2].copy_(torch.where(fresh, held | cause, held))
+
+    def gate(self, tensors: object) -> None:
+        """Set every tensor to zero, in place, if something bad has been seen. NaN is overwritten too."""
+        ok = self.ok
+        for tensor in tensors:  # type: ignore[attr-defined]
+            if tensor is not None:
+                tensor.masked_fill_(~ok, 0)
+
+    def advance(self) -> None:
+        """Count one step."""
+        self.state[0] += 1
+
+    def read(self) -> int:
+        """The number of steps counted; raises with the first bad step and its causes. Waits for the device."""
+        step, first, cause = self.state.tolist()
+        if first < 0:
+            return int(step)
+        raise ModelError(
+            f"Step {first} was bad: {explain(cause)}. Updates from that step on were masked.",
+            next_step="Look at that step's batch and at the learning rate, and resume from a checkpoint before it.",
+        )
+
+
+def explain(cause: int) -> str:
+    """The causes in words."""
+    return "; ".join(text for flag, text in EXPLANATIONS.items() if cause & flag)

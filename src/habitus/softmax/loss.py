@@ -1,0 +1,192 @@
+"""Cross-entropy over any number of candidates, without ever holding the scores.
+
+    M  queries      V  candidates      d  width of a vector
+
+With z_ij = <h_i, e_j> + b_j, p = softmax(z) and o_i = sum_j p_ij e_j:
+
+    loss_i = lse_i - z_iy                  dloss_i/dh_i = o_i - e_y
+    entropy_i = lse_i - sum_j p_ij z_ij    dloss/de_j   = sum_i g_i p_ij h_i - sum_{i: y_i = j} g_i h_i
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from habitus.softmax.backend import SoftmaxBackend, choose_backend
+from habitus.softmax.checks import check_shapes, checked_targets, latched_targets
+from habitus.softmax.latch import Latch
+from habitus.softmax.operators import softmax_backward, softmax_forward
+from habitus.softmax.spread import Alone, Spread
+
+MASKED = -1.0e30  # the bias of a row that does not count: exp of it is 0, and it survives products with 0
+
+
+class SoftmaxResult(NamedTuple):
+    """Per query: the loss in nats, and the entropy of the predicted distribution if it was asked for (detached)."""
+
+    loss: Tensor
+    entropy: Tensor | None
+
+
+def candidate_softmax(
+    queries: Tensor,
+    candidates: Tensor,
+    targets: Tensor,
+    *,
+    log_q: Tensor | None = None,
+    num_valid: int | Tensor | None = None,
+    entropy: bool = False,
+    backend: SoftmaxBackend | str | None = None,
+    group: dist.ProcessGroup | None = None,
+    latch: Latch | None = None,
+) -> SoftmaxResult:
+    """The loss of each query [M] against the candidates, differentiable in queries and candidates.
+
+    `targets` are positions in the candidate table. `log_q` [V] is subtracted from the scores (the log of how likely
+    each candidate was to be in the pool). Only the first `num_valid` rows count; a 0-dim tensor may change between
+    replays of a captured step. With `group`, candidates are this rank's piece of a table that is spread over the
+    ranks in order, targets are positions in the whole table, and the gradients are those of the sum of all ranks'
+    losses. With `latch`, bad values are recorded on the device and nothing waits; without it they raise, except
+    inside graph capture.
+    """
+    queries, candidates = _autocast(queries), _autocast(candidates)
+    if isinstance(num_valid, int) and group is None:
+        _check_count(num_valid, len(candidates))
+        log_q = None if log_q is None else log_q[:num_valid]
+        candidates, num_valid = candidates[:num_valid], None
+    check_shapes(queries, candidates, targets, log_q)
+    if len(queries) == 0 and group is None:
+        nothing = queries.float().sum(1)  # keeps the graph alive
+        return SoftmaxResult(nothing, nothing.detach() if entropy else None)
+    ranks = Alone(len(candidates)) if group is None else Spread(group, queries, candidates)
+    count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
+    values = (queries, candidates, targets, log_q, count if group is None else None, ranks.num_candidates)
+    with torch.no_grad():
+        safe = checked_targets(*values) if latch is None else latched_targets(*values, latch)
+    bias = _bias(log_q, count, len(candidates), shift=group is None)
+    trainable = candidates.requires_grad and torch.is_grad_enabled()
+    chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
+    ok = None if latch is None else latch.ok
+    loss, spread_out = _CandidateSoftmax.apply(queries, candidates, safe, bias, ok, ranks, chosen)
+    return SoftmaxResult(loss, spread_out if entropy else None)
+
+
+class _CandidateSoftmax(torch.autograd.Function):
+    """Loss and entropy of this rank's queries. The entropy is a read-out and has no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        candidates: Tensor,
+        targets: Tensor,
+        bias: Tensor | None,
+        ok: Tensor | None,
+        ranks: Alone,
+        backend: str,
+    ) -> tuple[Tensor, Tensor]:
+        """Everything per query; saves the average candidate, which is the gradient but for the target's row."""
+        everyone, wanted = ranks.gather(queries), ranks.gather(targets)
+        need_mean = ctx.needs_input_grad[0]
+        mean, part, entropy = softmax_forward(everyone, candidates, bias, backend, need_mean)
+        lse = ranks.merged(part)
+        local, held = _local(wanted, ranks.offset, len(candidates))
+        hit = _target_scores(everyone, candidates, local, bias, lse.dtype)
+        loss = lse - ranks.total(torch.where(held, hit, 0))
+        share = (part - lse).exp()
+        # The chain rule of entropy: which rank, then which of its candidates.
+        entropy = ranks.total(share * (entropy + lse - part))
+        if ok is not None:
+            loss = torch.where(ok, loss, 0)
+        ctx.save_for_backward(everyone, candidates, local, held, bias, ok, lse, share, mean)
+        ctx.ranks, ctx.backend = ranks, backend
+        entropy = ranks.own(entropy).clamp_min(0)
+        ctx.mark_non_differentiable(entropy)
+        return ranks.own(loss).contiguous(), entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+        """g (o - e_y) for the queries and sum_i g p h - sum_{y_i = j} g h for the candidates."""
+        queries, candidates, local, held, bias, ok, lse, share, mean = ctx.saved_tensors
+        for_queries, for_candidates = ctx.needs_input_grad[:2]
+        weights = ctx.ranks.gather(grad.to(lse.dtype))
+        left_out, pulled = _needed_backward(ctx, queries, candidates, bias, lse, weights, mean)
+        to_queries = to_candidates = None
+        if for_queries:
+            if mean.numel():
+                # Zero-weight queries get zeros, whatever they hold: they are padding.
+                left_out = torch.where(weights[:, None] == 0, 0, mean * (weights * share)[:, None])
+            # index_select of a bfloat16 row by a float32 weight is a float32 product, rounded once at the end.
+            left_out = left_out.addcmul_(candidates[local], torch.where(held, -weights, 0)[:, None])
+            to_queries = ctx.ranks.own_total(left_out).to(queries.dtype)
+            to_queries = to_queries if ok is None else torch.where(ok, to_queries, 0)
+        if for_candidates:
+            to_candidates = _subtract_targets(pulled, queries, local, torch.where(held, weights, 0))
+            to_candidates = to_candidates.to(candidates.dtype)
+            to_candidates = to_candidates if ok is None else torch.where(ok, to_candidates, 0)
+        return to_queries, to_candidates, None, None, None, None, None
+
+
+def _needed_backward(
+    ctx: Any, queries: Tensor, candidates: Tensor, bias: Tensor | None, lse: Tensor, weights: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The backend's backward pass, unless the saved average is all that is needed."""
+    for_queries, for_candidates = ctx.needs_input_grad[:2]
+    if not for_candidates and (mean.numel() or not for_queries):
+        return mean, mean
+    return softmax_backward(queries, candidates, bias, lse, weights, ctx.backend, for_candidates)
+
+
+def _autocast(tensor: Tensor) -> Tensor:
+    """The tensor in autocast's type where autocast is on."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.dtype.is_floating_point and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(device))
+    return tensor
+
+
+def _check_count(num_valid: int, rows: int) -> None:
+    from habitus.errors import ModelError
+
+    if not 1 <= num_valid <= rows:
+        raise ModelError(f"num_valid is {num_valid}.", expected=f"1 to {rows}, the rows of the candidate table")
+
+
+def _bias(log_q: Tensor | None, num_valid: Tensor | None, rows: int, *, shift: bool) -> Tensor | None:
+    """-log q, and MASKED from num_valid on. A common shift changes no loss and keeps the numbers small."""
+    if log_q is None and num_valid is None:
+        return None
+    if log_q is not None:
+        log_q = log_q.detach().float()
+        bias = log_q.mean() - log_q if shift else -log_q
+    else:
+        assert num_valid is not None
+        bias = torch.zeros(rows, device=num_valid.device)
+    if num_valid is not None:
+        bias = bias.masked_fill(torch.arange(rows, device=bias.device) >= num_valid, MASKED)
+    return bias
+
+
+def _local(targets: Tensor, offset: int, rows: int) -> tuple[Tensor, Tensor]:
+    """The targets as rows of this rank's piece, and which of them are there."""
+    local = targets - offset
+    return local.clamp(0, rows - 1), (local >= 0) & (local < rows)
+
+
+def _target_scores(
+    queries: Tensor, candidates: Tensor, local: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """<h_i, e_y> + b_y, accumulated in float32 or wider."""
+    hit = torch.linalg.vecdot(queries.to(dtype), candidates[local].to(dtype))
+    return hit if bias is None else hit + bias[local].to(dtype)
+
+
+def _subtract_targets(pulled: Tensor, queries: Tensor, local: Tensor, weights: Tensor) -> Tensor:
+    """pulled_j - sum_{i: y_i = j} weights_i h_i, the same bits on every run.
+
+    Atomic additions would depend on the order of arrival; the embedding's backward sorts first.
+    """
+    rows = queries.to(pulled.dtype) * weights[:, None]
+    return pulled.sub_(torch.ops.aten.embedding_dense_backward(rows, local, len(pulled), -1, False))

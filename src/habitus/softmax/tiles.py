@@ -1,0 +1,220 @@
+"""The Triton kernels called from PyTorch: streaming sums of scores, target scores, and blocks of probabilities.
+
+    M  queries      V  candidates      N  candidates of one shard      d  width of a vector      S  column splits
+
+For widths beyond 256, where fused attention stops, and for every read-out that needs scores but no gradient. The
+forward pass is one product's worth of work: the log-sum-exp and the entropy are sums of scalars. The backward
+pass knows the log-sum-exp, so a block of probabilities is written once, in the inputs' type, and two large matrix
+products give both gradients.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from habitus.softmax.merging import SHARD_ROWS, shards
+
+BLOCK_BYTES = 512 << 20  # of probabilities at a time
+
+
+class Tile(NamedTuple):
+    """The shape in which a kernel walks over scores."""
+
+    rows: int
+    columns: int
+    slice: int
+    warps: int
+    stages: int
+
+
+class Sums(NamedTuple):
+    """Per query, over the candidates seen. Fields are [M], or [S, M] before merging."""
+
+    top: Tensor  # max of the scores z
+    total: Tensor  # sum of exp(z - top)
+    dot: Tensor  # sum of exp(z - top) (z - top)
+    reached: Tensor  # how many scores are at least the target's
+
+
+class Leaders(NamedTuple):
+    """Where a scan puts the candidates that beat each query's threshold."""
+
+    thresholds: Tensor  # [M] float32
+    buffer: Tensor  # [M, slots] int64, keys of habitus.softmax.leaders
+    fill: Tensor  # [M] int32; more than `slots` means that some were lost
+
+
+def scan_tile(d: int) -> Tile:
+    """The tile of the scan: the queries stay in shared memory up to d = 256, slices of both sides stream beyond."""
+    if d <= 128:
+        return Tile(128, 128, 64, 8, 3)
+    if d <= 256:
+        return Tile(128, 128, 64, 8, 2)
+    return Tile(128, 256, 64, 8, 3)
+
+
+def scan(
+    queries: Tensor,
+    candidates: Tensor,
+    bias: Tensor | None,
+    *,
+    target_scores: Tensor | None = None,
+    leaders: Leaders | None = None,
+    first_id: int = 0,
+    tile: Tile | None = None,
+) -> Sums:
+    """The sums over one shard of candidates; with `target_scores` also how many scores reach them."""
+    from habitus.softmax import kernels
+
+    M, d = queries.shape
+    N = len(candidates)
+    tile = tile or scan_tile(d)
+    row_tiles = -(-M // tile.rows)
+    # Few queries leave multiprocessors idle unless the columns are split too.
+    processors = torch.cuda.get_device_properties(queries.device).multi_processor_count
+    splits = max(1, min(2 * processors // row_tiles, N // (4 * tile.columns)))
+    length = -(-N // (splits * tile.columns)) * tile.columns
+    splits = -(-N // length)
+    empty = queries.new_empty(0, dtype=torch.float32)
+    sums = [queries.new_empty(splits, M, dtype=torch.float32) for _ in range(3)]
+    count = queries.new_zeros(splits, M, dtype=torch.int32)
+    kernels.launch(
+        kernels.scan_kernel,
+        (row_tiles, splits),
+        queries,
+        candidates,
+        empty if bias is None else bias,
+        empty if target_scores is None else target_scores,
+        empty if leaders is None else leaders.thresholds,
+        *sums,
+        count,
+        empty if leaders is None else leaders.buffer,
+        empty if leaders is None else leaders.fill,
+        M,
+        N,
+        length,
+        first_id,
+        0 if leaders is None else leaders.buffer.shape[1],
+        D=d,
+        DP=padded(d),
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=tile.slice,
+        STAGES=tile.stages if d <= 256 else 1,
+        BIASED=bias is not None,
+        RAGGED=N % tile.columns != 0,
+        RANKS=target_scores is not None,
+        TOP=leaders is not None,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return merge_sums(Sums(*sums, count))
+
+
+def target_scores(queries: Tensor, rows: Tensor, bias: Tensor | None, *, tile: Tile | None = None) -> Tensor:
+    """The score of every query with its own row [M], bit for bit what `scan` computes for that pair."""
+    from habitus.softmax import kernels
+
+    M, d = queries.shape
+    tile = tile or scan_tile(d)
+    out = queries.new_empty(M, dtype=torch.float32)
+    kernels.launch(
+        kernels.target_kernel,
+        (-(-M // tile.rows),),
+        queries,
+        rows,
+        out if bias is None else bias,
+        out,
+        M,
+        D=d,
+        DP=padded(d),
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=tile.slice,
+        BIASED=bias is not None,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+def probabilities(
+    queries: Tensor, candidates: Tensor, bias: Tensor | None, lse: Tensor, *, tile: Tile | None = None
+) -> Tensor:
+    """exp(z_ij + bias_j - lse_i) as [M, N] in the queries' type."""
+    from habitus.softmax import kernels
+
+    (M, d), N = queries.shape, len(candidates)
+    tile = tile or Tile(128, 256 if d > 256 else 128, 64, 8, 3 if d != 256 else 2)
+    out = queries.new_empty(M, N)
+    kernels.launch(
+        kernels.probability_kernel,
+        (-(-M // tile.rows) * -(-N // tile.columns),),
+        queries,
+        candidates,
+        lse if bias is None else bias,
+        lse,
+        out,
+        M,
+        N,
+        D=d,
+        DP=padded(d),
+        BM=tile.rows,
+        BN=tile.columns,
+        BK=tile.slice,
+        GROUP=8,
+        BIASED=bias is not None,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+def tiled_forward(queries: Tensor, candidates: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp [M] and the entropy [M] of each query's softmax."""
+    parts = [
+        scan(queries, candidates[start:stop], None if bias is None else bias[start:stop])
+        for start, stop in shards(len(candidates), SHARD_ROWS)
+    ]
+    return readout(merge_sums(Sums(*(torch.stack(column) for column in zip(*parts, strict=True)))))
+
+
+def tiled_backward(
+    queries: Tensor, candidates: Tensor, bias: Tensor | None, lse: Tensor, weights: Tensor, *, trainable: bool
+) -> tuple[Tensor, Tensor]:
+    """weights_i sum_j p_ij e_j as [M, d] and, where trainable, sum_i weights_i p_ij h_i as [V, d], in float32."""
+    columns = max(1024, BLOCK_BYTES // (2 * len(queries)) // 256 * 256)
+    weighted = (queries.float() * weights[:, None]).to(queries.dtype)
+    to_queries = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+    to_candidates = torch.empty(candidates.shape if trainable else (0, 0), dtype=torch.float32, device=queries.device)
+    for start, stop in shards(len(candidates), min(columns, SHARD_ROWS)):
+        part = candidates[start:stop]
+        p = probabilities(queries, part, None if bias is None else bias[start:stop], lse)
+        torch.ops.aten.addmm.dtype_out(to_queries, p, part, torch.float32, out=to_queries)
+        if trainable:
+            torch.ops.aten.mm.dtype_out(p.T, weighted, torch.float32, out=to_candidates[start:stop])
+    return to_queries.mul_(weights[:, None]), to_candidates
+
+
+def merge_sums(parts: Sums) -> Sums:
+    """The sums [M] over parts [S, M], in float64 from two parts on: float32 sums of many shards would drift."""
+    if len(parts.top) == 1:
+        return Sums(*(column[0] for column in parts))
+    tops = parts.top.double()
+    top = tops.amax(0)
+    fall = tops - top
+    scale = fall.exp()
+    dot = (scale * (parts.dot + parts.total * fall)).sum(0)
+    return Sums(top, (parts.total * scale).sum(0), dot, parts.reached.sum(0))
+
+
+def readout(sums: Sums) -> tuple[Tensor, Tensor]:
+    """The log-sum-exp and the entropy, in float32."""
+    log_total = sums.total.log()
+    return (sums.top + log_total).float(), (log_total - sums.dot / sums.total).float()
+
+
+def padded(d: int) -> int:
+    """The next power of two from 16 on: the width of a tile that holds a whole vector."""
+    return max(16, 1 << (d - 1).bit_length())
