@@ -1,0 +1,234 @@
+"""How often the 95% intervals cover the truth: simulated sweeps, fitted exactly as a user's are.
+
+    python benchmarks/calibration.py --replicates 400
+
+Resumable: finished replicates are kept in --state, and running again continues. Prints a table and
+one JSON line. A law that says 'not identified' (or boundary, flat, monotone) is counted apart.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from habitus.files import write_atomic
+from habitus.fit.allocation import surface_optimum
+from habitus.fit.critical_batch import critical_batch
+from habitus.fit.frontier import frontier
+from habitus.fit.power_law import predict_power_law
+from habitus.fit.saturating import predict_saturating
+from habitus.fit.surface import surface
+from habitus.fit.two_term import two_term
+
+BUDGETS = 10.0 ** np.arange(15, 20)
+SHARES = np.array([0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.10, 0.20, 0.35])
+CHUNK = 20
+
+# One answer of one law: estimate, low, high, truth, and whether the law stands by it.
+Answer = tuple[float, float, float, float, bool]
+
+
+def simulate_batch(rng: np.random.Generator, b_crit: float, noise: float, kind: str) -> dict[str, Answer]:
+    """Steps to target at six batch sizes; the error of S is relative or constant."""
+    B = 64.0 * 2 ** np.arange(6)
+    S = 1000 * (1 + b_crit / B)
+    error = S if kind == "relative" else np.full(6, S.mean())
+    law = critical_batch(B, np.maximum(S + noise * error * rng.standard_normal(6), 1.0))
+    if "b_crit" not in law.values:
+        return {"B_crit": (np.nan, 0.0, np.inf, b_crit, False)}
+    return {"B_crit": (law["b_crit"], *law.interval("b_crit"), b_crit, law.ok)}
+
+
+def simulate_valley(
+    rng: np.random.Generator, name: str, x: np.ndarray, shape: tuple[float, float, float, float], noise: float
+) -> dict[str, Answer]:
+    """One two-term curve with a given optimum, exponents and rise at its higher end, and relative noise."""
+    x_opt, alpha, beta, depth = shape
+    u = np.log(x / x_opt)
+    rise = np.exp(alpha * u) / alpha + np.exp(-beta * u) / beta - 1 / alpha - 1 / beta
+    y = (3.2 + depth * rise / rise.max()) * (1 + noise * rng.standard_normal(len(x)))
+    law = two_term(x, y)
+    if "x_opt" not in law.values:
+        return {name: (np.nan, 0.0, np.inf, x_opt, False)}
+    return {name: (law["x_opt"], *law.interval("x_opt"), x_opt, law.ok)}
+
+
+def simulate_allocation(
+    rng: np.random.Generator, alpha: float, beta: float, drift: float, noise: float
+) -> dict[str, Answer]:
+    """Five iso-FLOP lines of 7 to 9 cells on L(N, D); `drift` moves the grids off centre as compute grows."""
+    truth = _surface_truth(alpha, beta)
+    C, N, L = [], [], []
+    for i, budget in enumerate(BUDGETS):
+        cells = int(rng.integers(7, 10))
+        best = _optimum(truth, budget)[0]
+        sizes = best * np.exp(drift * (i - 2) / 2) * np.geomspace(1 / 6, 6, cells)
+        C.append(np.full(cells, budget)), N.append(sizes)
+        L.append(_loss(truth, sizes, budget / (6 * sizes)))
+    C, N, L = np.concatenate(C), np.concatenate(N), np.concatenate(L)
+    L = L * (1 + noise * rng.standard_normal(len(L)))
+    exponent, ten, hundred = beta / (alpha + beta), 1e20, 1e21
+    found = frontier(C, N, L)
+    answers: dict[str, Answer] = {}
+    if found.size.values:
+        law = found.size
+        answers["N* exponent, valleys"] = (law["exponent"], *law.interval("exponent"), exponent, law.ok)
+        answers["N*(10x), valleys"] = (*predict_power_law(law, ten), _optimum(truth, ten)[0], law.ok)
+    if found.size_by_parabola.values:
+        law = found.size_by_parabola
+        answers["N*(10x), parabolas (compare)"] = (
+            *predict_power_law(law, ten),
+            _optimum(truth, ten)[0],
+            law.ok,
+        )
+    if found.height.values:
+        for name, at in (("L*(10x), valleys", ten), ("L*(100x), valleys", hundred)):
+            answers[name] = (*predict_saturating(found.height, at), _optimum(truth, at)[1], found.height.ok)
+    law = surface(N, C / (6 * N), L)
+    near, far = surface_optimum(law, ten), surface_optimum(law, hundred)
+    answers["N* exponent, surface"] = (near["exponent"], *near.interval("exponent"), exponent, law.ok)
+    answers["N*(10x), surface"] = (near["size"], *near.interval("size"), _optimum(truth, ten)[0], law.ok)
+    answers["L*(10x), surface"] = (near["loss"], *near.interval("loss"), _optimum(truth, ten)[1], law.ok)
+    answers["L*(100x), surface"] = (far["loss"], *far.interval("loss"), _optimum(truth, hundred)[1], law.ok)
+    return answers
+
+
+def scenarios() -> Iterator[tuple[str, Callable[[np.random.Generator], dict[str, Answer]]]]:
+    """Name and simulator of every scenario."""
+    for kind, levels in (("relative", (0.03, 0.10)), ("constant", (0.01, 0.05))):
+        for noise in levels:
+            for b_crit in (200.0, 550.0):
+                name = f"batch, B_crit {b_crit:.0f}, {kind} error {noise:.0%}"
+                yield name, lambda rng, b=b_crit, e=noise, k=kind: simulate_batch(rng, b, e, k)
+    K = 2.0 ** np.arange(14, 22)
+    shapes = {
+        "share, centred": ("s*", SHARES, (0.03, 0.6, 1.0, 0.40)),
+        "share, asymmetric": ("s*", SHARES, (0.037, 0.94, 0.26, 0.40)),
+        "share, off-centre": ("s*", SHARES, (0.012, 0.4, 1.0, 0.40)),
+        "negatives, centred": ("K*", K, (2.0e5, 0.5, 0.45, 0.30)),
+        "negatives, asymmetric": ("K*", K, (3.0e5, 0.81, 0.45, 0.30)),
+        "negatives, off-centre": ("K*", K, (6.0e5, 0.5, 0.45, 0.30)),
+    }
+    for name, (value, x, shape) in shapes.items():
+        for noise in (0.003, 0.01):
+            yield (
+                f"{name}, noise {noise:.1%}",
+                lambda rng, v=value, x=x, s=shape, e=noise: simulate_valley(rng, v, x, s, e),
+            )
+    for label, alpha, beta in (("alpha/beta = 1.8", 0.504, 0.28), ("symmetric", 0.36, 0.36)):
+        for place, drift in (("centred", 0.0), ("off-centre", 0.55)):
+            for noise in (0.003, 0.01):
+                yield (
+                    f"allocation, {label}, {place}, noise {noise:.1%}",
+                    lambda rng, a=alpha, b=beta, d=drift, e=noise: simulate_allocation(rng, a, b, d, e),
+                )
+
+
+def run(replicates: int, state: Path | None, only: str = "") -> dict[str, dict[str, list[Answer]]]:
+    """All answers per scenario and law; continues from `state` and saves to it after every few replicates."""
+    done: dict[str, dict[str, list[Answer]]] = {}
+    if state is not None and state.exists():
+        done = json.loads(state.read_text(encoding="utf-8")).get("answers", {})
+    for number, (name, simulate) in enumerate(scenarios()):
+        if only not in name:
+            continue
+        answers = done.setdefault(name, {})
+        finished = int(answers.pop("replicates", 0))  # type: ignore[call-overload]
+        for replicate in range(finished, replicates):
+            rng = np.random.default_rng([7, number, replicate])
+            for law, answer in simulate(rng).items():
+                answers.setdefault(law, []).append([_plain(v) for v in answer])  # type: ignore[arg-type]
+            finished = replicate + 1
+            if state is not None and (finished % CHUNK == 0 or finished == replicates):
+                _save(state, {**done, name: {**answers, "replicates": finished}})  # type: ignore[dict-item]
+        answers["replicates"] = finished  # type: ignore[assignment]
+    return done
+
+
+def summarise(answers: dict[str, dict[str, list[Answer]]]) -> list[dict[str, object]]:
+    """One row per scenario and law: coverage where the law stands by its answer, refusals, bias, width."""
+    rows: list[dict[str, object]] = []
+    for scenario, laws in answers.items():
+        total = laws["replicates"]
+        for law, given in laws.items():
+            if law == "replicates":
+                continue
+            table = np.array([[np.nan if v is None else v for v in row] for row in given], dtype=float)
+            estimate, low, high, truth, ok = table.T
+            low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
+            stands = ok == 1
+            covered = (low <= truth) & (truth <= high)
+            row: dict[str, object] = {"scenario": scenario, "law": law, "n": total, "answers": int(stands.sum())}
+            if stands.any():
+                e, t = estimate[stands], truth[stands]
+                row["coverage"] = round(float(covered[stands].mean()), 4)
+                row["bias_pct"] = round(100 * float(np.median(e / t) - 1), 2)
+                row["half_width_pct"] = round(50 * float(np.median(high[stands] - low[stands]) / t[0]), 2)
+            row["coverage_all"] = round(float(covered.mean()), 4)
+            row["refused"] = round(1 - float(stands.sum()) / int(total), 4)  # type: ignore[call-overload]
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicates", type=int, default=400)
+    parser.add_argument("--only", default="", help="only scenarios whose name contains this")
+    parser.add_argument("--state", type=Path, default=Path("out/calibration.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/calibration.json"))
+    options = parser.parse_args()
+    started = time.perf_counter()
+    rows = summarise(run(options.replicates, options.state, options.only))
+    print(f"{'scenario':58} {'law':30} {'cover':>6} {'of':>4} {'refused':>8} {'bias %':>7} {'± %':>7}")
+    for row in rows:
+        print(
+            f"{row['scenario']:58} {row['law']:30} {row.get('coverage', float('nan')):6.3f} "
+            f"{row['answers']:4} {row['refused']:8.3f} {row.get('bias_pct', float('nan')):7.2f} "
+            f"{row.get('half_width_pct', float('nan')):7.2f}"
+        )
+    about = {
+        "benchmark": "calibration",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "hardware": f"{platform.machine()}, {os.cpu_count()} CPU cores",
+        "seconds": round(time.perf_counter() - started, 1),
+        "rows": rows,
+    }
+    write_atomic(options.out, (json.dumps(about, indent=1) + "\n").encode())
+    print(json.dumps(about))
+
+
+def _surface_truth(alpha: float, beta: float) -> tuple[float, float, float, float, float]:
+    """E, A, α, B, β with N* = 10M at 1e17 FLOPs and 1.2 nats above the floor there."""
+    size, data = 1e7, 1e17 / 6e7
+    return 1.8, 1.2 * beta / (alpha + beta) * size**alpha, alpha, 1.2 * alpha / (alpha + beta) * data**beta, beta
+
+
+def _loss(truth: tuple[float, float, float, float, float], N: np.ndarray, D: np.ndarray) -> np.ndarray:
+    E, A, alpha, B, beta = truth
+    return E + A * N**-alpha + B * D**-beta
+
+
+def _optimum(truth: tuple[float, float, float, float, float], budget: float) -> tuple[float, float]:
+    _, A, alpha, B, beta = truth
+    size = (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (budget / 6) ** (beta / (alpha + beta))
+    return size, float(_loss(truth, size, budget / (6 * size)))  # type: ignore[arg-type]
+
+
+def _plain(value: float | bool) -> float | int | None:
+    """JSON has no infinity: an open end is null."""
+    return None if not np.isfinite(value) else float(f"{value:.6g}")
+
+
+def _save(state: Path, answers: object) -> None:
+    state.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(state, json.dumps({"answers": answers}).encode())
+
+
+if __name__ == "__main__":
+    main()
