@@ -37,12 +37,14 @@ def test_a_batch_is_what_a_slow_reading_of_the_log_gives(tmp_path: Path, split: 
     users = user_of_event(dataset)
     num_windows = dataset.counts(side).windows
     batch = dataset.gather(side, np.arange(num_windows))
+    rows = dataset.event_rows(side, np.arange(num_windows))
     queries = 0
     edges = []
     for window, slots in all_slots(dataset, side):
         assert len(slots) <= dataset.seq_len
         assert len({users[event] for _, _, event, _, _ in slots}) >= 1
         for slot in range(dataset.seq_len):
+            assert rows[window, slot] == (slots[slot][2] if slot < len(slots) else -1)
             if slot >= len(slots):
                 assert batch.segments[window, slot] == -1
                 assert batch.targets[window, slot] == -1

@@ -158,6 +158,18 @@ class Dataset:
             windows[chosen] = _order(num_windows, seed, one, block)[places[chosen] - block * _ORDER_BLOCK]
         return self.gather(split, windows)
 
+    def event_rows(self, split: SplitName, windows: np.ndarray) -> np.ndarray:
+        """The row of the log behind each slot of the given windows, int64 [B, L]; -1 in empty slots."""
+        table = self._tables[split]
+        counts = table.counts[windows]
+        ends = np.cumsum(counts)
+        chosen = np.repeat(table.first[windows] - (ends - counts), counts) + np.arange(ends[-1])
+        lengths = table.length[chosen]
+        begin = np.cumsum(lengths) - lengths
+        rows = np.arange(len(windows) * self.seq_len) + np.repeat(table.start[chosen] - begin, lengths)
+        rows[np.repeat(table.user[chosen] < 0, lengths)] = -1
+        return rows.reshape(len(windows), self.seq_len)
+
     def gather(self, split: SplitName, windows: np.ndarray) -> Batch:
         """The given windows of a split as a batch, in the given order."""
         table = self._tables[split]

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from habitus.events.world.config import WorldConfig
 from habitus.typed import Typed
 
 Kind = Literal["text", "category", "number", "vector", "time"]
@@ -63,6 +64,7 @@ class Schema(Typed):
 
     events: EventColumns
     items: ItemColumns
+    world: WorldConfig | None = Field(None, description="The synthetic world behind the log; 'habitus world' writes it.")
 
     @model_validator(mode="after")
     def _pairs_do_not_hide_item_fields(self) -> Self:

@@ -1,0 +1,157 @@
+"""The verb `evaluate`: any scorer, both regimes, all metrics and slices, on one fixed set of queries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.evaluate.queries import QueryBatch, QuerySet
+from habitus.evaluate.readout import PerQuery, coverage_metrics, summarise
+from habitus.evaluate.scores import Scorer
+from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.record import EvaluationSpec, Metric
+from habitus.typed import Typed
+
+Regime = Literal["batch", "catalogue"]
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What decides an evaluation's numbers, but for the model. The chunk of the computation is not among it."""
+
+    regimes: tuple[Regime, ...] = ("batch", "catalogue")
+    queries: int = 20_000
+    batch_sequences: int = 64
+    catalogue_items: int | Literal["all"] = "all"
+    cutoffs: tuple[int, ...] = (1, 5, 10, 20, 50, 100)
+    histories: tuple[int, ...] = (3, 5, 10, 20, 50, 100)
+    exclude_history: bool = False
+    seed: int = 0
+
+
+class Evaluation(Typed):
+    """One scorer's metrics under the regimes asked for."""
+
+    scorer: str
+    dataset_checksum: str
+    specification: dict[str, EvaluationSpec] = Field(description="By regime.")
+    metrics: dict[str, Metric]
+
+
+def evaluate(
+    dataset: Dataset,
+    scorer: Scorer,
+    options: EvaluateOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    keep: Callable[[str, PerQuery], None] | None = None,
+) -> Evaluation:
+    """The metrics of a scorer. `keep` is handed the per-query values of each regime, from which all means are made."""
+    options = options or EvaluateOptions()
+    check_options(dataset, options)
+    queries = QuerySet(dataset, options.queries, options.batch_sequences, options.seed)
+    metrics: dict[str, Metric] = {}
+    specification = {}
+    for regime in options.regimes:
+        candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
+        values = _run(dataset, scorer, regime, queries, candidates, options, progress)
+        metrics |= summarise(regime, values, options.cutoffs, options.histories)
+        metrics |= coverage_metrics(regime, values, options.cutoffs)
+        specification[regime] = EvaluationSpec(
+            queries=len(values.rank),
+            query_set_checksum=queries.checksum(),
+            batch_sequences=options.batch_sequences,
+            candidates=values.num_candidates,
+        )
+        if keep is not None:
+            keep(regime, values)
+    return Evaluation(
+        scorer=scorer.name, dataset_checksum=dataset.checksum, specification=specification, metrics=metrics
+    )
+
+
+def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
+    """Refuse cut-offs and slices that cannot be."""
+    if not options.regimes:
+        raise ConfigError("no regime was given", expected="batch, catalogue or both")
+    for k in options.cutoffs:
+        if k < 1:
+            raise ConfigError(f"a cut-off of k = {k}", expected="k of 1 or more")
+    for history in options.histories:
+        if not 1 <= history < dataset.seq_len:
+            raise ConfigError(
+                f"a history length of {history}",
+                expected=f"1 to {dataset.seq_len - 1}: a window holds {dataset.seq_len} events, its target included",
+                next_step="leave that slice out, or prepare the dataset with a larger --seq-len",
+            )
+    if options.queries < 1 or options.batch_sequences < 1:
+        raise ConfigError(
+            f"{options.queries} queries in batches of {options.batch_sequences} windows", expected="1 or more of each"
+        )
+
+
+def catalogue_subset(dataset: Dataset, queries: QuerySet, options: EvaluateOptions) -> np.ndarray | None:
+    """The candidates of the catalogue regime: None for all, or a fixed seeded subset that holds every target."""
+    wanted = options.catalogue_items
+    if wanted == "all" or wanted == dataset.num_items:
+        return None
+    targets = queries.targets()
+    if not len(targets) <= wanted <= dataset.num_items:
+        raise ConfigError(
+            f"catalogue_items is {wanted:,}",
+            expected=f"{len(targets):,} (the targets) to {dataset.num_items:,} (the catalogue), or all",
+        )
+    order = shuffled(
+        np.arange(min(dataset.num_items, wanted + len(targets))),
+        dataset.num_items,
+        shuffle_keys(options.seed, Stream.EVALUATION, 1),
+    )
+    others = order[~np.isin(order, targets)]
+    return np.sort(np.concatenate([targets, others[: wanted - len(targets)]]))
+
+
+def _run(
+    dataset: Dataset,
+    scorer: Scorer,
+    regime: Regime,
+    queries: QuerySet,
+    candidates: np.ndarray | None,
+    options: EvaluateOptions,
+    progress: Progress | None,
+) -> PerQuery:
+    """The per-query values of one regime, batch after batch."""
+    k = max(options.cutoffs)
+    extra = dataset.seq_len if options.exclude_history else 0
+    parts = []
+    for batch in queries:
+        pool = batch.pool if regime == "batch" else candidates
+        scores = scorer.score(batch, pool, k + extra)
+        num_candidates = dataset.num_items if pool is None else len(pool)
+        values = PerQuery.of(dataset, batch, scores, num_candidates)
+        parts.append(_without_history(batch, values, k) if options.exclude_history else values)
+        if progress is not None:
+            progress(f"{regime} regime", (batch.number + 1) / queries.num_batches)
+    return PerQuery.joined(parts)
+
+
+def _without_history(batch: QueryBatch, values: PerQuery, k: int) -> PerQuery:
+    """First-time targets only, ranked among the items that the user has not seen in the window.
+
+    Loss and entropy would be those of another distribution, and are left out. A rank beyond the list that was
+    kept is lowered by the seen items on the list, which is exact for every cut-off up to k.
+    """
+    first = np.flatnonzero(~values.repeat)
+    rank, top = values.rank[first].copy(), np.full((len(first), k), -1, np.int64)
+    for place, query in enumerate(first.tolist()):
+        listed = values.top[query]
+        seen = np.isin(listed, batch.visible(query))
+        ahead = min(int(rank[place]) - 1, len(listed))
+        rank[place] -= int(seen[:ahead].sum())
+        unseen = listed[~seen & (listed >= 0)][:k]
+        top[place, : len(unseen)] = unseen
+    return values.taken(first, rank=rank, top=top)

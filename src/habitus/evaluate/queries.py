@@ -1,0 +1,102 @@
+"""The queries of an evaluation: fixed by dataset, batch and seed, and the same for every model.
+
+The evaluation batch is part of the metric: its windows form one batch-local candidate pool. How much of it is
+computed at a time is not.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from habitus.data import Batch, Dataset
+from habitus.errors import DataError
+from habitus.randomness import Stream, shuffle_keys, shuffled
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """One evaluation batch: its windows, and those of its queries that count. Arrays are [Q]."""
+
+    number: int
+    batch: Batch
+    windows: np.ndarray  # place of the query's window in the batch
+    slots: np.ndarray
+    targets: np.ndarray  # catalogue rows
+    events: np.ndarray  # row of the query's last visible event in the log; the target is the next row
+    users: np.ndarray
+    histories: np.ndarray  # events visible to the query
+    pool: np.ndarray  # catalogue rows, sorted: the unique targets of the whole batch
+
+    def visible(self, query: int) -> np.ndarray:
+        """The items that the query sees, oldest first."""
+        window, slot = self.windows[query], self.slots[query]
+        return self.batch.items[window, slot + 1 - self.histories[query] : slot + 1]
+
+
+class QuerySet:
+    """The first `queries` queries of the validation windows in the order that `seed` draws."""
+
+    def __init__(self, dataset: Dataset, queries: int, batch_sequences: int, seed: int) -> None:
+        self.dataset = dataset
+        self.batch_sequences = batch_sequences
+        num_windows = dataset.counts("validation").windows
+        if num_windows == 0:
+            raise DataError(
+                f"{dataset.path} has no validation windows",
+                expected="validation users with two events or more",
+                next_step="prepare again with another --split or a larger --validation-share",
+            )
+        order = shuffled(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))
+        self._windows = order[: self._windows_for(order, queries)]
+        available = dataset.counts("validation").queries
+        self.num_queries = min(queries, available)
+
+    def __iter__(self) -> Iterator[QueryBatch]:
+        left = self.num_queries
+        for number, first in enumerate(range(0, len(self._windows), self.batch_sequences)):
+            found = self._batch(number, self._windows[first : first + self.batch_sequences], left)
+            left -= len(found.targets)
+            yield found
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self._windows) // self.batch_sequences)
+
+    def targets(self) -> np.ndarray:
+        """The unique targets of all queries that count, sorted."""
+        return np.unique(np.concatenate([batch.targets for batch in self]))
+
+    def checksum(self) -> str:
+        """What identifies the query set: the log rows of its queries and the windows around them."""
+        digest = hashlib.sha256(self._windows.astype("<i8").tobytes())
+        digest.update(f"{self.batch_sequences}:{self.num_queries}:{self.dataset.checksum}".encode())
+        return digest.hexdigest()
+
+    def _windows_for(self, order: np.ndarray, queries: int) -> int:
+        """How many windows of `order` it takes for that many queries, in whole evaluation batches."""
+        segments, offsets = self.dataset.windows("validation")
+        per_segment = segments["length"].astype(np.int64) - segments["first_target"]
+        per_window = np.add.reduceat(per_segment, offsets[:-1])[order]
+        needed = int(np.searchsorted(np.cumsum(per_window), queries)) + 1
+        whole = -(-needed // self.batch_sequences) * self.batch_sequences
+        return min(whole, len(order))
+
+    def _batch(self, number: int, windows: np.ndarray, limit: int) -> QueryBatch:
+        batch = self.dataset.gather("validation", windows)
+        rows = self.dataset.event_rows("validation", windows)
+        window, slot = np.nonzero(batch.targets >= 0)
+        pool = np.unique(batch.targets[window, slot])
+        window, slot = window[:limit], slot[:limit]
+        return QueryBatch(
+            number=number,
+            batch=batch,
+            windows=window,
+            slots=slot,
+            targets=batch.targets[window, slot],
+            events=rows[window, slot],
+            users=batch.users[window, batch.segments[window, slot]],
+            histories=batch.positions[window, slot].astype(np.int64) + 1,
+            pool=pool,
+        )

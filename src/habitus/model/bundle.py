@@ -1,0 +1,121 @@
+"""The bundle: a trained model on disk with all that is needed to embed a new item or a history. Never a pickle."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from habitus.data.dataset import Dataset
+from habitus.data.encoders import Encoders, load_tokenizer
+from habitus.errors import ModelError
+from habitus.events.schema import Schema
+from habitus.files import sha256_of, staged_folder, write_atomic
+from habitus.model.behavior import BehaviorModel
+from habitus.recipe import Recipe
+from habitus.typed import Typed, content_hash
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FORMAT_VERSION = 1
+_TOKENIZER = "tokenizer.json"
+
+
+class BundleManifest(Typed):
+    """bundle.json: what the bundle was trained on, and the checksum of every other file."""
+
+    format_version: int = FORMAT_VERSION
+    dataset_checksum: str
+    files: dict[str, str] = Field(description="SHA-256 by name.")
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read: the model on its device, and how raw values become its inputs."""
+
+    path: Path
+    manifest: BundleManifest
+    recipe: Recipe
+    schema: Schema
+    encoders: Encoders
+    model: BehaviorModel
+
+    @property
+    def checksum(self) -> str:
+        return content_hash(self.manifest.to_values())
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer | None":
+        return load_tokenizer(self.path / _TOKENIZER) if self.encoders.text_columns else None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def save_bundle(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: str | Path) -> None:
+    """Write a bundle to `path`, which must not exist; it appears whole or not at all."""
+    with staged_folder(path) as stage:
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        save_file(weights, stage / "model.safetensors")
+        recipe.write(stage / "recipe.toml")
+        for name in ("schema.toml", "encoders.json", _TOKENIZER):
+            source = dataset.path / name
+            if source.exists():
+                write_atomic(stage / name, source.read_bytes())
+        files = {file.name: sha256_of(file) for file in sorted(stage.iterdir())}
+        BundleManifest(dataset_checksum=dataset.checksum, files=files).write(stage / "bundle.json")
+
+
+def load_bundle(path: str | Path, device: torch.device | str = "cpu") -> Bundle:
+    """The bundle in a folder, or in the folder `bundle` of a run; refused by name where a file has changed."""
+    path = _bundle_folder(Path(path))
+    manifest = BundleManifest.read(path / "bundle.json")
+    if manifest.format_version != FORMAT_VERSION:
+        raise ModelError(f"{path} has format version {manifest.format_version}", expected=f"version {FORMAT_VERSION}")
+    for name, checksum in manifest.files.items():
+        if not (path / name).exists():
+            raise ModelError(f"{path / name} is missing", next_step="copy the whole bundle folder")
+        if sha256_of(path / name) != checksum:
+            raise ModelError(
+                f"{path / name} has changed since it was written: its checksum is not the bundle's",
+                next_step="copy the bundle again, or train again",
+            )
+    recipe = Recipe.read(path / "recipe.toml")
+    encoders = Encoders.read(path / "encoders.json")
+    model = BehaviorModel(encoders.fields, recipe.model)
+    _load_weights(model, path / "model.safetensors")
+    return Bundle(path, manifest, recipe, Schema.read(path / "schema.toml"), encoders, model.to(device).eval())
+
+
+def _bundle_folder(path: Path) -> Path:
+    for folder in (path, path / "bundle"):
+        if (folder / "bundle.json").exists():
+            return folder
+    raise ModelError(
+        f"{path} holds no bundle",
+        expected="a run folder or a bundle folder with bundle.json",
+        next_step="habitus train",
+    )
+
+
+def _load_weights(model: BehaviorModel, path: Path) -> None:
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:  # a pickle, or a file that was cut short
+        raise ModelError(f"{path} is not a safetensors file: {error}", expected="weights as safetensors") from error
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if found != expected:
+        wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        name = wrong[0]
+        raise ModelError(
+            f"{path} does not fit its recipe: {len(wrong)} tensors differ, first {name!r} of shape {found.get(name)}",
+            expected=f"shape {expected.get(name)}",
+        )
+    model.load_state_dict(weights)
