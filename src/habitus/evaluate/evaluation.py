@@ -150,7 +150,7 @@ def _without_history(batch: QueryBatch, values: PerQuery, k: int) -> PerQuery:
     for place, query in enumerate(first.tolist()):
         listed = values.top[query]
         seen = np.isin(listed, batch.visible(query))
-        ahead = min(int(rank[place]) - 1, len(listed))
+        ahead = min(int(rank[place]), len(listed))  # exactly those that score at least as much as the target
         rank[place] -= int(seen[:ahead].sum())
         unseen = listed[~seen & (listed >= 0)][:k]
         top[place, : len(unseen)] = unseen

@@ -39,7 +39,6 @@ class ModelScorer:
         self.compute = self.stored if bundle.device.type == "cuda" else torch.float32
         self._catalogue: list[Tensor] | None = None
 
-    @torch.no_grad()
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int) -> Scores:
         vectors = self._query_vectors(queries).to(self.compute)
         if candidates is None:
@@ -60,6 +59,7 @@ class ModelScorer:
             top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
         )
 
+    @torch.no_grad()
     def _query_vectors(self, queries: QueryBatch) -> Tensor:
         device = self.bundle.device
         batch = batch_tensors(queries.batch, device)

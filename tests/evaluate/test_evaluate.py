@@ -1,0 +1,284 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError, DataError, ModelError
+from habitus.evaluate.baselines import Oracle, Popularity, baselines
+from habitus.evaluate.evaluation import EvaluateOptions, catalogue_subset, evaluate
+from habitus.evaluate.metrics import mean, ndcg, recall
+from habitus.evaluate.model_scorer import ModelScorer
+from habitus.evaluate.queries import QuerySet
+from habitus.evaluate.readout import PerQuery
+from habitus.events.world import World
+from habitus.model.bundle import load_bundle
+from habitus.model.cache import build_cache, embed_rows
+
+OPTIONS = EvaluateOptions(queries=1500, batch_sequences=8, histories=(3, 5, 10, 20))
+
+
+def scorer_of(run: Path, dataset: Dataset, **options: object) -> ModelScorer:
+    bundle = load_bundle(run)
+    cache = build_cache(bundle, dataset, run / "catalogue", shard_rows=70)
+    return ModelScorer(bundle, dataset, cache, **options)  # type: ignore[arg-type]
+
+
+def values_of(dataset: Dataset, scorer, options: EvaluateOptions = OPTIONS):  # type: ignore[no-untyped-def]
+    kept: dict[str, PerQuery] = {}
+    found = evaluate(dataset, scorer, options, keep=kept.__setitem__)
+    return found, kept
+
+
+def test_every_query_is_scored_as_float64_logits_say(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(60)
+    scorer = scorer_of(run, dataset)
+    found, kept = values_of(dataset, scorer)
+    vectors = torch.cat(scorer.cache.shards).double()  # type: ignore[union-attr]
+    place = 0
+    for batch in QuerySet(dataset, OPTIONS.queries, OPTIONS.batch_sequences, OPTIONS.seed):
+        queries = scorer._query_vectors(batch).double()
+        for regime, pool in (("batch", batch.pool), ("catalogue", np.arange(dataset.num_items))):
+            logits = queries @ vectors[torch.from_numpy(pool)].T
+            wanted = torch.from_numpy(np.searchsorted(pool, batch.targets))
+            loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="none").numpy()
+            log_p = logits.log_softmax(1)
+            rows = slice(place, place + len(wanted))
+            np.testing.assert_allclose(kept[regime].loss[rows], loss, rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(kept[regime].entropy[rows], -(log_p.exp() * log_p).sum(1), rtol=1e-4, atol=1e-4)
+            ranks = (logits >= logits.gather(1, wanted[:, None])).sum(1).numpy()
+            assert (kept[regime].rank[rows] == ranks).mean() > 0.999
+        place += len(batch.targets)
+    assert found.metrics["batch/loss"].n == OPTIONS.queries == place
+    for name, values in kept.items():
+        assert found.metrics[f"{name}/recall@10"].value == pytest.approx(recall(values.rank, 10).mean())
+        assert found.metrics[f"{name}/ndcg@10"].se == pytest.approx(mean(ndcg(values.rank, 10), values.user).se)
+
+
+def test_slices_are_exactly_the_queries_they_name(dataset: Dataset, tmp_path: Path) -> None:
+    found, kept = values_of(dataset, Popularity(dataset))
+    values = kept["catalogue"]
+    values.write(tmp_path / "queries.parquet")
+    table = pq.read_table(tmp_path / "queries.parquet").to_pydict()
+    offsets = dataset.user_offsets
+    for history in OPTIONS.histories:
+        ranks = [r for r, h in zip(table["rank"], table["history"], strict=True) if h == history]
+        metric = found.metrics[f"catalogue/recall@10/history={history}"]
+        assert metric.n == len(ranks) > 0
+        assert metric.value == pytest.approx(np.mean([r <= 10 for r in ranks]))
+    repeats = 0
+    for event, user, history, target, repeat, cold in zip(
+        *(table[name] for name in ("event", "user", "history", "target", "repeat", "cold")), strict=True
+    ):
+        assert offsets[user] <= event < offsets[user + 1] - 1
+        assert dataset.items[event + 1] == target
+        assert repeat == (target in dataset.items[event + 1 - history : event + 1])
+        assert cold == (dataset.item_train_counts[target] == 0)
+        repeats += repeat
+    assert found.metrics["catalogue/loss/repeat"].n == repeats > 0
+    assert found.metrics["catalogue/loss/first"].n == len(table["rank"]) - repeats
+
+
+def test_numbers_do_not_depend_on_how_they_were_computed(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(60)
+    bundle = load_bundle(run)
+    _, reference = values_of(dataset, scorer_of(run, dataset))
+    one_shard = build_cache(bundle, dataset, tmp_path / "other")
+    variants = [
+        ModelScorer(bundle, dataset, one_shard),
+        ModelScorer(bundle, dataset, one_shard, memory_bytes=1 << 20),
+    ]
+    for scorer in variants:
+        _, other = values_of(dataset, scorer)
+        for regime, values in reference.items():
+            assert np.array_equal(values.rank, other[regime].rank)
+            np.testing.assert_allclose(values.loss, other[regime].loss, rtol=1e-6, atol=1e-6)
+            assert np.array_equal(values.top, other[regime].top)
+    _, without = values_of(dataset, ModelScorer(bundle, dataset), replace(OPTIONS, regimes=("batch",)))
+    assert (without["batch"].rank == reference["batch"].rank).mean() > 0.99
+    np.testing.assert_allclose(without["batch"].loss, reference["batch"].loss, atol=1e-2)
+
+
+def test_shuffling_the_catalogue_changes_nothing(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
+    scorer = scorer_of(make_run(60), dataset)
+    order = np.random.default_rng(0).permutation(dataset.num_items)
+    for batch in QuerySet(dataset, 300, 8, 0):
+        plain = scorer.score(batch, None, 10)
+        shuffled_scorer = ModelScorer(scorer.bundle, dataset, scorer.cache)
+        table = torch.cat([shard.float() for shard in scorer.cache.shards])  # type: ignore[union-attr]
+        shuffled_scorer._catalogue = [table[torch.from_numpy(order)]]
+        moved = replace(batch, targets=np.argsort(order)[batch.targets])
+        other = shuffled_scorer.score(moved, None, 10)
+        assert np.array_equal(plain.rank, other.rank)
+        np.testing.assert_allclose(plain.loss, other.loss, atol=1e-6)
+        assert np.array_equal(np.sort(plain.top, axis=1), np.sort(order[other.top], axis=1))
+
+
+def test_an_untrained_model_is_uniform(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
+    found, kept = values_of(dataset, scorer_of(make_run(1), dataset))
+    pool = kept["batch"].candidates
+    assert found.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items), abs=0.15)
+    assert found.metrics["batch/loss"].value == pytest.approx(np.log(pool).mean(), abs=0.15)
+    recall_at_10 = found.metrics["catalogue/recall@10"]
+    assert recall_at_10.se is not None
+    # An embedder at its start is not blind, so this is a band and not a test of chance.
+    assert 0.2 * 10 / dataset.num_items < recall_at_10.value < 5 * 10 / dataset.num_items
+
+
+def test_a_blind_scorer_is_exactly_uniform_and_always_last(dataset: Dataset) -> None:
+    blind = Popularity(dataset)
+    blind.logits = np.zeros(dataset.num_items)
+    found, kept = values_of(dataset, blind)
+    assert found.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items))
+    assert found.metrics["catalogue/entropy"].value == pytest.approx(math.log(dataset.num_items))
+    assert found.metrics["catalogue/recall@100"].value == 0
+    assert np.array_equal(kept["batch"].rank, kept["batch"].candidates)
+
+
+def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: World, make_run) -> None:  # type: ignore[no-untyped-def]
+    oracle, _ = values_of(dataset, Oracle(dataset), replace(OPTIONS, queries=4000))
+    best = oracle.metrics["catalogue/loss"]
+    for scorer in [*baselines(dataset)[:-1], scorer_of(make_run(60), dataset)]:
+        found, _ = values_of(dataset, scorer, replace(OPTIONS, queries=4000))
+        loss, recalled = found.metrics["catalogue/loss"], found.metrics["catalogue/recall@10"]
+        assert loss.value > best.value
+        assert recalled.value < oracle.metrics["catalogue/recall@10"].value + 2 * (recalled.se or 0)
+    # The oracle's loss is the entropy of its conditional, up to sampling, and that is the world's floor.
+    gap = best.value - oracle.metrics["catalogue/entropy"].value
+    assert abs(gap) < 3 * (best.se or 0)
+    floor = world.entropy_floor(world.sample(2000))
+    assert abs(best.value - floor.value) < 4 * math.hypot(best.se or 0, floor.se)
+
+
+def test_training_helps(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
+    before, _ = values_of(dataset, scorer_of(make_run(1), dataset))
+    after, _ = values_of(dataset, scorer_of(make_run(60), dataset))
+    assert after.metrics["batch/loss"].value < before.metrics["batch/loss"].value - 0.1
+    assert after.metrics["batch/recall@10"].value > before.metrics["batch/recall@10"].value
+
+
+def test_the_query_set_is_fixed_and_named(dataset: Dataset) -> None:
+    one, two = (QuerySet(dataset, 500, 8, 3) for _ in range(2))
+    assert one.checksum() == two.checksum()
+    assert QuerySet(dataset, 500, 8, 4).checksum() != one.checksum()
+    assert QuerySet(dataset, 501, 8, 3).checksum() != one.checksum()
+    events = np.concatenate([batch.events for batch in one])
+    assert len(np.unique(events)) == len(events) == 500
+    every = QuerySet(dataset, 10**9, 8, 3)
+    assert sum(len(batch.targets) for batch in every) == dataset.counts("validation").queries == every.num_queries
+
+
+def test_a_subset_of_the_catalogue_is_fixed_and_holds_every_target(dataset: Dataset) -> None:
+    queries = QuerySet(dataset, 200, 8, 0)
+    options = replace(OPTIONS, queries=200, catalogue_items=280)
+    subset = catalogue_subset(dataset, queries, options)
+    assert subset is not None
+    assert len(subset) == 280
+    assert np.isin(queries.targets(), subset).all()
+    assert np.array_equal(subset, catalogue_subset(dataset, queries, options))
+    found, kept = values_of(dataset, Popularity(dataset), options)
+    assert found.specification["catalogue"].candidates == 280
+    assert np.isin(kept["catalogue"].top, subset).all()
+    with pytest.raises(ConfigError, match="catalogue_items is 3"):
+        catalogue_subset(dataset, queries, replace(options, catalogue_items=3))
+
+
+def test_excluding_the_history_ranks_among_unseen_items_only(dataset: Dataset) -> None:
+    scorer = Popularity(dataset)
+    found, kept = values_of(dataset, scorer, replace(OPTIONS, exclude_history=True, regimes=("catalogue",)))
+    assert "catalogue/loss" not in found.metrics
+    values = kept["catalogue"]
+    place = 0
+    for batch in QuerySet(dataset, OPTIONS.queries, OPTIONS.batch_sequences, OPTIONS.seed):
+        for query in range(len(batch.targets)):
+            seen = set(batch.visible(query).tolist())
+            if batch.targets[query] in seen:
+                continue
+            unseen = [item for item in range(dataset.num_items) if item not in seen]
+            wanted = scorer.logits[batch.targets[query]]
+            rank = sum(scorer.logits[item] >= wanted for item in unseen)
+            if rank <= 100:
+                assert values.rank[place] == rank
+            assert not seen & set(values.top[place].tolist())
+            place += 1
+    assert place == len(values.rank)
+
+
+def test_bad_input(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match="k = 0"):
+        evaluate(dataset, Popularity(dataset), replace(OPTIONS, cutoffs=(0, 10)))
+    with pytest.raises(ConfigError, match=r"history length of 32(.|\n)*--seq-len"):
+        evaluate(dataset, Popularity(dataset), replace(OPTIONS, histories=(32,)))
+    with pytest.raises(ModelError, match="holds no bundle"):
+        load_bundle(tmp_path)
+
+
+def test_bundles_that_were_tampered_with_are_refused(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    import pickle
+    import shutil
+
+    copied = tmp_path / "bundle"
+    shutil.copytree(make_run(1) / "bundle", copied)
+    weights = copied / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ModelError, match=r"model\.safetensors has changed"):
+        load_bundle(tmp_path)
+    from habitus.files import sha256_of
+    from habitus.model.bundle import BundleManifest
+
+    manifest = BundleManifest.read(copied / "bundle.json")
+    weights.write_bytes(pickle.dumps({"a": 1}))
+    files = manifest.files | {"model.safetensors": sha256_of(weights)}
+    (copied / "bundle.json").unlink()
+    manifest.model_copy(update={"files": files}).write(copied / "bundle.json")
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        load_bundle(copied)
+
+
+def test_a_cache_is_resumed_and_one_of_another_model_is_refused(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    bundle, other = load_bundle(make_run(1)), load_bundle(make_run(60))
+    whole = build_cache(bundle, dataset, tmp_path / "cache", shard_rows=100)
+    whole.shards = [shard.clone() for shard in whole.shards]  # the files below them are about to be spoiled
+    assert [len(shard) for shard in whole.shards] == [100, 100, 100]
+    expected = embed_rows(bundle.model, dataset, np.arange(300)).bfloat16()
+    assert (torch.cat(whole.shards) == expected).float().mean() > 0.99
+    assert torch.equal(whole.rows(np.array([250, 3, 100])), torch.cat(whole.shards)[[250, 3, 100]])
+    names = sorted(path.name for path in (tmp_path / "cache").glob("*.safetensors"))
+    kept = (tmp_path / "cache" / names[0]).stat().st_mtime_ns
+    (tmp_path / "cache" / "manifest.json").unlink()
+    (tmp_path / "cache" / names[1]).write_bytes(b"cut short")
+    again = build_cache(bundle, dataset, tmp_path / "cache", shard_rows=100)
+    assert (tmp_path / "cache" / names[0]).stat().st_mtime_ns == kept
+    assert torch.equal(torch.cat(again.shards), torch.cat(whole.shards))
+    from habitus.model.cache import EmbeddingCache
+
+    with pytest.raises(ModelError, match="of another model"):
+        EmbeddingCache.open(tmp_path / "cache", other, dataset)
+    (tmp_path / "cache" / names[1]).write_bytes(b"cut short")
+    with pytest.raises(ModelError, match="missing or has changed"):
+        EmbeddingCache.open(tmp_path / "cache", bundle, dataset)
+    for dtype in ("fp16", "fp32"):
+        stored = build_cache(bundle, dataset, tmp_path / dtype, dtype=dtype)  # type: ignore[arg-type]
+        assert stored.shards[0].dtype == {"fp16": torch.float16, "fp32": torch.float32}[dtype]
+
+
+def test_an_empty_validation_split_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+    from habitus.data.from_world import prepare_world
+    from habitus.data.prepare import PrepareOptions
+    from habitus.events.world import WorldConfig
+    from habitus.events.world.writing import SCHEMA
+
+    tiny = World(WorldConfig(num_users=3, num_items=20, events_per_user=6, seed=1))
+    for seed in range(20):
+        prepare_world(tiny, SCHEMA, tmp_path / str(seed), PrepareOptions(seed=seed, threads=1), lambda *_: None)
+        small = Dataset.open(tmp_path / str(seed))
+        if small.counts("validation").windows == 0:
+            with pytest.raises(DataError, match="no validation windows"):
+                evaluate(small, Popularity(small), OPTIONS)
+            return
+    pytest.fail("no seed gave an empty validation split")
