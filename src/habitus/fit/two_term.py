@@ -14,7 +14,7 @@ from scipy import stats
 from habitus.errors import FitError
 from habitus.fit.checks import Direction, Numbers, all_equal, columns, no_row_twice, residuals_of, sign_of
 from habitus.fit.result import LEVELS, Law, make_intervals, refused
-from habitus.fit.separable import Best, Group, Region, Terms, fit_separable, region
+from habitus.fit.separable import Best, Group, Region, Terms, fit_separable, project, region
 
 FORM = "sign*y = a*x^alpha + b*x^-beta + E;  x* = (b*beta/(a*alpha))^(1/(alpha+beta))"
 EXPONENTS = (0.05, 2.0)
@@ -256,8 +256,6 @@ def _shared_alpha(
 
 
 def _best_rss(group: Group, alpha: float, bounds: tuple[float, float]) -> float:
-    from habitus.fit.separable import project
-
     betas = np.log(np.geomspace(*bounds, 60))
     theta = np.stack([np.full(60, np.log(alpha)), betas], axis=1)
     return float(project(group, theta).rss.min())
