@@ -26,7 +26,7 @@ from habitus.randomness import Stream, shuffle_keys, shuffled
 
 __all__ = ["Estimate", "MixtureWeights", "Queries", "World", "WorldConfig"]
 
-_BLOCK_EVENTS = 1 << 15  # events generated together: their arrays stay in a core's cache
+_BLOCK_EVENTS = 1 << 18  # events generated together: more share the cost of a call, fewer need less memory
 
 
 class World:
