@@ -276,7 +276,7 @@ def test_nan_and_infinite_numbers(tmp_path: Path) -> None:
     assert "items, column 'price': 1 row" in message
     dataset = prepared(tmp_path / "b", events, items, options=DROP)
     assert dataset.num_events == len(events["user_id"])
-    assert not np.isinf(dataset._event_fields["paid"]).any()
+    assert not np.isinf(dataset.event_fields["paid"]).any()
     assert np.isnan(dataset.item_features(np.arange(6)).fields["price"]).tolist() == [True, False, True] + [False] * 3
 
 
@@ -335,7 +335,7 @@ def test_a_schema_with_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
 
 def test_changed_bytes_are_refused_by_name(tmp_path: Path) -> None:
     prepared(tmp_path)
-    for name in ("events/item.npy", "encoders.json", "train/segments.npy", "users/ids.parquet"):
+    for name in ("events/records.npy", "encoders.json", "train/segments.npy", "users/ids.parquet"):
         path = tmp_path / "dataset" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -63,7 +63,7 @@ def test_a_batch_is_what_a_slow_reading_of_the_log_gives(tmp_path: Path, split: 
             if has_query:
                 assert users[event] == users[event + 1]
             for name in ("event_type", "paid", "time_gap", "hour", "weekday"):
-                np.testing.assert_array_equal(batch.fields[name][window, slot], dataset._event_fields[name][event])
+                np.testing.assert_array_equal(batch.fields[name][window, slot], dataset.event_fields[name][event])
             if place == 0:
                 edges.append(window * dataset.seq_len + slot)
         if len(slots) < dataset.seq_len:

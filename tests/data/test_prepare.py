@@ -41,7 +41,7 @@ def test_a_tiny_log_becomes_the_arrays_worked_out_by_hand(tmp_path: Path) -> Non
     fields = {spec.name: spec for spec in dataset.fields.event}
     assert list(fields) == ["event_type", "paid", "time_gap", "hour", "weekday"]
     assert dataset.encoders.event_values["event_type"] == ("buy", "view")
-    columns = {name: np.asarray(values) for name, values in dataset._event_fields.items()}
+    columns = {name: np.asarray(values) for name, values in dataset.event_fields.items()}
     assert columns["event_type"].tolist() == [2, 2, 1, 0, 1]
     np.testing.assert_array_equal(columns["paid"], np.float32([np.nan, 3.5, 1.5, 2.5, np.nan]))
     np.testing.assert_array_equal(columns["time_gap"], np.float32([np.nan, 3600, np.nan, 7200, 0]))
@@ -65,7 +65,7 @@ def test_number_statistics_come_from_training_events_only(tmp_path: Path) -> Non
     train_length = np.load(tmp_path / "dataset" / "users" / "train_length.npy")
     trains = np.repeat(train_length > 0, np.diff(dataset.user_offsets))
     assert 0 < trains.sum() < len(trains)
-    values = np.asarray(dataset._event_fields["paid"], np.float64)[trains]
+    values = np.asarray(dataset.event_fields["paid"], np.float64)[trains]
     values = values[~np.isnan(values)]
     assert paid.mean == pytest.approx(values.mean(), rel=1e-6)
     assert paid.std == pytest.approx(values.std(), rel=1e-6)

@@ -12,7 +12,7 @@ from habitus.data.arrays import map_array
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.catalogue import item_file
 from habitus.data.encoders import Encoders, load_tokenizer
-from habitus.data.event_columns import event_file
+from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
 from habitus.data.manifest import FORMAT_VERSION, NAME, Manifest, SplitCounts, verify_files
 from habitus.data.windows import SEGMENT, Windows
@@ -33,11 +33,12 @@ class Dataset:
         self.path = path
         self.manifest = manifest
         self.encoders = Encoders.read(path / "encoders.json")
-        self.items = map_array(path / "events" / "item.npy")
+        self.records = map_array(path / "events" / "records.npy")
+        self.items = self.records[ITEM]
         self.times = map_array(path / "events" / "time.npy")
         self.user_offsets = map_array(path / "users" / "offsets.npy")
-        self._event_fields = {
-            spec.name: map_array(path / event_file(number)) for number, spec in enumerate(self.fields.event)
+        self.event_fields = {
+            spec.name: self.records[record_field(number)] for number, spec in enumerate(self.fields.event)
         }
         self._item_fields = {
             spec.name: map_array(path / item_file(number)) for number, spec in enumerate(self.fields.item)
@@ -185,7 +186,8 @@ class Dataset:
         slot = np.arange(len(windows) * self.seq_len)
         event = slot + np.repeat(table.start[chosen] - begin, lengths)
         empty = np.flatnonzero(np.repeat(is_tail, lengths)) if is_tail.any() else None
-        items = self.items.take(event)
+        records = self.records.take(event)
+        items = np.ascontiguousarray(records[ITEM])
         targets = np.empty_like(items)
         targets[:-1] = items[1:]
         targets[begin + lengths - 1] = -1
@@ -194,10 +196,8 @@ class Dataset:
         if first_target.max() > 1:  # the query at a place predicts the event after it
             targets[positions + 1 < np.repeat(first_target, lengths)] = -1
         fields = {
-            spec.name: self._event_fields[spec.name]
-            .take(event)
-            .astype(np.int32 if spec.kind == "category" else np.float32, copy=False)
-            for spec in self.fields.event
+            spec.name: records[record_field(number)].astype(np.int32 if spec.kind == "category" else np.float32)
+            for number, spec in enumerate(self.fields.event)
         }
         within[is_tail] = -1
         segments = np.repeat(within.astype(np.int32), lengths)
