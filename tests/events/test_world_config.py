@@ -165,3 +165,10 @@ def test_every_knob_is_listed() -> None:
     result = CliRunner().invoke(app, ["world", "--list-knobs"])
     names = [line.split()[0] for line in result.stdout.splitlines()]
     assert {"copy_window", "weights.popular", "num_users"} <= set(names)
+
+
+def test_the_python_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "world.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    assert names["queries"].count == 100

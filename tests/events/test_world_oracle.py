@@ -215,6 +215,8 @@ def test_questions_without_an_answer_are_refused() -> None:
     world = World(TINY)
     with pytest.raises(DataError, match="2 items are not in the catalogue, the first 30"):
         world.conditional([3, 30, -1])
+    with pytest.raises(DataError, match="a history of type float64"):
+        world.conditional([1.5])
     with pytest.raises(DataError, match="k = 31"):
         world.best_recall(31, world.sample(10))
     with pytest.raises(DataError, match="at least 2 users"):

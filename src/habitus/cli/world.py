@@ -27,7 +27,7 @@ def world(
     list_knobs: Annotated[
         bool, typer.Option("--list-knobs", help="Print every knob, its default and its meaning, and stop.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(help="All cores unless said.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="All cores unless said.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
     """Make a synthetic shop whose best possible prediction is known exactly.

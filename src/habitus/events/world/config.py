@@ -60,7 +60,7 @@ class WorldConfig(Typed):
     taste_prior: float = Field(20.0, gt=0, description="balls in an urn before the first event")
 
     num_words: int = Field(1_000, ge=1, le=1_000_000, description="descriptor words of titles")
-    image_dim: int = Field(16, ge=1, le=4_096, description="length of the image-like vector")
+    image_dim: int = Field(16, ge=1, le=1_024, description="length of the image-like vector")
     missing_rate: float = Field(0.01, ge=0, lt=1, description="share of missing values per item field")
     span_days: int = Field(365, ge=1, le=36_500, description="days that the log covers, about")
 

@@ -46,7 +46,10 @@ class Oracle:
 
     def conditional(self, history: np.ndarray) -> np.ndarray:
         """The probability of every item of the catalogue to come next: float64, in item order."""
-        history = np.asarray(history, dtype=np.int64).reshape(-1)
+        history = np.asarray(history).reshape(-1)
+        if len(history) and history.dtype.kind not in "iu":
+            raise DataError(f"a history of type {history.dtype}", expected="item ids: integers, oldest first")
+        history = history.astype(np.int64)
         nothing = np.zeros(1, dtype=np.int64)
         return self.conditionals(Queries(history, nothing, nothing + len(history), nothing))[0]
 
