@@ -108,7 +108,9 @@ def surrogacy(
     for c in np.unique(C):
         for name, values in metrics.items():
             column = np.asarray(values, dtype=np.float64)[c == C]
-            level = float(np.abs(np.nanmean(column))) if np.isfinite(column).any() else float("nan")
+            if not np.isfinite(column).any():
+                continue
+            level = float(np.abs(np.nanmean(column)))
             spread = float(np.nanmax(column) - np.nanmin(column)) / level if level > 0 else 0.0
             pair = _pair("train/in_batch_loss", name, loss[c == C], column, rng)
             found.append(

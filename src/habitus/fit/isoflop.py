@@ -156,9 +156,9 @@ class _Curve:
         (v11, v12), (_, v22) = self.inverse[1:, 1:] * q
         _, c1, c2 = self.c
         a, b, c = 4 * (c2**2 - v22), 4 * (c1 * c2 - v12), c1**2 - v11
-        if a <= 0 or b * b - 4 * a * c < 0:
+        if a <= 0:
             return -np.inf, np.inf
-        root = np.sqrt(b * b - 4 * a * c)
+        root = np.sqrt(max(b * b - 4 * a * c, 0.0))  # below zero only by rounding
         return float((-b - root) / (2 * a)), float((-b + root) / (2 * a))
 
     def readout(self, sign: float) -> tuple[dict[str, Any], dict[float, dict[str, tuple[float, float]]]]:

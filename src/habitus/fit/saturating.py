@@ -155,4 +155,11 @@ def _uncertainty(best: Best, middle: float, sign: float) -> tuple[Any, list[str]
             "cannot be told apart; add budgets or pin the floor"
         )
         return "not_identified", [why], intervals
+    low, high = by_level[0.95]["exponent"]
+    if high > 10 * low:
+        why = (
+            f"floor and exponent trade off: at 95% the exponent lies anywhere from {low:.3g} to {high:.3g}; "
+            "predictions are steadier than the values"
+        )
+        return "ok", [why], intervals
     return "ok", [], intervals

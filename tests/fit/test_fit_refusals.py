@@ -1,0 +1,184 @@
+"""No number that looks fine where there is none: a status or a clear error."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from habitus.errors import FitError
+from habitus.fit import (
+    Law,
+    critical_batch,
+    depth_optimum,
+    frontier,
+    isoflop_optimum,
+    learning_rate_drift,
+    paired_regimes,
+    power_law,
+    rollout,
+    saturating,
+    spearman_matrix,
+    steps_to_target,
+    surface,
+    surface_optimum,
+    two_term,
+    two_term_by_budget,
+)
+
+X = np.geomspace(1e6, 1e8, 8)
+VALLEY = 3 + 0.05 * np.log(X / 1e7) ** 2
+
+
+def surface_of_budgets(x: Any, y: Any) -> Law:
+    """A surface whose D are tied to x on two budgets, to test it with the laws of two columns."""
+    x = np.asarray(x, dtype=float)
+    D = np.where(np.arange(len(x)) % 2, 1e17, 1e16) / np.abs(x)
+    return surface(x, D, y)
+
+
+LAWS: dict[str, Callable[[Any, Any], Law]] = {
+    "critical_batch": critical_batch,
+    "isoflop_optimum": isoflop_optimum,
+    "depth_optimum": depth_optimum,
+    "power_law": power_law,
+    "saturating": saturating,
+    "two_term": two_term,
+    "surface": surface_of_budgets,
+}
+each_law = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
+
+
+@each_law
+def test_two_points_are_too_few(law: Callable[[Any, Any], Law]) -> None:
+    result = law([1e6, 1e7], [3.0, 2.5])
+    assert result.status == "too_few"
+    assert not result.values
+    assert result.warnings
+
+
+@each_law
+def test_nothing_is_too_few(law: Callable[[Any, Any], Law]) -> None:
+    assert law([], []).status == "too_few"
+
+
+@each_law
+def test_equal_values_have_no_optimum_and_no_slope(law: Callable[[Any, Any], Law]) -> None:
+    result = law(X, np.full(8, 3.0))
+    assert result.status == "flat"
+    assert "x_opt" not in result.values and "b_crit" not in result.values
+
+
+@each_law
+def test_nan_is_an_error_that_names_the_column_and_row(law: Callable[[Any, Any], Law]) -> None:
+    y = VALLEY.copy()
+    y[3] = np.nan
+    with pytest.raises(FitError, match="row 3"):
+        law(X, y)
+
+
+@each_law
+def test_negative_sizes_are_an_error(law: Callable[[Any, Any], Law]) -> None:
+    x = X.copy()
+    x[0] = -1e6
+    with pytest.raises(FitError, match=r"positive|negative"):
+        law(x, VALLEY)
+
+
+@each_law
+def test_a_cell_given_twice_is_an_error(law: Callable[[Any, Any], Law]) -> None:
+    with pytest.raises(FitError, match="more than once"):
+        # The ninth row has the parity of the first, so the surface's D repeats as well.
+        law(np.append(X, X[0]), np.append(VALLEY, VALLEY[0]))
+
+
+@each_law
+def test_columns_of_different_length_are_an_error(law: Callable[[Any, Any], Law]) -> None:
+    with pytest.raises((FitError, ValueError)):
+        law(X, VALLEY[:-1])
+
+
+def test_words_are_not_numbers() -> None:
+    with pytest.raises(FitError, match="not a number"):
+        power_law(["a", "b", "c"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("curvature", [0.0, -0.05])
+def test_a_curve_without_upward_curvature_is_flat(curvature: float) -> None:
+    rng = np.random.default_rng(0)
+    y = 3 + curvature * np.log(X / 1e7) ** 2 + 1e-3 * rng.standard_normal(8)
+    law = isoflop_optimum(X, y)
+    assert law.status == "flat"
+    assert not law.values
+
+
+def test_a_minimum_at_the_edge_is_boundary_and_says_which_way() -> None:
+    law = isoflop_optimum(X, 3 + 0.05 * np.log(X / 3e8) ** 2)
+    assert law.status == "boundary"
+    assert "outside the swept range" in law.warnings[-1]
+
+
+def test_a_noisy_valley_is_not_identified() -> None:
+    rng = np.random.default_rng(1)
+    verdicts = {two_term(X, 3 + 0.002 * np.log(X / 1e7) ** 2 + 0.01 * rng.standard_normal(8)).status for _ in range(10)}
+    assert "ok" not in verdicts
+
+
+def test_a_hill_is_no_valley() -> None:
+    law = two_term(X, -VALLEY)
+    assert law.status in ("flat", "monotone", "boundary", "not_identified")
+    assert law.status != "ok"
+
+
+def test_one_budget_has_no_scaling_law() -> None:
+    found = frontier(np.full(8, 1e17), X, VALLEY)
+    assert found.size.status == "too_few"
+    assert found.height.status == "too_few"
+    law = surface(X, 1e17 / (6 * X), VALLEY)
+    assert law.status == "not_identified"
+    assert "one line" in law.warnings[0]
+
+
+def test_a_loss_that_rises_with_compute_does_not_saturate() -> None:
+    assert saturating([1e15, 1e16, 1e17, 1e18], [2.0, 2.1, 2.3, 2.6]).status == "monotone"
+
+
+def test_three_points_determine_a_saturating_law_and_nothing_judges_it() -> None:
+    law = saturating([1e15, 1e16, 1e17], [4.0, 3.5, 3.2])
+    assert law.status == "not_identified"
+    assert law.interval("floor") == (-np.inf, np.inf)
+
+
+def test_a_budget_with_too_few_cells_is_named_and_left_out(planted: Any) -> None:
+    C = np.concatenate([np.repeat(planted.budgets[:4], 8), [1e19, 1e19]])
+    N = np.concatenate([planted.size(c) * np.geomspace(1 / 6, 6, 8) for c in planted.budgets[:4]] + [[1e8, 2e8]])
+    found = frontier(C, N, planted.loss(N, C / (6 * N)) + 1e-4 * np.random.default_rng(0).standard_normal(len(N)))
+    assert found.optima[1e19].status == "too_few"
+    assert any("1e+19 (too_few)" in warning for warning in found.size.warnings)
+
+
+def test_unknown_words_are_explained() -> None:
+    with pytest.raises(FitError, match='"min" or "max"'):
+        two_term(X, VALLEY, "up")  # type: ignore[arg-type]
+    with pytest.raises(FitError, match="none"):
+        two_term_by_budget(np.ones(8), X, VALLEY, share="beta")  # type: ignore[arg-type]
+    with pytest.raises(FitError, match="power_law, saturating"):
+        rollout([(1, 2), (2, 3)], "linear")
+    with pytest.raises(FitError, match="stands twice"):
+        rollout([(1e15, 2), (1e15, 3), (1e16, 4)], "power_law")
+    with pytest.raises(FitError, match="fitted surface"):
+        surface_optimum(power_law([1, 2, 4], [1, 2, 3]), 1e20)
+    with pytest.raises(FitError, match="do not increase"):
+        steps_to_target([(2, 1.0), (1, 1.0)], 0.5)
+    with pytest.raises(FitError, match="two or more"):
+        spearman_matrix({"loss": [1, 2, 3]})
+    with pytest.raises(FitError, match="both regimes"):
+        paired_regimes({"loss": [1, 2, 3]}, {"recall@10": [1, 2, 3]})
+    with pytest.raises(FitError, match="one model size"):
+        learning_rate_drift([1, 1], [0.1, 0.2], [3, 4])
+
+
+def test_a_rate_at_the_edge_of_its_grid_is_named() -> None:
+    drift = learning_rate_drift([1, 1, 1, 2, 2, 2], [1, 2, 4, 1, 2, 4], [3, 2, 3, 4, 3, 2])
+    assert [best.bracketed for best in drift.best] == [True, False]
+    assert "lower bound" in drift.warnings[0]
