@@ -10,11 +10,13 @@ import torch
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError, ModelError
 from habitus.evaluate.baselines import Oracle, Popularity, baselines
+from habitus.evaluate.candidates import Candidates, candidate_scores
 from habitus.evaluate.evaluation import EvaluateOptions, catalogue_subset, evaluate
 from habitus.evaluate.metrics import mean, ndcg, recall
 from habitus.evaluate.model_scorer import ModelScorer
+from habitus.evaluate.per_query import PerQuery, PerQueryFile
 from habitus.evaluate.queries import QuerySet
-from habitus.evaluate.readout import PerQuery
+from habitus.evaluate.ranks import Ranks
 from habitus.events.world import World
 from habitus.model.bundle import load_bundle
 from habitus.model.cache import build_cache, embed_rows
@@ -41,7 +43,7 @@ def test_every_query_is_scored_as_float64_logits_say(dataset: Dataset, make_run)
     vectors = torch.cat(scorer.cache.shards).double()  # type: ignore[union-attr]
     place = 0
     for batch in QuerySet(dataset, OPTIONS.queries, OPTIONS.batch_sequences, OPTIONS.seed):
-        queries = scorer._query_vectors(batch).double()
+        queries = scorer.query_vectors(batch).double()
         for regime, pool in (("batch", batch.pool), ("catalogue", np.arange(dataset.num_items))):
             logits = queries @ vectors[torch.from_numpy(pool)].T
             wanted = torch.from_numpy(np.searchsorted(pool, batch.targets))
@@ -62,7 +64,8 @@ def test_every_query_is_scored_as_float64_logits_say(dataset: Dataset, make_run)
 def test_slices_are_exactly_the_queries_they_name(dataset: Dataset, tmp_path: Path) -> None:
     found, kept = values_of(dataset, Popularity(dataset))
     values = kept["catalogue"]
-    values.write(tmp_path / "queries.parquet")
+    with PerQueryFile(tmp_path / "queries.parquet") as file:
+        file.add("popularity", "catalogue", values)
     table = pq.read_table(tmp_path / "queries.parquet").to_pydict()
     offsets = dataset.user_offsets
     for history in OPTIONS.histories:
@@ -105,16 +108,17 @@ def test_numbers_do_not_depend_on_how_they_were_computed(dataset: Dataset, make_
 
 def test_shuffling_the_catalogue_changes_nothing(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
     scorer = scorer_of(make_run(60), dataset)
+    assert scorer.cache is not None
+    table = torch.cat([shard.float() for shard in scorer.cache.shards])
     order = np.random.default_rng(0).permutation(dataset.num_items)
+    shuffled = Candidates([table[torch.from_numpy(order)]], 0, dataset.num_items)
     for batch in QuerySet(dataset, 300, 8, 0):
         plain = scorer.score(batch, None, 10)
-        shuffled_scorer = ModelScorer(scorer.bundle, dataset, scorer.cache)
-        table = torch.cat([shard.float() for shard in scorer.cache.shards])  # type: ignore[union-attr]
-        shuffled_scorer._catalogue = [table[torch.from_numpy(order)]]
-        moved = replace(batch, targets=np.argsort(order)[batch.targets])
-        other = shuffled_scorer.score(moved, None, 10)
+        rows = table[torch.from_numpy(batch.targets)]
+        other = candidate_scores(scorer.query_vectors(batch), shuffled, rows, 10, ranks=Ranks())
         assert np.array_equal(plain.rank, other.rank)
         np.testing.assert_allclose(plain.loss, other.loss, atol=1e-6)
+        np.testing.assert_allclose(plain.entropy, other.entropy, atol=1e-6)
         assert np.array_equal(np.sort(plain.top, axis=1), np.sort(order[other.top], axis=1))
 
 

@@ -147,6 +147,7 @@ class _OracleOver(DenseScorer):
     """The oracle's conditional restricted to some candidates."""
 
     name = "oracle"
+    writes_whole_rows = True
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle

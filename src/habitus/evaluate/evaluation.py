@@ -1,5 +1,6 @@
 """The verb `evaluate`: any scorer, both regimes, all metrics and slices, on one fixed set of queries."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -9,8 +10,10 @@ from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.evaluate.metrics import CUTOFFS
+from habitus.evaluate.per_query import PerQuery
 from habitus.evaluate.queries import QueryBatch, QuerySet
-from habitus.evaluate.readout import PerQuery, coverage_metrics, summarise
+from habitus.evaluate.readout import coverage_metrics, summarise
 from habitus.evaluate.scores import Scorer
 from habitus.randomness import Stream, shuffle_keys, shuffled
 from habitus.record import EvaluationSpec, Metric
@@ -18,6 +21,7 @@ from habitus.typed import Typed
 
 Regime = Literal["batch", "catalogue"]
 Progress = Callable[[str, float], None]
+HISTORIES = (3, 5, 10, 20, 50, 100)
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,16 @@ class EvaluateOptions:
     queries: int = 20_000
     batch_sequences: int = 64
     catalogue_items: int | Literal["all"] = "all"
-    cutoffs: tuple[int, ...] = (1, 5, 10, 20, 50, 100)
-    histories: tuple[int, ...] = (3, 5, 10, 20, 50, 100)
+    cutoffs: tuple[int, ...] = CUTOFFS
+    histories: tuple[int, ...] | Literal["fitting"] = "fitting"  # those of HISTORIES that a window can hold
     exclude_history: bool = False
     seed: int = 0
+
+    def histories_in(self, seq_len: int) -> tuple[int, ...]:
+        """The history lengths of the slices for windows of that many events."""
+        if self.histories == "fitting":
+            return tuple(length for length in HISTORIES if length < seq_len)
+        return self.histories
 
 
 class Evaluation(Typed):
@@ -41,6 +51,7 @@ class Evaluation(Typed):
     dataset_checksum: str
     specification: dict[str, EvaluationSpec] = Field(description="By regime.")
     metrics: dict[str, Metric]
+    seconds: dict[str, float] = Field(description="By regime.")
 
 
 def evaluate(
@@ -53,36 +64,50 @@ def evaluate(
 ) -> Evaluation:
     """The metrics of a scorer. `keep` is handed the per-query values of each regime, from which all means are made."""
     options = options or EvaluateOptions()
-    check_options(dataset, options)
-    queries = QuerySet(dataset, options.queries, options.batch_sequences, options.seed)
+    queries = query_set(dataset, options)
     metrics: dict[str, Metric] = {}
-    specification = {}
+    specification, seconds = {}, {}
     for regime in options.regimes:
+        began = time.perf_counter()
         candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
-        values = _run(dataset, scorer, regime, queries, candidates, options, progress)
-        metrics |= summarise(regime, values, options.cutoffs, options.histories)
-        metrics |= coverage_metrics(regime, values, options.cutoffs)
+        values, union = _run(dataset, scorer, regime, queries, candidates, options, progress)
+        metrics |= summarise(regime, values, options.cutoffs, options.histories_in(dataset.seq_len))
+        metrics |= coverage_metrics(regime, values, options.cutoffs, union)
         specification[regime] = EvaluationSpec(
             queries=len(values.rank),
             query_set_checksum=queries.checksum(),
             batch_sequences=options.batch_sequences,
             candidates=values.num_candidates,
         )
+        seconds[regime] = time.perf_counter() - began
         if keep is not None:
             keep(regime, values)
     return Evaluation(
-        scorer=scorer.name, dataset_checksum=dataset.checksum, specification=specification, metrics=metrics
+        scorer=scorer.name,
+        dataset_checksum=dataset.checksum,
+        specification=specification,
+        metrics=metrics,
+        seconds=seconds,
     )
 
 
+def query_set(dataset: Dataset, options: EvaluateOptions) -> QuerySet:
+    """The queries that the options name; refuses options and datasets that cannot be evaluated."""
+    check_options(dataset, options)
+    return QuerySet(dataset, options.queries, options.batch_sequences, options.seed)
+
+
 def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
-    """Refuse cut-offs and slices that cannot be."""
-    if not options.regimes:
-        raise ConfigError("no regime was given", expected="batch, catalogue or both")
+    """Refuse regimes, cut-offs and slices that cannot be."""
+    unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
+    if not options.regimes or unknown:
+        raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
+    if not options.cutoffs:
+        raise ConfigError("no cut-offs were given", expected="one or more k, as in recall@10")
     for k in options.cutoffs:
         if k < 1:
             raise ConfigError(f"a cut-off of k = {k}", expected="k of 1 or more")
-    for history in options.histories:
+    for history in options.histories_in(dataset.seq_len):
         if not 1 <= history < dataset.seq_len:
             raise ConfigError(
                 f"a history length of {history}",
@@ -123,20 +148,30 @@ def _run(
     candidates: np.ndarray | None,
     options: EvaluateOptions,
     progress: Progress | None,
-) -> PerQuery:
-    """The per-query values of one regime, batch after batch."""
+) -> tuple[PerQuery, int]:
+    """The per-query values of one regime, batch after batch, and how many items were a candidate at all."""
     k = max(options.cutoffs)
     extra = dataset.seq_len if options.exclude_history else 0
-    parts = []
+    in_some_pool = np.zeros(dataset.num_items, bool)
+    parts, events, began = [], 0, time.perf_counter()
     for batch in queries:
         pool = batch.pool if regime == "batch" else candidates
+        in_some_pool[slice(None) if pool is None else pool] = True
         scores = scorer.score(batch, pool, k + extra)
         num_candidates = dataset.num_items if pool is None else len(pool)
-        values = PerQuery.of(dataset, batch, scores, num_candidates)
+        values = PerQuery.of(batch, scores, dataset.item_train_counts, num_candidates)
         parts.append(_without_history(batch, values, k) if options.exclude_history else values)
+        events += int((batch.batch.segments >= 0).sum())
         if progress is not None:
-            progress(f"{regime} regime", (batch.number + 1) / queries.num_batches)
-    return PerQuery.joined(parts)
+            rate = events / (time.perf_counter() - began)
+            progress(f"{regime}: {rate:,.0f} events/s", (batch.number + 1) / queries.num_batches)
+    joined = PerQuery.joined(parts)
+    if not len(joined.rank):
+        raise ConfigError(
+            f"every target of the {queries.num_queries:,} queries is in its own visible history, which was excluded",
+            next_step="evaluate without excluding the history",
+        )
+    return joined, int(in_some_pool.sum())
 
 
 def _without_history(batch: QueryBatch, values: PerQuery, k: int) -> PerQuery:

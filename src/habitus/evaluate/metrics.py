@@ -39,8 +39,23 @@ def mrr(ranks: np.ndarray, k: int) -> np.ndarray:
 
 def coverage(top_items: np.ndarray, k: int, num_candidates: int) -> float:
     """The share of the candidates that stand in the first k of at least one query; -1 fills short lists."""
-    first = np.asarray(top_items)[:, : _cutoff(k)]
-    return len(np.unique(first[first >= 0])) / num_candidates
+    return coverages(top_items, (k,), num_candidates)[0]
+
+
+def coverages(top_items: np.ndarray, cutoffs: tuple[int, ...], num_candidates: int) -> list[float]:
+    """The coverage at each cut-off, in their order."""
+    top_items = np.asarray(top_items)
+    limit = int(top_items.max(initial=-1)) + 1
+    if top_items.size * 8 < limit:  # a few short lists out of a large catalogue: sorting beats marking
+        firsts = [top_items[:, : _cutoff(k)] for k in cutoffs]
+        return [len(np.unique(first[first >= 0])) / num_candidates for first in firsts]
+    seen = np.zeros(limit + 1, bool)  # the last place takes the -1 of short lists
+    shares, done = {}, 0
+    for k in sorted(cutoffs):
+        seen[top_items[:, done : _cutoff(k)]] = True
+        shares[k] = np.count_nonzero(seen[:limit]) / num_candidates
+        done = k
+    return [shares[k] for k in cutoffs]
 
 
 def perplexity(mean_loss: float) -> float:
@@ -50,17 +65,25 @@ def perplexity(mean_loss: float) -> float:
 
 def mean(values: np.ndarray, users: np.ndarray) -> Mean:
     """The mean of per-query values with its standard error clustered by user."""
-    values = np.asarray(values, np.float64)
-    if len(values) == 0:
+    return means(np.asarray(values, np.float64)[None], users)[0]
+
+
+def means(values: np.ndarray, users: np.ndarray) -> list[Mean]:
+    """The mean of each row of values [metrics, queries]."""
+    values, users = np.asarray(values, np.float64), np.asarray(users)
+    count = values.shape[1]
+    if count == 0:
         raise ConfigError("a mean over no queries", expected="at least one query")
-    _, label = np.unique(users, return_inverse=True)
-    centre = float(values.mean())
-    num_users = int(label.max()) + 1
+    centres = values.mean(axis=1)
+    order = np.argsort(users, kind="stable")
+    ordered = users[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    num_users = len(starts)
     if num_users < 2:
-        return Mean(centre, None, len(values))
-    by_user = np.bincount(label, values - centre)
-    se = float(np.sqrt((by_user @ by_user) * num_users / (num_users - 1)) / len(values))
-    return Mean(centre, se, len(values))
+        return [Mean(float(centre), None, count) for centre in centres]
+    by_user = np.add.reduceat((values - centres[:, None])[:, order], starts, axis=1)
+    errors = np.sqrt((by_user**2).sum(axis=1) * num_users / (num_users - 1)) / count
+    return [Mean(float(centre), float(error), count) for centre, error in zip(centres, errors, strict=True)]
 
 
 def _cutoff(k: int) -> int:

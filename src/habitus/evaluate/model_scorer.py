@@ -9,16 +9,21 @@ import torch
 from torch import Tensor
 
 from habitus.data import Dataset
+from habitus.errors import ModelError
+from habitus.evaluate.candidates import MEMORY_BYTES, Candidates, candidate_scores
 from habitus.evaluate.queries import QueryBatch
+from habitus.evaluate.ranks import Ranks
 from habitus.evaluate.scores import Scores
 from habitus.model import batch_tensors
 from habitus.model.bundle import Bundle
 from habitus.model.cache import DTYPES, EmbeddingCache, StoredType, embed_rows
-from habitus.softmax import catalogue_scores
 
 
 class ModelScorer:
-    """Scores by a bundle. `memory_bytes` bounds the working memory of a pass over the candidates."""
+    """Scores by a bundle. `memory_bytes` bounds the working memory of a pass over the candidates.
+
+    Under torchrun every process holds an equal stretch of the candidates, and all of them get all scores.
+    """
 
     def __init__(
         self,
@@ -27,63 +32,94 @@ class ModelScorer:
         cache: EmbeddingCache | None = None,
         *,
         stored: StoredType = "bf16",
-        memory_bytes: int = 512 << 20,
+        memory_bytes: int = MEMORY_BYTES,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.name = str(bundle.path)
+        self.name = str(bundle.run_path)
         self.bundle = bundle
         self.dataset = dataset
         self.cache = cache
         self.stored = DTYPES[stored] if cache is None else cache.dtype
         self.memory_bytes = memory_bytes
+        self.ranks = ranks or Ranks()
         # Scores accumulate in float32 either way; on CUDA the fast kernels take half-precision operands.
         self.compute = self.stored if bundle.device.type == "cuda" else torch.float32
-        self._catalogue: list[Tensor] | None = None
+        self._held: tuple[np.ndarray | None, Candidates] | None = None
+        self._pool: tuple[np.ndarray, Tensor] | None = None
 
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int) -> Scores:
-        vectors = self._query_vectors(queries).to(self.compute)
+        """Loss, entropy, rank and top items over the given catalogue rows, or over the whole catalogue."""
+        vectors = self.ranks.from_first(self.query_vectors(queries).to(self.compute))
+        table = self._candidates(candidates)
+        target_rows = self._target_rows(queries.targets, candidates)
+        found = candidate_scores(vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes)
         if candidates is None:
-            table, places = self._whole_catalogue(), queries.targets
-        else:
-            table, places = [self._vectors(candidates)], np.searchsorted(candidates, queries.targets)
-        width = min(k, sum(len(piece) for piece in table))
-        found = catalogue_scores(
-            vectors, table, torch.from_numpy(places).to(vectors.device), k=width, memory_bytes=self.memory_bytes
-        )
-        top = found.top_items.cpu().numpy()
-        if candidates is not None:
-            top = candidates[top]
-        return Scores(
-            loss=found.loss.double().cpu().numpy(),
-            entropy=found.entropy.double().cpu().numpy(),
-            rank=found.rank.cpu().numpy(),
-            top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
-        )
+            return found
+        top = np.where(found.top >= 0, candidates[found.top], -1)
+        return Scores(found.loss, found.entropy, found.rank, top)
 
     @torch.no_grad()
-    def _query_vectors(self, queries: QueryBatch) -> Tensor:
+    def query_vectors(self, queries: QueryBatch) -> Tensor:
+        """The model's vectors [Q, joint_dim] for the queries of a batch, float32."""
         device = self.bundle.device
         batch = batch_tensors(queries.batch, device)
         rows, places = np.unique(queries.batch.items, return_inverse=True)
         events = self._vectors(rows).float()[torch.from_numpy(places.reshape(queries.batch.items.shape)).to(device)]
-        precision = self.bundle.recipe.train.precision
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16" and device.type == "cuda"):
+        with self.bundle.autocast():
             vectors = self.bundle.model.queries(batch, events)
-        return vectors[torch.from_numpy(queries.windows).to(device), torch.from_numpy(queries.slots).to(device)]
+        return vectors[torch.from_numpy(queries.windows).to(device), torch.from_numpy(queries.slots).to(device)].float()
 
     def _vectors(self, rows: np.ndarray) -> Tensor:
+        """The vectors of catalogue rows in the type of the computation, on the model's device."""
         if self.cache is not None:
             return self.cache.rows(rows).to(self.bundle.device, self.compute)
-        return embed_rows(self.bundle.model, self.dataset, rows).to(self.stored).to(self.compute)
+        found = embed_rows(self.bundle.model, self.dataset, rows, precision=self.bundle.recipe.train.precision)
+        return found.to(self.stored).to(self.compute)
 
-    def _whole_catalogue(self) -> list[Tensor]:
-        """The catalogue in the type of the computation, converted once; on CUDA it moves there if it fits."""
-        if self._catalogue is None:
-            assert self.cache is not None, "the catalogue regime needs a cache"
-            shards = [shard.to(self.compute) for shard in self.cache.shards]
-            device = self.bundle.device
-            if device.type == "cuda":
-                needed = sum(shard.nbytes for shard in shards)
-                if needed + self.memory_bytes < torch.cuda.mem_get_info(device)[0] * 0.9:
-                    shards = [torch.cat([shard.to(device) for shard in shards])]
-            self._catalogue = shards
-        return self._catalogue
+    def _target_rows(self, targets: np.ndarray, candidates: np.ndarray | None) -> Tensor:
+        """The vectors of the targets, with the bits that they have among the candidates."""
+        if self.cache is not None or candidates is None:
+            return self._vectors(targets)
+        # Embedded again in other company, a vector could differ in its last bit from the one in the pool.
+        places = torch.from_numpy(np.searchsorted(candidates, targets))
+        return self._embedded(candidates)[places.to(self.bundle.device)]
+
+    def _candidates(self, rows: np.ndarray | None) -> Candidates:
+        """This process's stretch of the candidates; the last ones asked for are kept."""
+        if self._held is None or self._held[0] is not rows:
+            self._held = rows, self._whole_catalogue() if rows is None else self._subset(rows)
+        return self._held[1]
+
+    def _subset(self, rows: np.ndarray) -> Candidates:
+        start, stop = self.ranks.stretch(len(rows))
+        if self.cache is None:
+            return Candidates([self._embedded(rows)[start:stop]], start, len(rows))
+        return Candidates([self.cache.rows(rows[start:stop]).to(self.bundle.device)], start, len(rows))
+
+    def _embedded(self, rows: np.ndarray) -> Tensor:
+        """The vectors of a pool, embedded in one company on every process; the last pool is kept."""
+        if self._pool is None or self._pool[0] is not rows:
+            self._pool = rows, self.ranks.from_first(self._vectors(rows))
+        return self._pool[1]
+
+    def _whole_catalogue(self) -> Candidates:
+        """The catalogue as stored, mapped from its files; on CUDA it moves there if it fits."""
+        if self.cache is None:
+            raise ModelError(
+                f"the whole catalogue was asked for without its vectors ({self.name})",
+                next_step=f"habitus embed {self.name} --data {self.dataset.path}",
+            )
+        total = self.cache.manifest.num_items
+        start, stop = self.ranks.stretch(total)
+        pieces = self.cache.pieces(start, stop)
+        device = self.bundle.device
+        if device.type == "cuda":
+            needed = sum(piece.nbytes for piece in pieces)
+            if needed + self.memory_bytes < torch.cuda.mem_get_info(device)[0] * 0.9:
+                whole = torch.empty(stop - start, self.cache.manifest.joint_dim, dtype=self.cache.dtype, device=device)
+                at = 0
+                for piece in pieces:
+                    whole[at : at + len(piece)] = piece
+                    at += len(piece)
+                pieces = [whole]
+        return Candidates(pieces, start, total)

@@ -39,6 +39,7 @@ class DenseScorer(ABC):
     """A scorer that can write out log-probabilities; the rest follows, a few queries at a time."""
 
     num_items: int
+    writes_whole_rows = False  # whether log_probs holds the whole catalogue even where few candidates are asked for
 
     @abstractmethod
     def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
@@ -47,7 +48,7 @@ class DenseScorer(ABC):
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int) -> Scores:
         num_candidates = self.num_items if candidates is None else len(candidates)
         places = queries.targets if candidates is None else np.searchsorted(candidates, queries.targets)
-        step = max(1, DENSE_BYTES // (8 * num_candidates))
+        step = max(1, DENSE_BYTES // (8 * (self.num_items if self.writes_whole_rows else num_candidates)))
         parts = []
         for first in range(0, len(places), step):
             chosen = slice(first, first + step)

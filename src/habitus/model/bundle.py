@@ -1,5 +1,7 @@
 """The bundle: a trained model on disk with all that is needed to embed a new item or a history. Never a pickle."""
 
+import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +51,28 @@ class Bundle:
     def checksum(self) -> str:
         return content_hash(self.manifest.to_values())
 
+    @property
+    def run_path(self) -> Path:
+        """The run that the bundle belongs to; its own folder where it was moved elsewhere."""
+        return self.path.parent if self.path.name == "bundle" else self.path
+
+    @cached_property
+    def embedder_checksum(self) -> str:
+        """What decides an item's vector: the embedder's weights and how raw values become its inputs.
+
+        Stage 2 freezes the embedder, so a run of stage 2 shares this with its parent, and with it the cache.
+        """
+        weights = {
+            name: hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest()
+            for name, tensor in self.model.embedder.state_dict().items()
+        }
+        inputs = [self.manifest.files.get("encoders.json"), self.manifest.files.get(_TOKENIZER)]
+        return content_hash([weights, inputs, self.recipe.model.text_len, self.recipe.train.precision])
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision that the run was trained in: half precision on GPUs only, as in training."""
+        return autocast(self.device, self.recipe.train.precision)
+
     @cached_property
     def tokenizer(self) -> "Tokenizer | None":
         return load_tokenizer(self.path / _TOKENIZER) if self.encoders.text_columns else None
@@ -56,6 +80,11 @@ class Bundle:
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[None]:
+    """Autocast to bfloat16 for precision 'bf16' on a GPU; elsewhere nothing happens."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16" and device.type == "cuda")
 
 
 def save_bundle(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: str | Path) -> None:

@@ -1,10 +1,10 @@
 """The embedding cache: every item of a catalogue embedded once, in shards of at most a million rows.
 
-Shards are written one by one and kept when the work is interrupted; the manifest comes last and names the bundle and
-the dataset whose vectors these are.
+Shards are written one by one and kept when the work is interrupted; the manifest comes last and names the embedder
+and the dataset whose vectors these are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,13 +20,15 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ModelError
 from habitus.files import sha256_of, write_atomic
 from habitus.model.behavior import BehaviorModel
-from habitus.model.bundle import Bundle
+from habitus.model.bundle import Bundle, autocast
 from habitus.model.tensors import item_tensors
 from habitus.typed import Typed
 
 SHARD_ROWS = 1 << 20
 EMBED_ROWS = 4096
+MANIFEST = "manifest.json"
 StoredType = Literal["bf16", "fp16", "fp32"]
+STORED_TYPES: tuple[StoredType, ...] = ("bf16", "fp16", "fp32")
 DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Progress = Callable[[str, float], None]
 
@@ -34,7 +36,8 @@ Progress = Callable[[str, float], None]
 class CacheManifest(Typed):
     """manifest.json of a cache."""
 
-    bundle_checksum: str
+    bundle_checksum: str = Field(description="Of the bundle that made it; another with the same embedder may use it.")
+    embedder_checksum: str
     dataset_checksum: str
     dtype: StoredType
     num_items: int
@@ -43,31 +46,34 @@ class CacheManifest(Typed):
 
 
 class EmbeddingCache:
-    """The vectors of a catalogue, in catalogue order."""
+    """The vectors of a catalogue, in catalogue order, mapped from their files."""
 
-    def __init__(self, path: Path, manifest: CacheManifest, shards: list[Tensor]) -> None:
+    def __init__(self, path: Path, manifest: CacheManifest) -> None:
         self.path = path
         self.manifest = manifest
-        self.shards = shards
+        self.shards = [_read_shard(path / name) for name in manifest.shards]
 
     @classmethod
-    def open(cls, path: str | Path, bundle: Bundle, dataset: Dataset) -> Self:
-        """The cache in a folder; refused where it is of another model or catalogue, or has changed."""
+    def open(cls, path: str | Path, bundle: Bundle, dataset: Dataset, *, verify: bool = True) -> Self:
+        """The cache in a folder; refused where it is of another embedder or catalogue, or has changed.
+
+        `verify` hashes every shard, a few seconds per ten gigabytes; without it the shards are only opened.
+        """
         path = Path(path)
-        manifest = CacheManifest.read(path / "manifest.json")
+        manifest = CacheManifest.read(path / MANIFEST)
         for what, found, expected in (
-            ("model", manifest.bundle_checksum, bundle.checksum),
+            ("model", manifest.embedder_checksum, bundle.embedder_checksum),
             ("dataset", manifest.dataset_checksum, dataset.checksum),
         ):
             if found != expected:
                 raise ModelError(
                     f"the cache in {path} is of another {what} (checksum {found[:12]}, not {expected[:12]})",
-                    next_step=f"remove {path} and run: habitus embed {bundle.path} --data {dataset.path}",
+                    next_step=f"remove {path} and run: habitus embed {bundle.run_path} --data {dataset.path}",
                 )
         for name, checksum in manifest.shards.items():
-            if not (path / name).exists() or sha256_of(path / name) != checksum:
+            if not (path / name).exists() or (verify and sha256_of(path / name) != checksum):
                 raise ModelError(f"{path / name} is missing or has changed", next_step=f"remove {path} and embed again")
-        return cls(path, manifest, [_read_shard(path / name) for name in manifest.shards])
+        return cls(path, manifest)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,10 +84,20 @@ class EmbeddingCache:
         result = torch.empty(len(wanted), self.manifest.joint_dim, dtype=self.dtype)
         first = 0
         for shard in self.shards:
-            here = (wanted >= first) & (wanted < first + len(shard))
+            here = np.flatnonzero((wanted >= first) & (wanted < first + len(shard)))
             result[torch.from_numpy(here)] = shard[torch.from_numpy(wanted[here] - first)]
             first += len(shard)
         return result
+
+    def pieces(self, start: int, stop: int) -> list[Tensor]:
+        """Catalogue rows start..stop as stored, as views of the mapped shards."""
+        found, first = [], 0
+        for shard in self.shards:
+            low, high = max(start - first, 0), min(stop - first, len(shard))
+            if low < high:
+                found.append(shard[low:high])
+            first += len(shard)
+        return found
 
 
 def build_cache(
@@ -93,64 +109,108 @@ def build_cache(
     shard_rows: int = SHARD_ROWS,
     progress: Progress | None = None,
 ) -> EmbeddingCache:
-    """The cache of a catalogue under a model; shards that an earlier call finished are not computed again."""
+    """The cache of a catalogue under a model; shards that an earlier call finished are not computed again.
+
+    A folder that holds a whole cache of another model, catalogue or type is refused, not overwritten.
+    """
     check_same_fields(bundle, dataset)
     path = Path(path)
+    if (path / MANIFEST).exists():
+        return _existing(path, bundle, dataset, dtype)
     path.mkdir(parents=True, exist_ok=True)
-    identity = {"bundle": bundle.checksum, "dataset": dataset.checksum, "dtype": dtype}
+    identity = {"embedder": bundle.embedder_checksum, "dataset": dataset.checksum, "dtype": dtype}
     num_shards = -(-dataset.num_items // shard_rows)
+    precision = bundle.recipe.train.precision
     shards = {}
     for number in range(num_shards):
         name = f"embeddings-{number:05d}-of-{num_shards:05d}.safetensors"
         rows = np.arange(number * shard_rows, min((number + 1) * shard_rows, dataset.num_items))
+
+        def report(share: float, number: int = number) -> None:
+            if progress:
+                progress("embedding items", (number + share) / num_shards)
+
         if not _is_finished(path / name, identity, len(rows)):
-            vectors = embed_rows(bundle.model, dataset, rows).to("cpu", DTYPES[dtype])
-            write_atomic(path / name, save({"vectors": vectors}, metadata=identity))
+            vectors = embed_rows(bundle.model, dataset, rows, precision=precision, dtype=DTYPES[dtype], report=report)
+            write_atomic(path / name, save({"vectors": vectors.cpu()}, metadata=identity))
         shards[name] = sha256_of(path / name)
-        if progress:
-            progress("embedding items", (number + 1) / num_shards)
-    CacheManifest(
+        report(1.0)
+    manifest = CacheManifest(
         bundle_checksum=bundle.checksum,
+        embedder_checksum=bundle.embedder_checksum,
         dataset_checksum=dataset.checksum,
         dtype=dtype,
         num_items=dataset.num_items,
         joint_dim=bundle.recipe.model.joint_dim,
         shards=shards,
-    ).write(path / "manifest.json")
-    return EmbeddingCache.open(path, bundle, dataset)
+    )
+    manifest.write(path / MANIFEST)
+    return EmbeddingCache(path, manifest)
 
 
-def embed_rows(model: BehaviorModel, dataset: Dataset, rows: np.ndarray) -> Tensor:
-    """The vectors of catalogue rows [n, joint_dim], float32, on the model's device."""
-    return embed_features(model, [dataset.item_features(rows[at : at + EMBED_ROWS]) for at in _starts(len(rows))])
+def embed_rows(
+    model: BehaviorModel,
+    dataset: Dataset,
+    rows: np.ndarray,
+    *,
+    precision: str = "fp32",
+    dtype: torch.dtype = torch.float32,
+    report: Callable[[float], None] | None = None,
+) -> Tensor:
+    """The vectors of catalogue rows [n, joint_dim] on the model's device; `report` is told the share done."""
+
+    def parts() -> Iterable[ItemFeatures]:
+        for at in range(0, len(rows), EMBED_ROWS):
+            if report:
+                report(at / len(rows))
+            yield dataset.item_features(rows[at : at + EMBED_ROWS])
+
+    return embed_features(model, parts(), precision=precision, dtype=dtype)
 
 
 @torch.no_grad()
-def embed_features(model: BehaviorModel, parts: list[ItemFeatures]) -> Tensor:
-    """The vectors of encoded items, float32, on the model's device."""
+def embed_features(
+    model: BehaviorModel,
+    parts: Iterable[ItemFeatures],
+    *,
+    precision: str = "fp32",
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The vectors of encoded items, on the model's device."""
     device = next(model.parameters()).device
-    vectors = [model.embed_items(item_tensors(part, model.recipe, device)).float() for part in parts]
-    return torch.cat(vectors) if vectors else torch.empty(0, model.recipe.joint_dim, device=device)
+    vectors = []
+    with autocast(device, precision):
+        for part in parts:
+            vectors.append(model.embed_items(item_tensors(part, model.recipe, device)).to(dtype))
+    return torch.cat(vectors) if vectors else torch.empty(0, model.recipe.joint_dim, device=device, dtype=dtype)
 
 
 def check_same_fields(bundle: Bundle, dataset: Dataset) -> None:
     """Refuse a dataset whose fields are not encoded as the bundle's were."""
-    if bundle.encoders == dataset.encoders:
+    tokenizer = dataset.manifest.files.get("tokenizer.json")
+    same_tokens = bundle.manifest.files.get("tokenizer.json") == (tokenizer.sha256 if tokenizer else None)
+    if bundle.encoders == dataset.encoders and same_tokens:
         return
     ours = {(spec.kind, spec.name, spec.size) for spec in (*bundle.encoders.fields.item, *bundle.encoders.fields.event)}
     theirs = {(spec.kind, spec.name, spec.size) for spec in (*dataset.fields.item, *dataset.fields.event)}
     difference = ", ".join(f"{kind} {name!r} of size {size}" for kind, name, size in sorted(ours ^ theirs)) or (
-        "the same fields, but other values or statistics"
+        "the same fields, but other values, statistics or text tokens"
     )
     raise ModelError(
         f"{bundle.path} was trained on other fields than {dataset.path} has: {difference}",
-        expected="the dataset that the run was trained on",
-        next_step="evaluate on that dataset, or train on this one",
+        expected="a dataset whose items are encoded as those that the run was trained on",
+        next_step="evaluate on the dataset that the run was trained on, or train on this one",
     )
 
 
-def _starts(count: int) -> range:
-    return range(0, count, EMBED_ROWS)
+def _existing(path: Path, bundle: Bundle, dataset: Dataset, dtype: StoredType) -> EmbeddingCache:
+    found = EmbeddingCache.open(path, bundle, dataset)
+    if found.manifest.dtype != dtype:
+        raise ModelError(
+            f"{path} holds these vectors as {found.manifest.dtype}, and {dtype} was asked for",
+            next_step=f"remove {path}, or write to another folder",
+        )
+    return found
 
 
 def _is_finished(path: Path, identity: dict[str, str], num_rows: int) -> bool:

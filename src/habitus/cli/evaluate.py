@@ -1,0 +1,146 @@
+"""habitus evaluate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from habitus.cli.app import app
+from habitus.cli.screen import phases
+from habitus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from habitus.evaluate import Evaluation
+
+EXAMPLE = """
+
+Example: `habitus evaluate run --data dataset --regime both --baselines`
+
+Several processes share the catalogue: `torchrun --nproc-per-node 2 -m habitus evaluate run --data dataset`
+"""
+REGIMES = {"batch": ("batch",), "catalogue": ("catalogue",), "both": ("batch", "catalogue")}
+
+
+@app.command(help="Score runs against their batch's targets and against the whole catalogue." + EXAMPLE)
+def evaluate(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Run folders; a store stands for all of its cells. All get the same queries."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that 'habitus prepare' wrote.")] = None,
+    regime: Annotated[str, typer.Option(help="batch, catalogue or both.")] = "both",
+    queries: Annotated[int, typer.Option(help="Validation queries to score; fewer where there are fewer.")] = 20_000,
+    batch_sequences: Annotated[int, typer.Option(help="Windows that form one batch-local candidate pool.")] = 64,
+    catalogue_items: Annotated[
+        str, typer.Option(help="Candidates of the catalogue regime: all, or a number; targets are always among them.")
+    ] = "all",
+    cutoffs: Annotated[str, typer.Option(help="The k of recall@k and the others.")] = "1,5,10,20,50,100",
+    histories: Annotated[
+        str,
+        typer.Option(help="History lengths reported apart; 'fitting' are 3,5,10,20,50,100 as far as windows reach."),
+    ] = "fitting",
+    exclude_history: Annotated[
+        bool, typer.Option("--exclude-history", help="Leave the items out that the query sees; no loss then.")
+    ] = False,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Score the baselines as well, and a world's oracle.")
+    ] = False,
+    other_dataset: Annotated[
+        bool, typer.Option("--other-dataset", help="Let runs of another dataset with the same encoders through.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Chooses queries and the candidate subset.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    memory: Annotated[str, typer.Option(help="Working memory of a pass over the candidates.")] = "512MiB",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the results: .json, or .parquet or .csv with a row per metric.")
+    ] = None,
+    per_query: Annotated[Path | None, typer.Option(help="Write a Parquet file with a row per query.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    from contextlib import ExitStack
+
+    from habitus.data import Dataset
+    from habitus.data.prepare import one_of, parse_bytes
+    from habitus.evaluate import EvaluateOptions, Handling, evaluate_runs
+    from habitus.evaluate.per_query import PerQueryFile
+    from habitus.evaluate.ranks import joined_ranks
+
+    if data is None:
+        raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
+    if not runs and not baselines:
+        raise ConfigError("nothing to score", expected="one run or more, or --baselines")
+    _check_files(out, per_query)
+    options = EvaluateOptions(
+        regimes=REGIMES[one_of("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
+        queries=queries,
+        batch_sequences=batch_sequences,
+        catalogue_items="all" if catalogue_items == "all" else _numbers("catalogue-items", catalogue_items)[0],
+        cutoffs=_numbers("cutoffs", cutoffs),
+        histories="fitting" if histories == "fitting" else _numbers("histories", histories),
+        exclude_history=exclude_history,
+        seed=seed,
+    )
+    with joined_ranks(device) as (ranks, chosen), ExitStack() as stack:
+        progress = stack.enter_context(phases()) if ranks.is_first else None
+        file = stack.enter_context(PerQueryFile(per_query)) if per_query and ranks.is_first else None
+        found = evaluate_runs(
+            runs or [],
+            Dataset.open(data),
+            options,
+            Handling(chosen, other_dataset, parse_bytes(memory)),
+            with_baselines=baselines,
+            progress=progress,
+            note=lambda text: typer.echo(text, err=True) if ranks.is_first else None,
+            keep=file.add if file else None,
+        )
+    if not ranks.is_first:
+        return
+    if out is not None:
+        _write(found, out)
+    if as_json:
+        typer.echo(_json(found))
+        return
+    from habitus.cli.evaluation_tables import print_evaluations
+
+    print_evaluations(found)
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part.replace("_", "")) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--{name} is {text!r}", expected="whole numbers, as in 1,5,10") from None
+
+
+def _check_files(out: Path | None, per_query: Path | None) -> None:
+    """Refuse names that could not be written, before any work is done."""
+    if out is not None and out.suffix not in (".json", ".parquet", ".csv"):
+        raise ConfigError(f"--out {out} has no known suffix", expected=".json, .parquet or .csv")
+    for path in (out, per_query):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"the folder {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
+
+
+def _json(found: "list[Evaluation]") -> str:
+    import json
+
+    values: list[dict[str, Any]] = [one.to_values() for one in found]
+    return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _write(found: "list[Evaluation]", out: Path) -> None:
+    import io
+
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from habitus.evaluate import tidy
+    from habitus.files import write_atomic
+
+    if out.suffix == ".json":
+        write_atomic(out, (_json(found) + "\n").encode())
+        return
+    content = io.BytesIO()
+    writer: Any = pyarrow.csv.write_csv if out.suffix == ".csv" else pyarrow.parquet.write_table
+    writer(tidy(found), content)
+    write_atomic(out, content.getvalue())

@@ -1,0 +1,88 @@
+"""The processes that share one evaluation: alone, or those that torchrun started.
+
+Every process asks the same queries in the same order and holds its own stretch of the candidates; what they find is
+gathered, so that all of them end with the same numbers.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from habitus.errors import ConfigError
+
+
+class Ranks:
+    """This process among those of the default group; alone where none was set up."""
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if together else 0
+        self.world = dist.get_world_size() if together else 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and speaks to the user."""
+        return self.rank == 0
+
+    def stretch(self, size: int) -> tuple[int, int]:
+        """(start, stop) of this process's part of range(size); parts differ by one row at most."""
+        return self.rank * size // self.world, (self.rank + 1) * size // self.world
+
+    def gathered(self, values: Tensor) -> list[Tensor]:
+        """The tensors of all processes, which have one shape, in rank order."""
+        if self.world == 1:
+            return [values]
+        values = values.contiguous()
+        found = [torch.empty_like(values) for _ in range(self.world)]
+        dist.all_gather(found, values)
+        return found
+
+    def from_first(self, values: Tensor) -> Tensor:
+        """The first process's tensor, on every process."""
+        if self.world > 1:
+            values = values.contiguous()
+            dist.broadcast(values, 0)
+        return values
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[tuple[Ranks, torch.device]]:
+    """The ranks that torchrun started, set up for the block, and this process's device; alone without torchrun."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = device_named(device)
+    if count == 1 or dist.is_initialized():
+        yield Ranks(), chosen
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Ranks(), chosen
+    finally:
+        dist.destroy_process_group()
+
+
+def device_named(name: str) -> torch.device:
+    """The device of a name; 'auto' is a GPU where there is one, and under torchrun each process has its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known", expected="auto, cpu, cuda or cuda:1") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {name!r} was asked for, and torch sees no GPU here", next_step="pass --device cpu, or auto"
+        )
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
