@@ -34,26 +34,42 @@ def moved_weights(part: str) -> MixtureWeights:
     return MixtureWeights(**values | {part: values[part] + MOVED, giver: values[giver] - MOVED})
 
 
-def chi_square_excess(world: World, queries: Queries) -> tuple[float, float]:
-    """How far observed counts lie from the oracle's, in standard deviations of chi-square: two tables.
+def chi_square_excess(world: World, queries: Queries) -> dict[str, float]:
+    """How far observed counts lie from the oracle's, in standard deviations of chi-square, by table.
 
-    The first counts (last item, next item), the second buckets all pairs of a history and an item by the
-    probability that the oracle gives them. Each count is a sum of independent chances given the histories, so
-    its expectation is Σp and its variance Σp(1 - p).
+    Every pair of a history and an item is put into one cell of each table. A cell's count of items that did
+    come next is a sum of independent chances given the histories: expectation Σp, variance Σp(1 − p).
     """
-    size = world.config.num_items
-    following = np.zeros((3, size * size))
-    calibration = np.zeros((3, 64))
-    for part in queries.chunks(1 << 22, size):
+    tables: dict[str, np.ndarray] = {}
+    for part in queries.chunks(1 << 22, world.config.num_items):
         p = world.oracle.conditionals(part)
         hit = np.zeros(p.shape)
         hit[np.arange(part.count), part.targets] = 1.0
-        pairs = part.items[part.ends - 1][:, None] * size + np.arange(size)
-        buckets = np.minimum(np.floor(-4 * np.log2(np.maximum(p, 2.0**-15))), 63).astype(np.int64)
-        for table, cells in ((following, pairs), (calibration, buckets)):
+        for name, cells in pair_cells(world, part, p).items():
+            table = tables.setdefault(name, np.zeros((3, 1024)))
             for row, values in enumerate((hit, p, p * (1 - p))):
                 table[row] += np.bincount(cells.reshape(-1), values.reshape(-1), table.shape[1])
-    return excess(following), excess(calibration)
+    return {name: excess(table) for name, table in tables.items()}
+
+
+def pair_cells(world: World, queries: Queries, p: np.ndarray) -> dict[str, np.ndarray]:
+    """Cells of (history, item) pairs, each made to see one thing: successors, copies, urns, the whole."""
+    catalogue, size, rows = world.catalogue, world.config.num_items, np.arange(queries.count)
+    age = np.minimum(np.log2(queries.lengths), 7).astype(np.int64)[:, None]
+    last = queries.items[queries.ends - 1][:, None]
+    lag = np.zeros(p.shape, dtype=np.int64)
+    for back in range(world.config.copy_window + 2, 0, -1):
+        reached = queries.lengths >= back
+        lag[rows[reached], queries.items[queries.ends[reached] - back]] = back
+    owner, events = queries.expanded()
+    kinds = owner * catalogue.num_kinds + catalogue.kind_of_item[events]
+    met = np.bincount(kinds, minlength=queries.count * catalogue.num_kinds).reshape(queries.count, -1)
+    return {
+        "last item": last * size + np.arange(size),
+        "lag": lag * 8 + age,
+        "kind met": np.minimum(met, 31)[:, catalogue.kind_of_item] * 8 + age,
+        "probability": np.minimum(-4 * np.log2(np.maximum(p, 2.0**-15)), 63).astype(np.int64),
+    }
 
 
 def excess(table: np.ndarray) -> float:
@@ -65,15 +81,14 @@ def excess(table: np.ndarray) -> float:
 def test_a_million_events_have_the_frequencies_of_the_conditional() -> None:
     queries = generated(1_000_000)
     assert queries.count == 1_000_000
-    following, calibration = chi_square_excess(World(CONFIG), queries)
-    assert abs(following) < 5 and abs(calibration) < 5
+    found = chi_square_excess(World(CONFIG), queries)
+    assert len(found) == 4 and max(map(abs, found.values())) < 5, found
 
 
 @pytest.mark.parametrize("part", ["copy_recent", "item_successor", "kind_successor", "kind_taste", "popular"])
 def test_the_chi_square_sees_a_weight_that_is_a_little_off(part: str) -> None:
     wrong = World(CONFIG.model_copy(update={"weights": moved_weights(part)}))
-    following, calibration = chi_square_excess(wrong, generated(100_000))
-    assert max(following, calibration) > 10
+    assert max(chi_square_excess(wrong, generated(100_000)).values()) > 10
 
 
 def test_likelihood_scores_vanish_at_the_true_weights_and_only_there() -> None:
@@ -86,6 +101,19 @@ def test_likelihood_scores_vanish_at_the_true_weights_and_only_there() -> None:
     for part in PARTS:
         moved = np.array(moved_weights(part).values())
         assert np.abs(scores(moved, alone)).max() > 10, part
+
+
+@pytest.mark.parametrize("off", [0.9, 1.1])
+@pytest.mark.parametrize("knob", ["taste_prior", "copy_exponent", "successor_exponent"])
+def test_events_are_likelier_under_the_true_knob_than_under_one_a_little_off(knob: str, off: float) -> None:
+    queries = generated(400_000)
+    wrong = World(CONFIG.model_copy(update={knob: getattr(CONFIG, knob) * off}))
+    assert true_log_likelihood(queries.count) - wrong.oracle.log_probs(queries).sum() > 5
+
+
+@cache
+def true_log_likelihood(num_events: int) -> float:
+    return float(World(CONFIG).oracle.log_probs(generated(num_events)).sum())
 
 
 def part_probabilities(part: str, queries: Queries) -> np.ndarray:
