@@ -55,7 +55,9 @@ def choose_backend(queries: Tensor, *, biased: bool, backend: SoftmaxBackend | s
 
     `biased` says that bias columns will be needed: for a bias, or for the gradient of the candidates.
     """
-    return _chosen(queries.device, queries.dtype, queries.shape[1], biased, backend)
+    # A compiled step may hold the width as a symbol; the choice depends on its value, and len() makes it a number.
+    width = len(range(queries.shape[1]))
+    return _chosen(queries.device, queries.dtype, width, biased, backend)
 
 
 @torch.compiler.assume_constant_result  # a compiled step chooses when it is traced
@@ -79,7 +81,7 @@ def _chosen(device: torch.device, dtype: torch.dtype, d: int, biased: bool, back
 
 @functools.cache
 def _first_that_works(device: torch.device, dtype: torch.dtype, d: int, biased: bool) -> str:
-    refused = []
+    refused: list[str] = []
     for wanted in SoftmaxBackend:
         reason = refusal(wanted, device, dtype, d, biased)
         if not reason:

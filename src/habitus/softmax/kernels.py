@@ -4,11 +4,11 @@
     BM, BN  rows and columns of a tile      BK  slice of D per step      S  column splits      C  buffer slots
 
 A score is a tensor-core product accumulated in float32, and every kernel obtains it from `_scores`, so that equal
-candidate rows give equal bits wherever they stand. That is what makes ties exact. Triton is imported with this file,
-so only code that has seen a CUDA device may import it.
+candidate rows give equal bits wherever they stand. That is what makes ties exact. Matrices come as tensor descriptors:
+the copy engine reads zeros outside a matrix and drops what would be written there, so edges need no masks. Triton is
+imported with this file, so only code that has seen a CUDA device may import it.
 """
-
-from typing import Any
+# mypy: disable-error-code="no-untyped-def"
 
 import triton
 import triton.language as tl
@@ -37,7 +37,6 @@ def scan_kernel(
     first_id,
     capacity,
     D: tl.constexpr,
-    DP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -48,7 +47,8 @@ def scan_kernel(
     TOP: tl.constexpr,
 ):
     """Per query and split: max, sum of p = exp(z - max), sum of p (z - max), how many reach the target; leaders."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = tl.program_id(0) * BM
+    rows = row + tl.arange(0, BM)
     split = tl.program_id(1)
     inside = rows < M
     wide = rows.to(tl.int64)
@@ -62,12 +62,12 @@ def scan_kernel(
         wanted = tl.load(target_scores + rows, mask=inside, other=0.0)
     if TOP:
         threshold = tl.load(thresholds + rows, mask=inside, other=3.0e38)
-    resident = _rows(H, wide, inside, 0, D, DP if DP <= 256 else BK, True)
+    resident = H.load([row, 0])
     begin = split * split_columns
     end = tl.minimum(begin + split_columns, N)
     for start in tl.range(begin, end, BN, num_stages=STAGES):
         columns = start + tl.arange(0, BN)
-        z = _scores(H, E, resident, wide, inside, columns.to(tl.int64), columns < N, D, DP, BM, BN, BK, RAGGED)
+        z = _scores(H, E, resident, row, start, D, BM, BN, BK)
         if BIASED:
             z += tl.load(bias + columns, mask=columns < N, other=0.0)[None, :]
         if RAGGED:
@@ -102,28 +102,17 @@ def scan_kernel(
 
 @triton.jit
 def target_kernel(
-    H,
-    E,
-    bias,
-    out,
-    M,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    BIASED: tl.constexpr,
+    H, E, bias, out, M, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BIASED: tl.constexpr
 ):
     """The score of row i of H with row i of E: the diagonal of a tile, so that its bits match the scan's."""
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    inside = rows < M
-    wide = rows.to(tl.int64)
-    resident = _rows(H, wide, inside, 0, D, DP if DP <= 256 else BK, True)
+    row = tl.program_id(0) * BM
+    rows = row + tl.arange(0, BM)
+    resident = H.load([row, 0])
     for offset in range(0, BM, BN):
-        columns = tl.program_id(0) * BM + offset + tl.arange(0, BN)
+        columns = row + offset + tl.arange(0, BN)
         # A tile wider than it is high reaches into the next program's rows; those are not ours to write.
-        present = (columns < M) & (columns < (tl.program_id(0) + 1) * BM)
-        z = _scores(H, E, resident, wide, inside, columns.to(tl.int64), present, D, DP, BM, BN, BK, True)
+        present = (columns < M) & (columns < row + BM)
+        z = _scores(H, E, resident, row, row + offset, D, BM, BN, BK)
         if BIASED:
             z += tl.load(bias + columns, mask=present, other=0.0)[None, :]
         own = tl.sum(tl.where(rows[:, None] == columns[None, :], z, 0.0), 0)
@@ -140,7 +129,6 @@ def probability_kernel(
     M,
     N,
     D: tl.constexpr,
-    DP: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -154,58 +142,24 @@ def probability_kernel(
     first = pid // (GROUP * column_tiles) * GROUP
     height = tl.minimum(row_tiles - first, GROUP)
     within = pid % (GROUP * column_tiles)
-    rows = (first + within % height) * BM + tl.arange(0, BM)
-    columns = within // height * BN + tl.arange(0, BN)
-    inside, present = rows < M, columns < N
-    wide = rows.to(tl.int64)
-    resident = _rows(H, wide, inside, 0, D, DP if DP <= 256 else BK, True)
-    z = _scores(H, E, resident, wide, inside, columns.to(tl.int64), present, D, DP, BM, BN, BK, True)
+    row, column = (first + within % height) * BM, within // height * BN
+    z = _scores(H, E, H.load([row, 0]), row, column, D, BM, BN, BK)
+    rows, columns = row + tl.arange(0, BM), column + tl.arange(0, BN)
     if BIASED:
-        z += tl.load(bias + columns, mask=present, other=0.0)[None, :]
-    p = tl.exp2((z - tl.load(lse + rows, mask=inside, other=0.0)[:, None]) * LOG2E)
-    place = P + wide[:, None] * N + columns[None, :]
-    tl.store(place, p.to(P.dtype.element_ty), mask=inside[:, None] & present[None, :])
+        z += tl.load(bias + columns, mask=columns < N, other=0.0)[None, :]
+    z -= tl.load(lse + rows, mask=rows < M, other=0.0)[:, None]
+    P.store([row, column], tl.exp2(z * LOG2E).to(P.dtype))
 
 
 @triton.jit
-def _scores(
-    H,
-    E,
-    resident,
-    rows,
-    inside,
-    columns,
-    present,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    RAGGED: tl.constexpr,
-):
-    """The tile H[rows] E[columns]^T in float32: one product up to D = 256, a loop over slices of D beyond."""
-    if DP <= 256:
-        return tl.dot(resident, tl.trans(_rows(E, columns, present, 0, D, DP, RAGGED)))
+def _scores(H, E, resident, row, column, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """The tile of scores at (row, column) in float32: one product if BK holds a whole vector, else slice by slice."""
+    if D <= BK:
+        return tl.dot(resident, E.load([column, 0]).T)
     z = tl.zeros([BM, BN], tl.float32)
     for k in range(0, D, BK):
-        h = _rows(H, rows, inside, k, D, BK, True)
-        e = _rows(E, columns, present, k, D, BK, RAGGED)
-        z = tl.dot(h, tl.trans(e), z)
+        z = tl.dot(H.load([row, k]), E.load([column, k]).T, z)
     return z
-
-
-@triton.jit
-def _rows(base, rows, valid, k, D: tl.constexpr, WIDTH: tl.constexpr, RAGGED: tl.constexpr):
-    """Columns k .. k + WIDTH of some rows, zeros beyond D and, where RAGGED, for rows that are not there."""
-    across = k + tl.arange(0, WIDTH)
-    place = base + rows[:, None] * D + across[None, :]
-    if RAGGED:
-        if D % WIDTH == 0:
-            return tl.load(place, mask=valid[:, None], other=0.0)
-        return tl.load(place, mask=valid[:, None] & (across < D)[None, :], other=0.0)
-    if D % WIDTH == 0:
-        return tl.load(place)
-    return tl.load(place, mask=(across < D)[None, :], other=0.0)
 
 
 @triton.jit
@@ -214,8 +168,3 @@ def _key(z, ids):
     bits = (z + 0.0).to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0xFFFFFFFF - ids)
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **settings: Any) -> None:
-    """Start a kernel. Exists so that callers need not know Triton's indexing syntax."""
-    kernel[grid](*arguments, **settings)

@@ -69,8 +69,9 @@ def candidate_softmax(
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
     ok = None if latch is None else latch.ok
-    loss, spread_out = _CandidateSoftmax.apply(queries, candidates, safe, bias, ok, ranks, chosen)
-    return SoftmaxResult(loss, spread_out if entropy else None)
+    with torch.autocast(queries.device.type, enabled=False):
+        loss, uncertainty = _CandidateSoftmax.apply(queries, candidates, safe, bias, ok, ranks, chosen)
+    return SoftmaxResult(loss, uncertainty if entropy else None)
 
 
 class _CandidateSoftmax(torch.autograd.Function):
@@ -142,7 +143,9 @@ def _needed_backward(
 def _autocast(tensor: Tensor) -> Tensor:
     """The tensor in autocast's type where autocast is on."""
     device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.dtype.is_floating_point and tensor.dtype != torch.float64:
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensor
+    if tensor.dtype.is_floating_point and tensor.dtype != torch.float64:
         return tensor.to(torch.get_autocast_dtype(device))
     return tensor
 

@@ -113,20 +113,24 @@ class PlainScan:
         """Put aside the scores above their query's threshold."""
         assert self.best is not None
         row, group = (tops > self.threshold[:, None]).nonzero(as_tuple=True)
-        if len(row) * GROUP > z.numel() // 8:  # nearly everything leads: at the start, or when scores rise with the id
-            ids = torch.arange(first_id, first_id + z.shape[1], device=z.device)
-            keys = leaders.keys_of(z.float(), ids)
-            self._settle()
-            self.best = leaders.merge_leaders(self.best, keys.masked_fill_(z == MASKED, leaders.EMPTY))
-            self.threshold = leaders.thresholds(self.best).to(self.dtype)
-            return
         scores = z.view(len(z), -1, GROUP)[row, group]
         pair, column = (scores > self.threshold[row, None]).nonzero(as_tuple=True)
+        if len(pair) > z.numel() // 4:  # nearly everything leads: at the start, or when scores rise with the id
+            self._take_all(z, first_id)
+            return
         ids = first_id + group[pair] * GROUP + column
         self.pending.append((row[pair], leaders.keys_of(scores[pair, column].float(), ids)))
         self.num_pending += len(pair)
         if self.num_pending > self.best.numel() // 2:
             self._settle()
+
+    def _take_all(self, z: Tensor, first_id: int) -> None:
+        """Merge a whole tile."""
+        self._settle()
+        assert self.best is not None
+        keys = leaders.keys_of(z.float(), torch.arange(first_id, first_id + z.shape[1], device=z.device))
+        self.best = leaders.merge_leaders(self.best, keys.masked_fill_(z == MASKED, leaders.EMPTY))
+        self.threshold = leaders.thresholds(self.best).to(self.dtype)
 
     def _settle(self) -> None:
         """Merge what was put aside and raise the thresholds."""

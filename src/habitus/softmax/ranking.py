@@ -23,7 +23,7 @@ from habitus.softmax.tile_scan import TileScan, slots_for
 from habitus.softmax.tiles import readout
 
 MEMORY_BYTES = 512 << 20
-PLAIN_ROWS = 1024  # queries per batch and
+PLAIN_ROWS = 256  # queries per batch and
 PLAIN_COLUMNS = 2048  # candidates per tile: the tile stays in the processor's cache
 
 

@@ -8,9 +8,10 @@ pass knows the log-sum-exp, so a block of probabilities is written once, in the 
 products give both gradients.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from habitus.softmax.merging import SHARD_ROWS, shards
@@ -46,12 +47,10 @@ class Leaders(NamedTuple):
 
 
 def scan_tile(d: int) -> Tile:
-    """The tile of the scan: the queries stay in shared memory up to d = 256, slices of both sides stream beyond."""
-    if d <= 128:
-        return Tile(128, 128, 64, 8, 3)
+    """The tile of the scan: whole vectors up to d = 256, so that the queries stay where they are; slices beyond."""
     if d <= 256:
-        return Tile(128, 128, 64, 8, 2)
-    return Tile(128, 256, 64, 8, 3)
+        return Tile(128, 64, max(16, 1 << (d - 1).bit_length()), 8, 3)
+    return Tile(128, 256, 64, 8, 4)
 
 
 def scan(
@@ -67,8 +66,9 @@ def scan(
     """The sums over one shard of candidates; with `target_scores` also how many scores reach them."""
     from habitus.softmax import kernels
 
-    M, d = queries.shape
-    N = len(candidates)
+    M, N = len(queries), len(candidates)
+    queries, candidates = _aligned(queries), _aligned(candidates)
+    d = queries.shape[1]
     tile = tile or scan_tile(d)
     row_tiles = -(-M // tile.rows)
     # Few queries leave multiprocessors idle unless the columns are split too.
@@ -77,17 +77,17 @@ def scan(
     length = -(-N // (splits * tile.columns)) * tile.columns
     splits = -(-N // length)
     empty = queries.new_empty(0, dtype=torch.float32)
-    sums = [queries.new_empty(splits, M, dtype=torch.float32) for _ in range(3)]
+    top, total, dot = (queries.new_empty(splits, M, dtype=torch.float32) for _ in range(3))
     count = queries.new_zeros(splits, M, dtype=torch.int32)
-    kernels.launch(
-        kernels.scan_kernel,
-        (row_tiles, splits),
-        queries,
-        candidates,
+    kernels.scan_kernel[(row_tiles, splits)](
+        _described(queries, tile.rows, tile.slice),
+        _described(candidates, tile.columns, tile.slice),
         empty if bias is None else bias,
         empty if target_scores is None else target_scores,
         empty if leaders is None else leaders.thresholds,
-        *sums,
+        top,
+        total,
+        dot,
         count,
         empty if leaders is None else leaders.buffer,
         empty if leaders is None else leaders.fill,
@@ -97,11 +97,11 @@ def scan(
         first_id,
         0 if leaders is None else leaders.buffer.shape[1],
         D=d,
-        DP=padded(d),
         BM=tile.rows,
         BN=tile.columns,
         BK=tile.slice,
-        STAGES=tile.stages if d <= 256 else 1,
+        # The loop over tiles is pipelined where one load is a tile, the loop over slices otherwise.
+        STAGES=tile.stages if d <= tile.slice else 1,
         BIASED=bias is not None,
         RAGGED=N % tile.columns != 0,
         RANKS=target_scores is not None,
@@ -109,26 +109,24 @@ def scan(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return merge_sums(Sums(*sums, count))
+    return merge_sums(Sums(top, total, dot, count))
 
 
 def target_scores(queries: Tensor, rows: Tensor, bias: Tensor | None, *, tile: Tile | None = None) -> Tensor:
     """The score of every query with its own row [M], bit for bit what `scan` computes for that pair."""
     from habitus.softmax import kernels
 
+    queries, rows = _aligned(queries), _aligned(rows)
     M, d = queries.shape
     tile = tile or scan_tile(d)
     out = queries.new_empty(M, dtype=torch.float32)
-    kernels.launch(
-        kernels.target_kernel,
-        (-(-M // tile.rows),),
-        queries,
-        rows,
+    kernels.target_kernel[(-(-M // tile.rows),)](
+        _described(queries, tile.rows, tile.slice),
+        _described(rows, tile.columns, tile.slice),
         out if bias is None else bias,
         out,
         M,
         D=d,
-        DP=padded(d),
         BM=tile.rows,
         BN=tile.columns,
         BK=tile.slice,
@@ -145,21 +143,19 @@ def probabilities(
     """exp(z_ij + bias_j - lse_i) as [M, N] in the queries' type."""
     from habitus.softmax import kernels
 
-    (M, d), N = queries.shape, len(candidates)
-    tile = tile or Tile(128, 256 if d > 256 else 128, 64, 8, 3 if d != 256 else 2)
-    out = queries.new_empty(M, N)
-    kernels.launch(
-        kernels.probability_kernel,
-        (-(-M // tile.rows) * -(-N // tile.columns),),
-        queries,
-        candidates,
+    M, N = len(queries), len(candidates)
+    queries, candidates = _aligned(queries), _aligned(candidates)
+    tile = tile or Tile(128, 256, 64, 8, 4)
+    out = queries.new_empty(M, -(-N // 8) * 8)
+    kernels.probability_kernel[(-(-M // tile.rows) * -(-N // tile.columns),)](
+        _described(queries, tile.rows, tile.slice),
+        _described(candidates, tile.columns, tile.slice),
         lse if bias is None else bias,
         lse,
-        out,
+        _described(out, tile.rows, tile.columns),
         M,
         N,
-        D=d,
-        DP=padded(d),
+        D=queries.shape[1],
         BM=tile.rows,
         BN=tile.columns,
         BK=tile.slice,
@@ -168,7 +164,7 @@ def probabilities(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return out
+    return out[:, :N]
 
 
 def tiled_forward(queries: Tensor, candidates: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -215,6 +211,14 @@ def readout(sums: Sums) -> tuple[Tensor, Tensor]:
     return (sums.top + log_total).float(), (log_total - sums.dot / sums.total).float()
 
 
-def padded(d: int) -> int:
-    """The next power of two from 16 on: the width of a tile that holds a whole vector."""
-    return max(16, 1 << (d - 1).bit_length())
+def _aligned(rows: Tensor) -> Tensor:
+    """Rows whose length is a multiple of 16 bytes, as the copy engine needs them; a copy only where they are not."""
+    rest = -rows.shape[1] % 8
+    return F.pad(rows, (0, rest)) if rest else rows.contiguous()
+
+
+def _described(matrix: Tensor, rows: int, columns: int) -> Any:
+    """A descriptor of a matrix that is read or written in tiles of rows x columns."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, [rows, columns])
