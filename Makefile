@@ -15,10 +15,10 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 test: $(READY)  ## the suite, a few minutes on two cores
-	$(BIN)/python -m pytest -q -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 slow: $(READY)  ## the longer tests
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'slow and not soak and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m 'slow and not soak and not gpu'
 
 soak: $(READY)  ## fault tests at full counts
 	$(BIN)/python -m pytest -q -m 'soak and not gpu'

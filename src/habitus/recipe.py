@@ -21,9 +21,7 @@ class ModelRecipe(Typed):
     width: int = Field(ge=4, description="Width of the contextualizer.")
     depth: int = Field(ge=1, description="Layers of the contextualizer.")
     head_dim: int = Field(32, ge=2, description="Width of one attention head of the contextualizer.")
-    init: Literal["default", "mup_lr", "mup"] = Field(
-        "default", description="Initialisation and rate scaling."
-    )
+    init: Literal["default", "mup_lr", "mup"] = Field("default", description="Initialisation and rate scaling.")
 
     @model_validator(mode="after")
     def _heads_fill_the_width(self) -> Self:
@@ -86,6 +84,4 @@ class Recipe(Typed):
 
     def hash(self, dataset_checksum: str) -> str:
         """The run's identity: this recipe (its parent's hash included) on that dataset, at this version."""
-        return content_hash(
-            {"recipe": self.to_values(), "dataset": dataset_checksum, "version": RECIPE_VERSION}
-        )
+        return content_hash({"recipe": self.to_values(), "dataset": dataset_checksum, "version": RECIPE_VERSION})

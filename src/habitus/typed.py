@@ -39,9 +39,7 @@ class Typed(BaseModel):
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            raise ConfigError(
-                f"{path} does not exist", expected=f"a file that holds a {cls.__name__}"
-            ) from None
+            raise ConfigError(f"{path} does not exist", expected=f"a file that holds a {cls.__name__}") from None
         try:
             values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
@@ -66,9 +64,7 @@ class Typed(BaseModel):
 
 def canonical_json(value: Any) -> bytes:
     """One spelling per value: sorted keys, no spaces, no NaN. What hashes are taken of."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def content_hash(value: Any) -> str:
@@ -88,9 +84,7 @@ def overridden(values: Mapping[str, Any], overrides: list[str]) -> dict[str, Any
     for override in overrides:
         dotted, separator, text = override.partition("=")
         if not separator or not dotted:
-            raise ConfigError(
-                f"override {override!r} has no '='", expected="section.key=value, as in train.steps=500"
-            )
+            raise ConfigError(f"override {override!r} has no '='", expected="section.key=value, as in train.steps=500")
         *sections, key = dotted.strip().split(".")
         target = result
         for section in sections:
@@ -155,9 +149,7 @@ def _explain(cls: type[BaseModel], detail: Any) -> str:
 def _keys_at(cls: type[BaseModel], sections: list[Any]) -> list[str]:
     for section in sections:
         field = cls.model_fields.get(str(section))
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
             return []
         cls = field.annotation
     return [field.alias or name for name, field in cls.model_fields.items()]

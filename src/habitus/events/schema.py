@@ -64,7 +64,9 @@ class Schema(Typed):
 
     events: EventColumns
     items: ItemColumns
-    world: WorldConfig | None = Field(None, description="The synthetic world behind the log; 'habitus world' writes it.")
+    world: WorldConfig | None = Field(
+        None, description="The synthetic world behind the log; 'habitus world' writes it."
+    )
 
     @model_validator(mode="after")
     def _pairs_do_not_hide_item_fields(self) -> Self:
