@@ -4,7 +4,7 @@ A block of rows loops over the keys between its smallest `begin` and its largest
 cost one or two tiles and no padding, and causal histories only the tiles of their own segment. The grid
 depends on R and H alone, never on how the rows are divided.
 
-Letters: R rows, H heads, d head size; in kernels M query rows and N key rows of a tile, D is d padded.
+Letters: R rows, H heads, d head size; in kernels M rows and N rows of the two sides of a tile, D is d padded.
 """
 
 # mypy: allow-untyped-defs
@@ -25,63 +25,69 @@ def forward(qkv: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
     R, _, H, d = qkv.shape
     out = qkv.new_empty(R, H, d)
     lse = qkv.new_empty(H, R, dtype=torch.float32)
-    tiles = _tiles(d)
-    _forward_kernel[(triton.cdiv(R, tiles["M"]), H)](
-        qkv, begin, end, out, lse, R, H, d, _LOG2_E / math.sqrt(d), EXACT=qkv.dtype == torch.float32, **tiles
-    )
+    options = _options(qkv)
+    grid = (triton.cdiv(R, options["M"]), H)
+    _forward_kernel[grid](qkv, begin, end, out, lse, R, _LOG2_E / math.sqrt(d), **options)
     return out, lse
 
 
-def backward(grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, bounds: tuple[Tensor, ...]) -> Tensor:
+def backward(
+    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> Tensor:
     """The gradient of qkv, [R, 3, H, d]. Each row is written by one program, so it is the same every time."""
     begin, end, first, last = bounds
     R, _, H, d = qkv.shape
     result = torch.empty_like(qkv)
     delta = torch.empty_like(lse)  # Σ grad·out per row, what the softmax's own gradient subtracts
-    tiles = _tiles(d)
-    grid = (triton.cdiv(R, tiles["M"]), H)
-    options = {"EXACT": qkv.dtype == torch.float32, **tiles}
-    _query_gradient[grid](
-        qkv, grad, out, lse, begin, end, result, delta, R, H, d, 1 / math.sqrt(d), _LOG2_E / math.sqrt(d), **options
-    )
+    options = _options(qkv)
+    grid = (triton.cdiv(R, options["M"]), H)
+    scale = 1 / math.sqrt(d)
+    _query_gradient[grid](qkv, grad, out, lse, begin, end, result, delta, R, scale, _LOG2_E * scale, **options)
     _key_value_gradient[grid](
-        qkv, grad, lse, delta, begin, end, first, last, result, R, H, d,
-        1 / math.sqrt(d), _LOG2_E / math.sqrt(d), **options,
-    )  # fmt: skip
+        qkv, grad, lse, delta, begin, end, first, last, result, R, scale, _LOG2_E * scale, **options
+    )
     return result
 
 
-def _tiles(d: int) -> dict[str, Any]:
-    """Tile sizes: small enough that a block of short texts loads little beyond itself."""
+def _options(qkv: Tensor) -> dict[str, Any]:
+    """Compile-time constants. Sizes are among them: Triton must know what they divide by to load in bulk.
+
+    Tiles of 64 by 32 with four warps were the best or within 5% of it, on texts and on histories, of those
+    tried on an H200 (docs/notebook.md).
+    """
+    _, _, H, d = qkv.shape
     D = max(16, triton.next_power_of_2(d))
-    return {"M": 64, "N": 64 if D <= 64 else 32, "D": D, "num_warps": 4, "num_stages": 2}
+    return {
+        "H": H,
+        "d": d,
+        "EXACT": qkv.dtype == torch.float32,
+        "M": 64 if D <= 128 else 32,
+        "N": 32,
+        "D": D,
+        "num_warps": 4,
+        "num_stages": 2,
+    }
 
 
-@triton.jit
+# R changes with every batch of texts; a kernel of its own for lengths that 16 divides would gain nothing.
+@triton.jit(do_not_specialize=["R"])
 def _forward_kernel(
-    qkv, begin, end, out, lse, R, H, d, scale,
-    EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    qkv, begin, end, out, lse, R, scale,
+    H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     rows = tl.program_id(0) * M + tl.arange(0, M)
-    here = rows < R
-    columns = tl.arange(0, D)
-    inside = columns < d
-    low = tl.load(begin + rows, mask=here, other=2147483647)
-    high = tl.load(end + rows, mask=here, other=0)
-    stride = 3 * H * d  # from one row of qkv to the next
-    query_at = rows.to(tl.int64)[:, None] * stride + head * d + columns[None, :]
-    query = tl.load(qkv + query_at, mask=here[:, None] & inside[None, :], other=0.0)
+    low = tl.load(begin + rows, mask=rows < R, other=2147483647)
+    high = tl.load(end + rows, mask=rows < R, other=0)
+    query = _get(qkv, 0, rows, R, head, 3, H, d, D)
 
     best = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     gathered = tl.zeros([M, D], tl.float32)
     for start in range(tl.min(low), tl.max(high), N):
         keys = start + tl.arange(0, N)
-        key_at = keys.to(tl.int64)[:, None] * stride + head * d + columns[None, :]
-        there = (keys < R)[:, None] & inside[None, :]
-        key = tl.load(qkv + H * d + key_at, mask=there, other=0.0)
-        value = tl.load(qkv + 2 * H * d + key_at, mask=there, other=0.0)
+        key = _get(qkv, 1, keys, R, head, 3, H, d, D)
+        value = _get(qkv, 2, keys, R, head, 3, H, d, D)
         scores = _dot(query, tl.trans(key), EXACT) * scale
         seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
         scores = tl.where(seen, scores, -float("inf"))
@@ -94,90 +100,89 @@ def _forward_kernel(
         gathered = gathered * shrink[:, None] + _dot(weights.to(value.dtype), value, EXACT)
         best = better
     total = tl.where(total == 0.0, 1.0, total)
-    result = gathered / total[:, None]
-    out_at = rows.to(tl.int64)[:, None] * (H * d) + head * d + columns[None, :]
-    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=here[:, None] & inside[None, :])
-    tl.store(lse + head * R + rows, best + tl.log2(total), mask=here)
+    _put(out, 0, gathered / total[:, None], rows, R, head, 1, H, d, D)
+    tl.store(lse + head * R + rows, best + tl.log2(total), mask=rows < R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _query_gradient(
-    qkv, grad, out, lse, begin, end, result, delta, R, H, d, plain_scale, scale,
-    EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    qkv, grad, out, lse, begin, end, result, delta, R, plain_scale, scale,
+    H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     rows = tl.program_id(0) * M + tl.arange(0, M)
-    here = rows < R
-    columns = tl.arange(0, D)
-    inside = columns < d
-    low = tl.load(begin + rows, mask=here, other=2147483647)
-    high = tl.load(end + rows, mask=here, other=0)
-    stride = 3 * H * d
-    whole = here[:, None] & inside[None, :]
-    query_at = rows.to(tl.int64)[:, None] * stride + head * d + columns[None, :]
-    out_at = rows.to(tl.int64)[:, None] * (H * d) + head * d + columns[None, :]
-    query = tl.load(qkv + query_at, mask=whole, other=0.0)
-    upstream = tl.load(grad + out_at, mask=whole, other=0.0)
-    output = tl.load(out + out_at, mask=whole, other=0.0)
+    low = tl.load(begin + rows, mask=rows < R, other=2147483647)
+    high = tl.load(end + rows, mask=rows < R, other=0)
+    query = _get(qkv, 0, rows, R, head, 3, H, d, D)
+    upstream = _get(grad, 0, rows, R, head, 1, H, d, D)
+    output = _get(out, 0, rows, R, head, 1, H, d, D)
     mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-    tl.store(delta + head * R + rows, mean, mask=here)
-    norm = tl.load(lse + head * R + rows, mask=here, other=0.0)
+    tl.store(delta + head * R + rows, mean, mask=rows < R)
+    norm = tl.load(lse + head * R + rows, mask=rows < R, other=0.0)
 
     total = tl.zeros([M, D], tl.float32)
     for start in range(tl.min(low), tl.max(high), N):
         keys = start + tl.arange(0, N)
-        key_at = keys.to(tl.int64)[:, None] * stride + head * d + columns[None, :]
-        there = (keys < R)[:, None] & inside[None, :]
-        key = tl.load(qkv + H * d + key_at, mask=there, other=0.0)
-        value = tl.load(qkv + 2 * H * d + key_at, mask=there, other=0.0)
+        key = _get(qkv, 1, keys, R, head, 3, H, d, D)
+        value = _get(qkv, 2, keys, R, head, 3, H, d, D)
         scores = _dot(query, tl.trans(key), EXACT) * scale
         seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
         weights = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
         slope = weights * (_dot(upstream, tl.trans(value), EXACT) - mean[:, None]) * plain_scale
         total += _dot(slope.to(key.dtype), key, EXACT)
-    tl.store(result + query_at, total.to(result.dtype.element_ty), mask=whole)
+    _put(result, 0, total, rows, R, head, 3, H, d, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _key_value_gradient(
-    qkv, grad, lse, delta, begin, end, first, last, result, R, H, d, plain_scale, scale,
-    EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    qkv, grad, lse, delta, begin, end, first, last, result, R, plain_scale, scale,
+    H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     keys = tl.program_id(0) * M + tl.arange(0, M)
-    here = keys < R
-    columns = tl.arange(0, D)
-    inside = columns < d
-    from_row = tl.min(tl.load(first + keys, mask=here, other=2147483647))
-    to_row = tl.max(tl.load(last + keys, mask=here, other=0))
-    stride = 3 * H * d
-    whole = here[:, None] & inside[None, :]
-    key_at = keys.to(tl.int64)[:, None] * stride + head * d + columns[None, :]
-    key = tl.load(qkv + H * d + key_at, mask=whole, other=0.0)
-    value = tl.load(qkv + 2 * H * d + key_at, mask=whole, other=0.0)
+    from_row = tl.min(tl.load(first + keys, mask=keys < R, other=2147483647))
+    to_row = tl.max(tl.load(last + keys, mask=keys < R, other=0))
+    key = _get(qkv, 1, keys, R, head, 3, H, d, D)
+    value = _get(qkv, 2, keys, R, head, 3, H, d, D)
 
     key_total = tl.zeros([M, D], tl.float32)
     value_total = tl.zeros([M, D], tl.float32)
     for start in range(from_row, to_row, N):
         rows = start + tl.arange(0, N)
-        valid = rows < R
-        there = valid[:, None] & inside[None, :]
-        query_at = rows.to(tl.int64)[:, None] * stride + head * d + columns[None, :]
-        grad_at = rows.to(tl.int64)[:, None] * (H * d) + head * d + columns[None, :]
-        query = tl.load(qkv + query_at, mask=there, other=0.0)
-        upstream = tl.load(grad + grad_at, mask=there, other=0.0)
-        low = tl.load(begin + rows, mask=valid, other=2147483647)
-        high = tl.load(end + rows, mask=valid, other=0)
-        norm = tl.load(lse + head * R + rows, mask=valid, other=0.0)
-        mean = tl.load(delta + head * R + rows, mask=valid, other=0.0)
+        query = _get(qkv, 0, rows, R, head, 3, H, d, D)
+        upstream = _get(grad, 0, rows, R, head, 1, H, d, D)
+        low = tl.load(begin + rows, mask=rows < R, other=2147483647)
+        high = tl.load(end + rows, mask=rows < R, other=0)
+        norm = tl.load(lse + head * R + rows, mask=rows < R, other=0.0)
+        mean = tl.load(delta + head * R + rows, mask=rows < R, other=0.0)
         scores = _dot(key, tl.trans(query), EXACT) * scale  # [M keys, N rows]
         seen = (keys[:, None] >= low[None, :]) & (keys[:, None] < high[None, :])
         weights = tl.where(seen, tl.exp2(scores - norm[None, :]), 0.0)
         value_total += _dot(weights.to(upstream.dtype), upstream, EXACT)
         slope = weights * (_dot(value, tl.trans(upstream), EXACT) - mean[None, :]) * plain_scale
         key_total += _dot(slope.to(query.dtype), query, EXACT)
-    tl.store(result + H * d + key_at, key_total.to(result.dtype.element_ty), mask=whole)
-    tl.store(result + 2 * H * d + key_at, value_total.to(result.dtype.element_ty), mask=whole)
+    _put(result, 1, key_total, keys, R, head, 3, H, d, D)
+    _put(result, 2, value_total, keys, R, head, 3, H, d, D)
+
+
+@triton.jit
+def _get(source, part, rows, R, head, PARTS: tl.constexpr, H: tl.constexpr, d: tl.constexpr, D: tl.constexpr):
+    """Rows of one head, [rows, D], from [R, PARTS, H, d]."""
+    columns = tl.arange(0, D)
+    at = rows.to(tl.int64)[:, None] * (PARTS * H * d) + (part * H + head) * d + columns[None, :]
+    return tl.load(source + at, mask=(rows < R)[:, None] & (columns < d)[None, :], other=0.0)
+
+
+@triton.jit
+def _put(
+    target, part, values, rows, R, head,
+    PARTS: tl.constexpr, H: tl.constexpr, d: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Rows of one head into [R, PARTS, H, d]."""
+    columns = tl.arange(0, D)
+    at = rows.to(tl.int64)[:, None] * (PARTS * H * d) + (part * H + head) * d + columns[None, :]
+    there = (rows < R)[:, None] & (columns < d)[None, :]
+    tl.store(target + at, values.to(target.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from habitus.data.fields import Field
 from habitus.errors import ModelError
 from habitus.model.features import Categories, Numbers, of_kind
-from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, rotary_turns, unit_rms
-from habitus.model.layouts import Layout, MaskedWindows, PackedRows
+from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
+from habitus.model.layouts import Layout, MaskedWindows, PackedRows, rotary_turns
 from habitus.model.tensors import BatchTensors
 from habitus.recipe import ModelRecipe
 
@@ -33,16 +33,27 @@ class Contextualizer(nn.Module):
     def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
         """Queries [B, L, h] in float32: direction of unit RMS times the learned gain, so that a score is a
         plain dot product with an item vector."""
-        B, L, _ = event_embeddings.shape
-        dtype = compute_dtype(event_embeddings.device)
-        x = self.input(event_embeddings.to(dtype)) + self.events(batch.fields, like=event_embeddings)
-        x = x.to(dtype).flatten(0, 1)
-        layout = window_layout(batch)
-        turns = rotary_turns(batch.positions.flatten(), self.head_dim)
+        x = self.enter(event_embeddings, self.events(batch.fields, like=event_embeddings))
+        layout = self.layout(batch.positions, batch.segments, batch.boundaries)
         for block in self.blocks:
-            x = block(x, layout, turns)
-        directions = unit_rms(self.output(self.norm(x)))
-        return (directions * (self.gain * self.query_scale)).unflatten(0, (B, L))
+            x = block(x, layout)
+        return self.leave(x).view(event_embeddings.shape)
+
+    def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
+        """[R, w] out of the vectors of the events and what their own fields add."""
+        dtype = compute_dtype(event_embeddings.device)
+        return (self.input(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Queries [R, h] out of [R, w]."""
+        return unit_rms(self.output(self.norm(x))) * (self.gain * self.query_scale)
+
+    def layout(self, positions: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
+        """Who sees whom, and how far each slot is turned: packed rows on CUDA, a block-causal mask elsewhere."""
+        turns = rotary_turns(positions.flatten(), self.head_dim)
+        if positions.device.type == "cuda":
+            return PackedRows.causal(boundaries, positions.numel(), turns)
+        return MaskedWindows.causal(segments, turns)
 
 
 class EventFields(nn.Module):
@@ -68,10 +79,3 @@ class EventFields(nn.Module):
             if encoder is not None:
                 total = total + encoder(values)
         return total
-
-
-def window_layout(batch: BatchTensors) -> Layout:
-    """Who sees whom: packed rows on CUDA, a block-causal mask elsewhere."""
-    if batch.positions.device.type == "cuda":
-        return PackedRows.causal(batch.boundaries, batch.positions.numel())
-    return MaskedWindows.causal(batch.segments)

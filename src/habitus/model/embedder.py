@@ -39,7 +39,8 @@ class Embedder(nn.Module):
                 part = encoder(items.fields).float()
                 total = part if total is None else total + part
         assert total is not None, "built without item fields"
-        return unit_rms(self.fusion(total.to(compute_dtype(total.device))))
+        vectors: Tensor = self.fusion(total)
+        return vectors
 
 
 class TextEncoder(nn.Module):
@@ -57,20 +58,27 @@ class TextEncoder(nn.Module):
 
     def forward(self, text: PackedText) -> Tensor:
         """[n, h]. An item without text has a learned vector instead."""
-        x = F.embedding(text.tokens, self.tokens)
+        x = self.enter(F.embedding(text.tokens, self.tokens), text.places)
+        for block in self.blocks:
+            x = block(x, text.layout)
+        return self.leave(x, text)
+
+    def enter(self, x: Tensor, places: Tensor) -> Tensor:
+        """Token rows [P, h] with their positions added."""
         # One-hot times table: its gradient is a matrix product, where a lookup's would add millions of rows
         # into two dozen.
         place = torch.arange(self.text_len, device=x.device)
-        x = x + (text.places[:, None] == place).to(x.dtype) @ self.positions
-        x = x.to(compute_dtype(x.device))
-        for block in self.blocks:
-            x = block(x, text.layout, None)
+        dtype = compute_dtype(x.device)
+        return x.to(dtype) + (places[:, None] == place).to(dtype) @ self.positions.to(dtype)
+
+    def leave(self, x: Tensor, text: PackedText) -> Tensor:
+        """The mean [n, h] of each item's rows, in float32."""
         mean = packed_mean(self.norm(x), text, self.text_len)
         return torch.where(text.lengths[:, None] > 0, mean, self.missing.float())
 
 
 class Fusion(nn.Module):
-    """A residual MLP over the summed fields."""
+    """A residual MLP over the summed fields, brought to unit RMS."""
 
     def __init__(self, h: int) -> None:
         super().__init__()
@@ -79,9 +87,9 @@ class Fusion(nn.Module):
         self.out = Linear(h, h)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, h]"""
-        x = self.norm(x)
-        return x + self.out(F.gelu(self.up(x)))
+        """[n, h] in float32."""
+        x = self.norm(x.to(compute_dtype(x.device)))
+        return unit_rms(x + self.out(F.gelu(self.up(x))))
 
 
 def check_item_fields(fields: Fields) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from habitus.data.fields import UNKNOWN_CODE, Field
 from habitus.errors import ModelError
 from habitus.model.layers import unit_rms
-from habitus.sizing.structure import NUMBER_FEATURES, NUMBER_FREQUENCIES
+from habitus.sizing.structure import NUMBER_FEATURES, NUMBER_FREQUENCIES, ONE_HOT_ROWS
 
 
 class Categories(nn.Module):
@@ -23,6 +23,8 @@ class Categories(nn.Module):
         self.names = tuple(field.name for field in fields)
         self.sizes = tuple(field.size for field in fields)
         self.weight = nn.Parameter(torch.empty(sum(self.sizes), h))
+        # A lookup's gradient would add many thousand events into a handful of rows; a product's does not.
+        self.one_hot = sum(self.sizes) <= ONE_HOT_ROWS
 
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. A code beyond its table, from a newer catalogue perhaps, counts as unknown."""
@@ -32,7 +34,11 @@ class Categories(nn.Module):
             known = (codes >= 0) & (codes < size)
             rows.append(torch.where(known, codes, UNKNOWN_CODE) + offset)
             offset += size
-        return F.embedding(torch.stack(rows, -1), self.weight).sum(-2)
+        chosen = torch.stack(rows, -1)
+        if not self.one_hot:
+            return F.embedding(chosen, self.weight).sum(-2)
+        row = torch.arange(offset, device=chosen.device)
+        return (chosen[..., None] == row).any(-2).to(self.weight.dtype) @ self.weight
 
 
 class Numbers(nn.Module):

@@ -25,11 +25,9 @@ class Block(nn.Module):
         self.mlp_up = Linear(width, 4 * width)
         self.mlp_out = Linear(4 * width, width)
 
-    def forward(self, x: Tensor, layout: Layout, turns: Tensor | None) -> Tensor:
-        """x [R, w] after the layer; `turns` are the rotary angles' cosines and sines, [R, 2, d/2]."""
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """x [R, w] after the layer."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
-        if turns is not None:
-            qkv = turned(qkv, turns)
         x = x + self.attention_out(attend(qkv, layout).flatten(1))
         return x + self.mlp_out(F.gelu(self.mlp_up(self.mlp_norm(x))))
 
@@ -59,22 +57,6 @@ class RMSNorm(nn.Module):
 def unit_rms(x: Tensor) -> Tensor:
     """x / rms(x) over the last axis, in float32. A vector of zeros stays zero."""
     return F.rms_norm(x.float(), x.shape[-1:], None, _EPS)
-
-
-def rotary_turns(positions: Tensor, d: int) -> Tensor:
-    """Cosines and sines [R, 2, d/2] of the angles by which each position turns the pairs of a head."""
-    # Base 10,000 as is usual; the slowest pair turns by a fraction of a degree within a window of 256.
-    exponents = torch.arange(0, d, 2, dtype=torch.float32, device=positions.device) / d
-    angles = positions.float()[:, None] * 10_000.0**-exponents
-    return torch.stack((angles.cos(), angles.sin()), 1)
-
-
-def turned(qkv: Tensor, turns: Tensor) -> Tensor:
-    """qkv [R, 3, H, d] with queries and keys turned pairwise; entry i pairs with entry i + d/2."""
-    cos, sin = turns[:, :1, None], turns[:, 1:, None]  # [R, 1, 1, d/2]
-    left, right = qkv[:, :2].chunk(2, dim=-1)
-    pairs = torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
-    return torch.cat((pairs.to(qkv.dtype), qkv[:, 2:]), dim=1)
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

@@ -12,7 +12,10 @@ from habitus.errors import ModelError
 
 
 def packed_attention(qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, last: Tensor) -> Tensor:
-    """Attention's output [R, H, d] of qkv [R, 3, H, d], row i seeing rows begin[i]..end[i]-1 (scale 1/sqrt(d))."""
+    """Attention's output [R, H, d] of qkv [R, 3, H, d], with scale 1/sqrt(d).
+
+    Bounds are int32 [R]: row i sees rows begin[i]..end[i]-1 and is seen by rows first[i]..last[i]-1.
+    """
     if qkv.device.type != "cuda":
         raise ModelError(
             f"packed attention was given tensors on {qkv.device}",
@@ -24,14 +27,26 @@ def packed_attention(qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, las
 
 
 @torch.library.custom_op("habitus::packed_attention", mutates_args=())
-def _forward(qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(
+    qkv: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    first: Tensor,
+    last: Tensor,
+) -> tuple[Tensor, Tensor]:
     from habitus.model.attention_kernels import forward
 
     return forward(qkv.contiguous(), begin, end)
 
 
 @_forward.register_fake
-def _(qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+def _(
+    qkv: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    first: Tensor,
+    last: Tensor,
+) -> tuple[Tensor, Tensor]:
     R, _, H, d = qkv.shape
     return qkv.new_empty(R, H, d), qkv.new_empty(H, R, dtype=torch.float32)
 
@@ -63,7 +78,7 @@ def _(
     first: Tensor,
     last: Tensor,
 ) -> Tensor:
-    return torch.empty_like(qkv)
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:

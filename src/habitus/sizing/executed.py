@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from habitus.recipe import ModelRecipe
-from habitus.sizing.structure import NUMBER_FEATURES, Inputs
+from habitus.sizing.structure import NUMBER_FEATURES, ONE_HOT_ROWS, Inputs
 
 SoftmaxForm = Literal["attention", "logits", "none"]
 
@@ -58,18 +58,26 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     text = 2 * 12 * h * h * model.text_depth * work.text_tokens if inputs.tokens else 0
     text_attention = 4 * h * model.text_depth * work.text_pairs if inputs.tokens else 0
     positions = 2 * h * model.text_len * work.text_tokens if inputs.tokens else 0  # one-hot times table
-    constants = 2 * h * (NUMBER_FEATURES * inputs.item_numbers + sum(inputs.item_vectors)) * work.items
+    item_constants = NUMBER_FEATURES * inputs.item_numbers + sum(inputs.item_vectors)
+    item_constants += _multiplied_rows(inputs.item_categories)
+    constants = 2 * h * item_constants * work.items
     fusion = 2 * 2 * h * h * work.items
-    event_numbers = 2 * NUMBER_FEATURES * w * inputs.event_numbers * work.slots
+    event_constants = NUMBER_FEATURES * inputs.event_numbers + _multiplied_rows(inputs.event_categories)
+    event_fields = 2 * w * event_constants * work.slots
     layers = 2 * (12 * w * w * model.depth + w * h) * work.slots
     return {
         "text": float(_LINEAR * text + _LINEAR_OF_CONSTANTS * positions),
         "text_attention": _ATTENTION * text_attention,
-        "fields": float(_LINEAR * fusion + _LINEAR_OF_CONSTANTS * (constants + event_numbers)),
+        "fields": float(_LINEAR * fusion + _LINEAR_OF_CONSTANTS * (constants + event_fields)),
         "contextualizer": float(_LINEAR * layers + input_cost * 2 * h * w * work.slots),
         "attention": _ATTENTION * 4 * w * model.depth * work.context_pairs,
         "softmax": softmax_flops(work, h),
     }
+
+
+def _multiplied_rows(categories: tuple[int, ...]) -> int:
+    """Rows of small tables, which are multiplied by one-hot rows rather than looked up."""
+    return sum(categories) if sum(categories) <= ONE_HOT_ROWS else 0
 
 
 def softmax_flops(work: Workload, h: int) -> float:

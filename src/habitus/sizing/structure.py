@@ -16,7 +16,9 @@ from habitus.record import Params
 NUMBER_FREQUENCIES = 8
 NUMBER_FEATURES = 2 * 2 * NUMBER_FREQUENCIES
 
-_TEXT_HEAD_DIM = 32  # the width that text attention heads aim at
+ONE_HOT_ROWS = 64  # category tables of at most so many rows are multiplied rather than looked up
+
+_LARGEST_TEXT_HEAD = 80  # unless only larger ones divide
 
 
 class _Field(Protocol):
@@ -155,5 +157,15 @@ def tokens_per_item(text_len: int, inputs: Inputs) -> int:
 
 
 def text_heads(h: int) -> int:
-    """Attention heads of the text encoder: the divisor of h whose head size is nearest to 32."""
-    return min((n for n in range(1, h + 1) if h % n == 0), key=lambda n: abs(math.log(h / n / _TEXT_HEAD_DIM)))
+    """Attention heads of the text encoder: few, and such that little is padded.
+
+    Fused attention pads a head to a power of two (32 at least), and loads best where a head begins at a
+    multiple of 16 bytes; short texts gain nothing from many narrow heads.
+    """
+    sizes = [size for size in range(2, h + 1, 2) if h % size == 0 and size >= min(h, 16)]
+
+    def cost(size: int) -> tuple[bool, int, int, int]:
+        heads, padded = h // size, max(32, 1 << (size - 1).bit_length())
+        return size > _LARGEST_TEXT_HEAD, heads * padded, -math.gcd(size, 8), heads
+
+    return h // min(sizes, key=cost)
