@@ -29,6 +29,7 @@ def test_a_world_prepared_directly_is_byte_identical_to_preparing_its_files(tmp_
     via_files, directly = Dataset.open(tmp_path / "via_files"), Dataset.open(tmp_path / "directly")
     assert directly.manifest == via_files.manifest
     assert directly.checksum == via_files.checksum
+    assert World.read(directly.path).config == world.config
 
 
 def test_values_that_never_occur_are_in_neither_vocabulary(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from habitus.cli import app
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events.schema import Schema
 from habitus.events.world import MixtureWeights, World, WorldConfig
-from habitus.events.world.writing import write_world
+from habitus.events.world.writing import SCHEMA, write_world
 
 WEIGHTS = MixtureWeights().to_values()
 SMALL = ["--users", "30", "--items", "50", "--events-per-user", "12"]
@@ -43,8 +43,8 @@ SMALL = ["--users", "30", "--items", "50", "--events-per-user", "12"]
 )
 def test_bad_knobs_are_refused_by_name(values: dict, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        WorldConfig.parse(values, "world.toml")
-    assert message in str(caught.value) and "world.toml" in str(caught.value)
+        WorldConfig.parse(values, "knobs.toml")
+    assert message in str(caught.value) and "knobs.toml" in str(caught.value)
 
 
 def test_every_knob_is_described() -> None:
@@ -62,11 +62,10 @@ def test_a_written_world_comes_back_with_its_oracle(tmp_path: Path) -> None:
     world = World(WorldConfig(num_users=40, num_items=60, events_per_user=9, seed=5))
     phases = []
     count = write_world(world, tmp_path / "w", threads=2, progress=lambda *step: phases.append(step))
-    assert {path.name for path in (tmp_path / "w").iterdir()} == {
-        "events.parquet", "items.parquet", "schema.toml", "world.toml"
-    }  # fmt: skip
+    assert {path.name for path in (tmp_path / "w").iterdir()} == {"events.parquet", "items.parquet", "schema.toml"}
+    world.config.write(tmp_path / "knobs.toml")
     assert phases[0] == ("items", 0.0) and all(0 <= share <= 1 for _, share in phases)
-    for path in (tmp_path / "w", tmp_path / "w" / "world.toml"):
+    for path in (tmp_path / "w", tmp_path / "w" / "schema.toml", tmp_path / "knobs.toml"):
         again = World.read(path)
         assert again.config == world.config
         assert np.array_equal(again.conditional([1, 2, 3]), world.conditional([1, 2, 3]))
@@ -77,6 +76,14 @@ def test_a_written_world_comes_back_with_its_oracle(tmp_path: Path) -> None:
     schema = Schema.read(tmp_path / "w" / "schema.toml")
     assert set(schema.events.fields) <= set(events.column_names)
     assert set(schema.items.fields) | {schema.items.item} == set(world.items(0, 1).column_names)
+
+
+def test_a_log_that_is_no_world_has_no_oracle(tmp_path: Path) -> None:
+    SCHEMA.write(tmp_path / "schema.toml")
+    with pytest.raises(ConfigError, match="no synthetic world"):
+        World.read(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        World.read(tmp_path / "nowhere")
 
 
 def test_large_worlds_have_several_row_groups(tmp_path: Path) -> None:
@@ -123,7 +130,7 @@ def test_the_command_says_what_it_made_and_what_comes_next(tmp_path: Path) -> No
     assert (config.copy_window, config.num_brands, config.events_per_user) == (3, 7, 12)
 
     copy = CliRunner().invoke(
-        app, ["world", str(tmp_path / "b"), "--config", str(out / "world.toml"), "--seed", "9", "--json"]
+        app, ["world", str(tmp_path / "b"), "--config", str(out / "schema.toml"), "--seed", "9", "--json"]
     )
     printed = json.loads(copy.stdout)
     assert World.read(tmp_path / "b").config == config.model_copy(update={"seed": 9})

@@ -36,7 +36,7 @@ def prepare(
     import os
 
     from habitus.data.guess import guess_schema
-    from habitus.data.prepare import PrepareOptions, one_of
+    from habitus.data.prepare import SPLITS, PrepareOptions, one_of
     from habitus.data.prepare import prepare as run
     from habitus.events.schema import Schema
 
@@ -55,7 +55,7 @@ def prepare(
         seq_len=seq_len,
         text_len=text_len,
         vocabulary_size=vocabulary_size,
-        split=one_of("split", split, ("user", "time", "last")),
+        split=one_of("split", split, SPLITS),
         validation_share=validation_share,
         on_bad=one_of("on-bad", on_bad, ("error", "drop")),
         memory=memory,

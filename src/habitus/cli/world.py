@@ -16,29 +16,37 @@ EXAMPLE = "Example: `habitus world shop --users 20000 --items 2000 weights.popul
 @app.command(epilog=EXAMPLE)
 def world(
     out: Annotated[Path | None, typer.Argument(help="Folder to write; must not exist.")] = None,
-    knobs: Annotated[
-        list[str] | None, typer.Argument(metavar="[KNOB=VALUE]...", help="Any knob of world.toml.")
-    ] = None,
+    knobs: Annotated[list[str] | None, typer.Argument(metavar="[KNOB=VALUE]...", help="Any knob of the world.")] = None,
     users: Annotated[int | None, typer.Option(help="Users.")] = None,
     items: Annotated[int | None, typer.Option(help="Items of the catalogue, up to 10⁸.")] = None,
     events_per_user: Annotated[float | None, typer.Option(help="Mean history length.")] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed, another world.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A world.toml to start from.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A schema.toml with [world], or a file of knobs, to start from.")
+    ] = None,
     list_knobs: Annotated[
         bool, typer.Option("--list-knobs", help="Print every knob, its default and its meaning, and stop.")
     ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="All cores unless said.")] = None,
+    prepared: Annotated[
+        bool, typer.Option("--prepared", help="Write the prepared dataset instead of the tables, without DuckDB.")
+    ] = False,
+    seq_len: Annotated[int, typer.Option(help="With --prepared: events per window.")] = 256,
+    split: Annotated[str, typer.Option(help="With --prepared: what validates: user, time or last.")] = "user",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
     """Make a synthetic shop whose best possible prediction is known exactly.
 
-    Writes events.parquet, items.parquet, schema.toml and world.toml, from which the oracle is rebuilt.
+    Writes events.parquet, items.parquet and schema.toml, whose table [world] brings the oracle back; with --prepared,
+    byte for byte the dataset that 'habitus prepare' makes of them.
     """
     import os
 
+    from habitus.data.from_world import prepare_world
+    from habitus.data.prepare import SPLITS, PrepareOptions, one_of
     from habitus.errors import ConfigError
     from habitus.events.world import World
-    from habitus.events.world.writing import write_world
+    from habitus.events.world.writing import schema_of, write_world
 
     if list_knobs:
         _print_knobs()
@@ -47,17 +55,25 @@ def world(
         raise ConfigError("no folder was given", expected="habitus world OUT")
     if "=" in out.name:
         raise ConfigError(f"{out} looks like a knob", expected="the folder first: habitus world OUT KNOB=VALUE")
-    options = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
-    made = World(_config(config, options, knobs or []))
+    chosen = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
+    made = World(_config(config, chosen, knobs or []))
+    threads = threads or os.cpu_count() or 1
     with phases() as progress:
-        num_events = write_world(made, out, threads=threads or os.cpu_count() or 1, progress=progress)
+        if prepared:
+            options = PrepareOptions(seq_len=seq_len, split=one_of("split", split, SPLITS), threads=threads)
+            num_events = prepare_world(made, schema_of(made), out, options, progress).num_events
+            next_command = f"habitus describe {out}"
+        else:
+            num_events = write_world(made, out, threads=threads, progress=progress)
+            tables = f"{out}/events.parquet {out}/items.parquet"
+            next_command = f"habitus prepare {tables} --schema {out}/schema.toml --out dataset"
     summary = {
         "folder": str(out),
         "num_users": made.config.num_users,
         "num_items": made.config.num_items,
         "num_events": num_events,
         **_best_possible(made, num_events),
-        "next": f"habitus prepare {out}/events.parquet {out}/items.parquet --schema {out}/schema.toml --out DATASET",
+        "next": next_command,
     }
     _print_summary(summary, as_json=as_json)
 
@@ -67,7 +83,7 @@ def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any
     from habitus.events.world import WorldConfig
     from habitus.typed import overridden
 
-    start = WorldConfig.read(path) if path is not None else WorldConfig()
+    start = WorldConfig.find(path) if path is not None else WorldConfig()
     values = {**start.to_values(), **{name: value for name, value in options.items() if value is not None}}
     return WorldConfig.parse(overridden(values, knobs), "the world's options")
 
@@ -95,7 +111,7 @@ def _print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         return
     typer.echo(
         f"{summary['folder']}: {summary['num_events']:,} events of {summary['num_users']:,} users "
-        f"on {summary['num_items']:,} items (events.parquet, items.parquet, schema.toml, world.toml)"
+        f"on {summary['num_items']:,} items"
     )
     if "entropy_floor" in summary:
         floor, recall = summary["entropy_floor"], summary["best_recall@10"]

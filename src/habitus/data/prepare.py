@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 Choice = TypeVar("Choice", bound=str)
+SplitKind = Literal["user", "time", "last"]
+SPLITS: tuple[SplitKind, ...] = ("user", "time", "last")
 
 # DuckDB's own limit leaves room for what stands outside its buffers.
 _DUCKDB_SHARE = 0.75
@@ -45,7 +47,7 @@ class PrepareOptions:
     seq_len: int = 256
     text_len: int = 24
     vocabulary_size: int = 8192
-    split: Literal["user", "time", "last"] = "user"
+    split: SplitKind = "user"
     validation_share: float = 0.1
     on_bad: Literal["error", "drop"] = "error"
     memory: str = "4GiB"

@@ -40,9 +40,8 @@ class World:
 
     @classmethod
     def read(cls, path: str | Path) -> "World":
-        """The world of a world.toml, or of the folder that holds one."""
-        path = Path(path)
-        return cls(WorldConfig.read(path / "world.toml" if path.is_dir() else path))
+        """The world behind a folder that `habitus world` or `habitus prepare` wrote, or of a file of knobs."""
+        return cls(WorldConfig.find(path))
 
     def items(self, first_item: int, last_item: int) -> Any:
         """The item table of items in [first_item, last_item), as Arrow: id, title, category, brand, price, image."""

@@ -1,9 +1,12 @@
 """What decides a synthetic world: sizes, mixture weights, shapes of the parts."""
 
 import math
+import tomllib
+from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from habitus.errors import ConfigError
 from habitus.typed import Typed
 
 # A draw is keyed by user * 2^20 + position, which must stay below 2^63.
@@ -37,7 +40,7 @@ class MixtureWeights(Typed):
 
 
 class WorldConfig(Typed):
-    """Everything that decides a world; world.toml holds exactly this."""
+    """Everything that decides a world; the table [world] of a schema.toml holds exactly this."""
 
     num_users: int = Field(20_000, ge=1, le=1 << 42, description="users")
     num_items: int = Field(2_000, ge=2, le=100_000_000, description="items of the catalogue")
@@ -65,6 +68,23 @@ class WorldConfig(Typed):
     span_days: int = Field(365, ge=1, le=36_500, description="days that the log covers, about")
 
     weights: MixtureWeights = Field(default_factory=MixtureWeights)
+
+    @classmethod
+    def find(cls, path: str | Path) -> "WorldConfig":
+        """The config in a folder's schema.toml, in a schema.toml, or in a file of knobs alone."""
+        path = Path(path)
+        path = path / "schema.toml" if path.is_dir() else path
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{path} does not exist", expected="a folder that 'habitus world' or 'habitus prepare' wrote"
+            ) from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML") from None
+        if "events" in values and "world" not in values:
+            raise ConfigError(f"{path} describes a log that is no synthetic world", expected="a [world] table")
+        return cls.parse(values.get("world", values), str(path))
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "WorldConfig":

@@ -1,4 +1,4 @@
-"""A world as files: events.parquet, items.parquet, schema.toml, and world.toml, which brings the oracle back."""
+"""A world as files: events.parquet, items.parquet, and schema.toml, whose table [world] brings the oracle back."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +32,13 @@ SCHEMA = Schema(
         },
     ),
 )
+
+
+def schema_of(world: World) -> Schema:
+    """The columns of a world's tables, and the world itself."""
+    return SCHEMA.model_copy(update={"world": world.config})
+
+
 _LABELS = ["event_type", "category", "brand"]  # few values: the only columns worth a dictionary on disk
 
 
@@ -53,8 +60,7 @@ def write_world(
             blocks = world.event_blocks(events_per_block, threads)
             blocks = _told(blocks, "events", expected, progress)
             num_events = _write_parquet(folder / "events.parquet", blocks)
-            SCHEMA.write(folder / "schema.toml")
-            world.config.write(folder / "world.toml")
+            schema_of(world).write(folder / "schema.toml")
     except OSError as error:
         raise DataError(
             f"{out} could not be written: {error}",
