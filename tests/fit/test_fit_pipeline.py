@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from habitus.fit import (
     read_runs,
     select,
 )
+from habitus.fit.result import Status
 from habitus.recipe import Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
 
@@ -172,6 +173,34 @@ def test_a_store_is_read_from_manifests_and_records(planted: Any, tmp_path: Path
     result = CliRunner().invoke(app, ["fit", str(store)])
     assert result.exit_code == 0, result.output
     assert (store / "laws.json").exists()
+
+
+def test_records_of_two_datasets_do_not_mix(planted: Any, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", planted)
+    path = next(p for p in sorted((store / "cells").glob("*/record.json")) if "f" * 64 not in str(p))
+    path.write_text(path.read_text().replace('"dataset_checksum": "data"', '"dataset_checksum": "other"'))
+    with pytest.raises(FitError, match="Records of 2 datasets"):
+        read_runs(store)
+
+
+def test_optimizers_are_named_and_a_mixture_is_noted(planted: Any, tmp_path: Path) -> None:
+    rows = [{**row, "optimizer": "adamw"} for row in planted.rows(axes=ALLOCATION)]
+    laws = fit(planted.write(tmp_path / "one.csv", rows), ["batch/loss"])
+    assert laws.definitions["optimizer"] == "adamw"
+    rows[1]["optimizer"] = "muon"
+    mixed = fit(planted.write(tmp_path / "two.csv", rows), ["batch/loss"])
+    assert any("mix optimizers (adamw, muon)" in note for note in mixed.notes)
+
+
+def test_the_page_names_every_status_option_and_entry(laws: LawsFile) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "laws.md").read_text(encoding="utf-8")
+    for status in get_args(Status):
+        assert f"`{status}`" in page
+    for entry in laws.entries:
+        assert f"`{entry.name}`" in page, entry.name
+    help_text = CliRunner().invoke(app, ["fit", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    for option in ("--out", "--metric", "--json", "--seed", "--bootstrap", "--allow-repeats"):
+        assert f"`{option}" in page and option in help_text
 
 
 def test_bad_sources_are_explained(planted: Any, tmp_path: Path) -> None:

@@ -182,3 +182,20 @@ def test_a_rate_at_the_edge_of_its_grid_is_named() -> None:
     drift = learning_rate_drift([1, 1, 1, 2, 2, 2], [1, 2, 4, 1, 2, 4], [3, 2, 3, 4, 3, 2])
     assert [best.bracketed for best in drift.best] == [True, False]
     assert "lower bound" in drift.warnings[0]
+
+
+def test_a_curve_that_only_rises_or_falls_names_its_better_edge() -> None:
+    K = 2.0 ** np.arange(14, 22)
+    rising = two_term(K, 3 + 1e-3 * K**0.4)
+    assert rising.status == "monotone"
+    assert rising.details["better_edge"] == K.min()
+    assert "smallest" in rising.warnings[0] and "x_opt" not in rising.values
+    falling = two_term(K, 3 + 40 * K**-0.4)
+    assert falling.status == "monotone"
+    assert falling.details["better_edge"] == K.max()
+
+
+def test_extreme_numbers_stay_finite() -> None:
+    law = power_law([1e15, 1e16, 1e17], [1e150, 1e100, 1e30])
+    assert np.isfinite(law["coefficient"])
+    assert law["exponent"] == pytest.approx(-60, abs=1)

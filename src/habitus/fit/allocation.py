@@ -6,7 +6,7 @@ from scipy import optimize
 from habitus.errors import FitError
 from habitus.fit.result import LEVELS, Law, make_intervals
 from habitus.fit.separable import region
-from habitus.fit.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface
+from habitus.fit.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
 
 _SIZES = 400  # grid points in log N when the cost has no closed form
 
@@ -23,6 +23,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
         raise FitError(f"a budget of {compute:g} FLOPs", expected="a positive number")
     N, D, L = (np.asarray(law.points[name]) for name in ("N", "D", "loss"))
     fit = fit_surface(N, D, L, law.details["delta"])
+    best = pseudo_fit(N, D, L, fit)
     line = _IsoFlopLine(compute, cost, (float(N.min()), float(N.max())))
     linear, theta = _centred(law, fit)
     size = float(np.exp(line.log_size(theta, linear, fit)[0]))
@@ -35,7 +36,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
     }
     intervals = {}
     for level in LEVELS:
-        allowed = region(fit.best, level)
+        allowed = region(best, level)
         low, high = allowed.range_of(lambda t, c: line.log_size(t, c, fit))
         sizes = (float(np.exp(low)), float(np.exp(high)))
         intervals[level] = {

@@ -68,7 +68,7 @@ def fit(
         source=Path(source).name,
         seed=seed,
         metrics=tuple(wanted),
-        definitions=DEFINITIONS,
+        definitions={**DEFINITIONS, "optimizer": _optimizers(selection)},
         entries=tuple(e for f in found for e in f.entries),
         rollouts=tuple(r for f in found for r in f.rollouts),
         forms=tuple(x for f in found for x in f.forms),
@@ -221,8 +221,20 @@ def _rows(selection: Selection) -> list[RunRow]:
     ]
 
 
+def _optimizers(selection: Selection) -> str:
+    """The optimizer is part of the law: it moves N* several times over."""
+    return ", ".join(sorted({run.optimizer for run in selection.runs} - {""})) or "not stated"
+
+
 def _notes(selection: Selection) -> list[str]:
     notes = []
+    query_sets = {run.query_set for run in selection.runs} - {""}
+    if len(query_sets) > 1:
+        notes.append(
+            f"the runs were evaluated on {len(query_sets)} different query sets: their metrics are not comparable"
+        )
+    if len({run.optimizer for run in selection.runs} - {""}) > 1:
+        notes.append(f"the runs mix optimizers ({_optimizers(selection)}), and the optimizer is part of the law")
     edges = [c for c in selection.choices if c.at_edge]
     if edges:
         named = ", ".join(f"{c.axis} {c.cell_id} at {c.budget:.3g}" for c in edges[:5])

@@ -81,7 +81,8 @@ class _Line:
     def law(self, x: np.ndarray, y: np.ndarray) -> Law:
         se, dof = self.error(self.to_slope)
         log_a, *_ = self.at(0.0, 0.95)
-        values = {"coefficient": float(np.exp(log_a)), "exponent": self.slope, "exponent_se": se}
+        # The coefficient is the line at x = 1, often far outside the data: kept below what a float can hold.
+        values = {"coefficient": float(np.exp(np.clip(log_a, -700, 700))), "exponent": self.slope, "exponent_se": se}
         warnings = []
         if all_equal(self.v):
             warnings.append("all y are equal: the exponent is zero to rounding and has no scatter to judge it by")

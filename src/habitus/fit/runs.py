@@ -20,7 +20,7 @@ KNOBS = (
     "joint_dim", "flops_nominal",
 )  # fmt: skip
 _MANIFEST_COLUMNS = ("axis", "cell_id", "flops_budget", "learning_rate", "seed")
-_OTHER_COLUMNS = ("status", "reason", "init", "on_diagonal", "step", "recipe_hash", "parent_hash")
+_OTHER_COLUMNS = ("status", "reason", "init", "optimizer", "on_diagonal", "step", "recipe_hash", "parent_hash")
 _REGIMES = ("batch/", "catalogue/", "train/")
 
 
@@ -37,6 +37,8 @@ class Run:
     reason: str = ""
     recipe_hash: str = ""
     init: str = "default"
+    optimizer: str = ""
+    query_set: str = ""  # checksum of the queries its metrics were measured on
     on_diagonal: bool = True
     knobs: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # train/... losses included
@@ -78,6 +80,13 @@ def _from_store(store: Path) -> list[Run]:
                 record_path = store / "cells" / digest / "record.json"
                 records[digest] = Record.read(record_path) if record_path.exists() else None
             runs.append(_run_of_cell(axis, cell, records[digest], path))
+    datasets = {record.dataset_checksum for record in records.values() if record is not None}
+    if len(datasets) > 1:
+        raise FitError(
+            f"{store} holds Records of {len(datasets)} datasets",
+            expected="one dataset per store, or losses are not comparable",
+            next_step="give each dataset a store of its own",
+        )
     return _each_once(runs)
 
 
@@ -122,6 +131,8 @@ def _run_of_cell(axis: str, cell: Mapping[str, Any], record: Record | None, path
     return replace(
         bare,
         init=recipe.model.init,
+        optimizer=recipe.train.optimizer,
+        query_set="" if record.evaluation is None else record.evaluation.query_set_checksum,
         knobs={name: float(value) for name, value in knobs.items() if value is not None},
         metrics=metrics,
         trajectory=tuple((float(p.step), p.metric, p.value) for p in record.trajectory),
@@ -175,6 +186,7 @@ def _row(path: Path, number: int, row: dict[str, str]) -> tuple[Run, float | Non
         reason=row.get("reason") or ("" if status == "done" else status),
         recipe_hash=row.get("recipe_hash") or "",
         init=row.get("init") or "default",
+        optimizer=row.get("optimizer") or "",
         on_diagonal=(row.get("on_diagonal") or "yes").lower() not in ("no", "false", "0"),
         knobs={name: number_in(name) for name in KNOBS if name in present},
         metrics={name: number_in(name) for name in present if name.startswith(_REGIMES)},

@@ -15,11 +15,12 @@ from scipy import optimize
 
 from habitus.fit.checks import Numbers, all_equal, columns, no_row_twice, positive, residuals_of
 from habitus.fit.result import LEVELS, Law, make_intervals, refused
-from habitus.fit.separable import Best, Group, Terms, fit_separable, region
+from habitus.fit.separable import Best, Group, Terms, fit_separable, project, region
 
 FORM = "L = floor + size_coef/N^size_exponent + data_coef/D^data_exponent"
 EXPONENTS = (0.02, 2.5)
 VALUES = ("floor", "size_coef", "size_exponent", "data_coef", "data_exponent")
+_START_GRID = 13
 Cost = Callable[[np.ndarray, np.ndarray], np.ndarray]  # N, D -> FLOPs
 
 
@@ -49,11 +50,12 @@ def surface(
         why = "log N and log D lie on one line (a single budget?): size and data cannot be told apart"
         return refused("surface", FORM, "not_identified", len(L), why)
     fitted = fit_surface(N, D, L, delta)
-    status, warnings = _verdict(fitted.best)
+    best = pseudo_fit(N, D, L, fitted)
+    status, warnings = _verdict(best)
     if bootstrap:
         intervals = _bootstrap(N, D, L, delta, bootstrap, seed)
     else:
-        intervals = {level: _ranges(fitted, level) for level in LEVELS}
+        intervals = {level: _ranges(fitted, best, level) for level in LEVELS}
     return Law(
         law="surface",
         form=FORM,
@@ -74,38 +76,45 @@ def surface(
 
 @dataclass(frozen=True)
 class SurfaceFit:
-    """The log-Huber fit and the pseudo-observations that carry its uncertainty."""
+    """The log-Huber fit."""
 
     values: dict[str, float]
     delta: float
     objective: float  # sum of Huber losses of the log residuals
-    best: Best
-    log_n: float  # what was subtracted from log N before projecting
+    log_n: float  # what was subtracted from log N and log D before fitting
     log_d: float
 
 
 def fit_surface(N: np.ndarray, D: np.ndarray, L: np.ndarray, delta: float | Literal["scale"]) -> SurfaceFit:
-    """The fit itself, without intervals."""
+    """The fit itself, without intervals: projected start, least squares in logarithms, then Huber."""
     log_n, log_d = float(np.log(N).mean()), float(np.log(D).mean())
-    terms = _surface_terms(np.log(N) - log_n, np.log(D) - log_d)
-    bounds = (EXPONENTS, EXPONENTS)
-    start = fit_separable([Group(terms, L, 1 / L)], bounds)
-    p = _as_logs(start, float(L.min()))
     u, v = np.log(N) - log_n, np.log(D) - log_d
+    low, high = (float(np.log(end)) for end in EXPONENTS)
+    axis = np.linspace(low, high, _START_GRID)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+    solved = project(Group(_surface_terms(u, v), L, 1 / L), grid)
+    at = int(solved.rss.argmin())
+    # What is not positive has no logarithm and starts near zero instead.
+    start = np.concatenate([np.log(np.maximum(solved.linear[at], 1e-3 * float(L.min()))), grid[at]])
+    p, _ = _refine(start, u, v, np.log(L), np.inf)
     r = np.log(L) - _log_model(p, u, v)
-    # A floor of the scale at rounding keeps exact data from asking for a zero-width Huber loss.
+    # A floor at rounding keeps exact data from asking for a Huber loss of no width.
     spread = max(1.4826 * float(np.median(np.abs(r - np.median(r)))), 1e-12)
     scale = 1.345 * spread if delta == "scale" else float(delta)
     p, objective = _refine(p, u, v, np.log(L), scale)
-    r = np.log(L) - _log_model(p, u, v)
-    psi = np.clip(r, -scale, scale)
-    unclipped = max(float((np.abs(r) <= scale).mean()), 1 / len(L))
-    model = np.exp(_log_model(p, u, v))
-    pseudo = Group(terms, model * (1 + psi / unclipped), 1 / model)
-    best = fit_separable([pseudo], bounds)
-    e, a, b, alpha, beta = np.exp(p)
-    values = dict(zip(VALUES, (e, a * np.exp(alpha * log_n), alpha, b * np.exp(beta * log_d), beta), strict=True))
-    return SurfaceFit({name: float(v) for name, v in values.items()}, scale, objective, best, log_n, log_d)
+    e, a, b, alpha, beta = (float(x) for x in np.exp(p))
+    found = (e, a * float(np.exp(alpha * log_n)), alpha, b * float(np.exp(beta * log_d)), beta)
+    return SurfaceFit(dict(zip(VALUES, found, strict=True)), scale, objective, log_n, log_d)
+
+
+def pseudo_fit(N: np.ndarray, D: np.ndarray, L: np.ndarray, fitted: SurfaceFit) -> Best:
+    """The least-squares fit of the pseudo-observations, which carries the Huber fit's uncertainty."""
+    model = evaluate(fitted.values, N, D)
+    r = np.log(L) - np.log(model)
+    psi = np.clip(r, -fitted.delta, fitted.delta)
+    unclipped = max(float((np.abs(r) <= fitted.delta).mean()), 1 / len(L))
+    terms = _surface_terms(np.log(N) - fitted.log_n, np.log(D) - fitted.log_d)
+    return fit_separable([Group(terms, model * (1 + psi / unclipped), 1 / model)], (EXPONENTS, EXPONENTS))
 
 
 def evaluate(values: dict[str, Any], N: np.ndarray, D: np.ndarray) -> np.ndarray:
@@ -127,12 +136,6 @@ def _surface_terms(u: np.ndarray, v: np.ndarray) -> Terms:
     return terms
 
 
-def _as_logs(start: Best, smallest: float) -> np.ndarray:
-    """log E, log A, log B, log α, log β; what is not positive starts near zero instead."""
-    linear = np.maximum(start.linear[0], 1e-3 * smallest)
-    return np.log(np.concatenate([linear, start.theta]))
-
-
 def _log_model(p: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     e, a, b, alpha, beta = p[0], p[1], p[2], np.exp(p[3]), np.exp(p[4])
     return np.logaddexp(e, np.logaddexp(a - alpha * u, b - beta * v))
@@ -141,7 +144,7 @@ def _log_model(p: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
 def _refine(
     p: np.ndarray, u: np.ndarray, v: np.ndarray, log_loss: np.ndarray, delta: float
 ) -> tuple[np.ndarray, float]:
-    """The minimum of Σ Huber_δ(log L − log f) near p."""
+    """The minimum of Σ Huber_δ(log L − log f) near p; plain least squares for an infinite δ."""
 
     def missed(p: np.ndarray) -> np.ndarray:
         return _log_model(p, u, v) - log_loss
@@ -154,15 +157,14 @@ def _refine(
             [np.exp(p[0] - log_f), from_size, from_data, -from_size * alpha * u, -from_data * beta * v], axis=1
         )
 
-    found = optimize.least_squares(
-        missed, p, jac=slopes, loss="huber", f_scale=delta, x_scale="jac", xtol=1e-12, ftol=1e-12, gtol=1e-12
-    )
+    robust = {"loss": "huber", "f_scale": delta} if np.isfinite(delta) else {}
+    found = optimize.least_squares(missed, p, jac=slopes, x_scale="jac", xtol=1e-12, ftol=1e-12, gtol=1e-12, **robust)
     return found.x, float(found.cost)
 
 
-def _ranges(fitted: SurfaceFit, level: float) -> dict[str, tuple[float, float]]:
-    """The profile interval of every value, and of the 6ND size exponent."""
-    allowed = region(fitted.best, level)
+def _ranges(fitted: SurfaceFit, best: Best, level: float) -> dict[str, tuple[float, float]]:
+    """The profile interval of every value."""
+    allowed = region(best, level)
     log_n, log_d = fitted.log_n, fitted.log_d
     return {
         "floor": allowed.range_of(lambda _, c: c[:, 0]),

@@ -152,16 +152,16 @@ class _Valley:
             why = f"the curve is no better than a constant (p = {flat_p:.2f}): no optimum above the noise"
             law = refused("two_term", FORM, "flat", len(self.x), why, **details)
             return law.model_copy(update={"points": points, "residuals": residuals})
-        values = self._values()
-        if a <= 0 or b <= 0:
-            side = "smallest" if b <= 0 else "largest"
+        values = self._exponents()
+        if a <= 0 or b <= 0 or not self._within_reach():
+            side = "smallest" if b <= a else "largest"  # the term that is (nearly) absent decides
             why = f"the metric only improves towards the {side} x: there is no optimum inside or outside"
-            details["better_edge"] = float(self.x.min() if b <= 0 else self.x.max())
-            values.pop("x_opt"), values.pop("y_opt")
+            details["better_edge"] = float(self.x.min() if b <= a else self.x.max())
             return Law(
                 law="two_term", form=FORM, status="monotone", values=values, residuals=residuals,
                 warnings=(why,), points=points, details=details,
             )  # fmt: skip
+        values = {**self._optimum(), **values}
         intervals = {level: self._ranges(region(self.wide, level)) for level in LEVELS}
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
         return Law(
@@ -175,19 +175,27 @@ class _Valley:
         u = np.log(x) - self.middle
         return self.sign * (floor + a * np.exp(alpha * u) + b * np.exp(-beta * u))
 
-    def _values(self) -> dict[str, float]:
+    def _within_reach(self) -> bool:
+        """Whether x* is a number at all: twenty e-folds beyond the sweep a term is absent, not small."""
+        place = float(log_optimum(self.theta, self.linear)[0]) + self.middle
+        return bool(np.log(self.x.min()) - 20 < place < np.log(self.x.max()) + 20)
+
+    def _optimum(self) -> dict[str, float]:
+        return {
+            "x_opt": float(np.exp(log_optimum(self.theta, self.linear)[0] + self.middle)),
+            "y_opt": self.sign * float(optimum_height(self.theta, self.linear)[0]),
+        }
+
+    def _exponents(self) -> dict[str, float]:
         alpha, beta = (float(v) for v in self.best.theta)
         floor, a, b = (float(v) for v in self.best.linear[0])
-        with np.errstate(over="ignore", invalid="ignore"):
-            return {
-                "x_opt": float(np.exp(log_optimum(self.theta, self.linear)[0] + self.middle)),
-                "y_opt": self.sign * float(optimum_height(self.theta, self.linear)[0]),
-                "alpha": alpha,
-                "beta": beta,
-                "a": a * float(np.exp(-alpha * self.middle)),
-                "b": b * float(np.exp(beta * self.middle)),
-                "floor": self.sign * floor,
-            }
+        return {
+            "alpha": alpha,
+            "beta": beta,
+            "a": a * float(np.exp(-alpha * self.middle)),
+            "b": b * float(np.exp(beta * self.middle)),
+            "floor": self.sign * floor,
+        }
 
     def _ranges(self, allowed: Region) -> dict[str, tuple[float, float]]:
         """The profile interval of every value."""
