@@ -157,9 +157,21 @@ def test_a_budget_with_too_few_cells_is_named_and_left_out(planted: Any) -> None
     assert any("1e+19 (too_few)" in warning for warning in found.size.warnings)
 
 
+def test_noise_has_no_frontier(planted: Any) -> None:
+    rng = np.random.default_rng(3)
+    C = np.repeat(planted.budgets, 8)
+    N = np.concatenate([planted.size(c) * np.geomspace(1 / 6, 6, 8) for c in planted.budgets])
+    laws_of_noise = [frontier(C, N, 3 * (1 + 0.003 * rng.standard_normal(len(N)))) for _ in range(5)]
+    verdicts = [law.status for found in laws_of_noise for law in found.optima.values()]
+    assert verdicts.count("ok") <= 2
+    assert all(found.size.status == "too_few" for found in laws_of_noise)
+
+
 def test_unknown_words_are_explained() -> None:
     with pytest.raises(FitError, match='"min" or "max"'):
         two_term(X, VALLEY, "up")  # type: ignore[arg-type]
+    with pytest.raises(FitError, match="interior"):
+        two_term(X, VALLEY, bounds=(1e6, 1e8))
     with pytest.raises(FitError, match="none"):
         two_term_by_budget(np.ones(8), X, VALLEY, share="beta")  # type: ignore[arg-type]
     with pytest.raises(FitError, match="power_law, saturating"):

@@ -212,7 +212,7 @@ class _Budget:
             "y_opt": self.sign * float(optimum_height(theta, linear)[0]),
             "flat_range": self._flat_range(place),
         }
-        intervals = {level: self._ranges(level) for level in LEVELS}
+        intervals = {level: self._ranges(level, values) for level in LEVELS}
         details.update(self._errors())
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
         return Law(
@@ -229,18 +229,18 @@ class _Budget:
         inside = u[curve <= curve.min() + FLAT_TOLERANCE * abs(curve.min())]
         return float(np.exp(inside[0] + self.middle)), float(np.exp(inside[-1] + self.middle))
 
-    def _ranges(self, level: float) -> dict[str, tuple[float, float]]:
+    def _ranges(self, level: float, values: dict[str, Any]) -> dict[str, tuple[float, float]]:
         allowed = self.regions[level]
         place = allowed.range_of(log_optimum, self.index)
         height = sorted(self.sign * end for end in allowed.range_of(optimum_height, self.index))
-        low, high = self._flat_range(float(log_optimum(self.best.theta[None], self.best.linear[self.index][None])[0]))
-        x_opt = float(np.exp(log_optimum(self.best.theta[None], self.best.linear[self.index][None])[0] + self.middle))
+        low, high = values["flat_range"]
         with np.errstate(over="ignore"):
             ends = (float(np.exp(place[0] + self.middle)), float(np.exp(place[1] + self.middle)))
         return {
             "x_opt": ends,
             "y_opt": (height[0], height[1]),
-            "flat_range": (ends[0] * low / x_opt, ends[1] * high / x_opt),
+            # The flat range, carried along with the optimum to both ends of its interval.
+            "flat_range": (ends[0] * low / values["x_opt"], ends[1] * high / values["x_opt"]),
         }
 
     def _errors(self) -> dict[str, float]:
@@ -259,7 +259,7 @@ class _Budget:
         variance = self.best.sigma2 * solved.inverse[0]
         return {
             "log_x_opt_se": max(float(np.sqrt(to_place @ variance @ to_place)), 1e-12),
-            "y_opt_se": float(np.sqrt(to_height @ variance @ to_height)),
+            "y_opt_se": max(float(np.sqrt(to_height @ variance @ to_height)), 1e-15),
         }
 
     def _verdict(self, x_opt: float, interval: tuple[float, float]) -> tuple[Any, list[str]]:
@@ -269,6 +269,9 @@ class _Budget:
                 f"at {self.budget:.3g} FLOPs the optimum, {x_opt:.3g}, lies outside the sizes swept "
                 f"[{low:.3g}, {high:.3g}]: extend the grid that way"
             ]
-        if interval[0] <= 0 or not np.isfinite(interval[1]):
-            return "not_identified", [f"at {self.budget:.3g} FLOPs the optimum has an open 95% interval"]
+        if interval[0] <= 0 or interval[1] / interval[0] > high / low:
+            return "not_identified", [
+                f"at {self.budget:.3g} FLOPs the 95% interval of the optimum is wider than the sizes swept: "
+                "no valley above the noise"
+            ]
         return "ok", []

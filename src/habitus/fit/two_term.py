@@ -35,6 +35,7 @@ def two_term(
     one). A point at x = 0 (no extra negatives) has no logarithm: it is kept apart and compared.
     """
     x, y = columns(x=x, y=y)
+    _check_exponents(bounds)
     return _fit(x, y, direction, (bounds, bounds), interior)
 
 
@@ -53,6 +54,7 @@ def two_term_by_budget(
     interval that lets α move through its own joint 95% interval.
     """
     budget, x, y = columns(budget=budget, x=x, y=y)
+    _check_exponents(bounds)
     split = {float(c): (x[budget == c], y[budget == c]) for c in np.unique(budget)}
     if share == "none":
         return {c: _fit(xs, ys, direction, (bounds, bounds), interior) for c, (xs, ys) in split.items()}
@@ -62,6 +64,14 @@ def two_term_by_budget(
     return {
         c: _fit(xs, ys, direction, ((low, high), bounds), interior, fixed_alpha=alpha) for c, (xs, ys) in split.items()
     }
+
+
+def _check_exponents(bounds: tuple[float, float]) -> None:
+    if not 0 < bounds[0] < bounds[1] <= 10:
+        raise FitError(
+            f"bounds = {bounds}",
+            expected="limits of the exponents, such as (0.05, 2); the range of x goes into `interior`",
+        )
 
 
 def valley_terms(log_x: np.ndarray) -> Terms:
