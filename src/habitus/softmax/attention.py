@@ -76,8 +76,8 @@ def working_dtype(queries: Tensor) -> torch.dtype:
 def kernel_width(d: int, dtype: torch.dtype, biased: bool) -> int:
     """Columns the kernel is given: the vector, the bias parts, and zeros up to a multiple of 8 in bfloat16."""
     if dtype != torch.bfloat16:
-        return d + biased
-    return -(-(d + 3 * biased) // 8) * 8
+        return d + 1 if biased else d
+    return -(-(d + 3 if biased else d) // 8) * 8
 
 
 def shard_rows(keys: Tensor, dtype: torch.dtype, width: int) -> int:

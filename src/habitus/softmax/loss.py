@@ -71,7 +71,7 @@ def candidate_softmax(
     ok = None if latch is None else latch.ok
     with torch.autocast(queries.device.type, enabled=False):
         loss, uncertainty = _CandidateSoftmax.apply(queries, candidates, safe, bias, ok, ranks, chosen)
-    return SoftmaxResult(loss, uncertainty if entropy else None)
+    return SoftmaxResult(loss, uncertainty.detach() if entropy else None)
 
 
 class _CandidateSoftmax(torch.autograd.Function):
@@ -103,9 +103,9 @@ class _CandidateSoftmax(torch.autograd.Function):
             loss = torch.where(ok, loss, 0)
         ctx.save_for_backward(everyone, candidates, local, held, bias, ok, lse, share, mean)
         ctx.ranks, ctx.backend = ranks, backend
-        entropy = ranks.own(entropy).clamp_min(0)
-        ctx.mark_non_differentiable(entropy)
-        return ranks.own(loss).contiguous(), entropy
+        # Nothing may follow that can return its input (.contiguous(), .to()): a compiled step of PyTorch 2.11 then
+        # sees two names for one output and hands the gradient to the wrong one. A test compares the gradients.
+        return ranks.own(loss), ranks.own(entropy.clamp_min(0))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:

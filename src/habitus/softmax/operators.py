@@ -11,7 +11,6 @@ from torch import Tensor
 from habitus.softmax import backend as backends
 from habitus.softmax.attention import kernel_width, shard_rows, working_dtype
 from habitus.softmax.backend import SoftmaxBackend
-from habitus.softmax.merging import shards
 
 
 @torch.library.custom_op("habitus::softmax_forward", mutates_args=())
@@ -70,6 +69,6 @@ def mean_dtype(queries: Tensor, candidates: Tensor, bias: Tensor | None, backend
     dtype = working_dtype(queries)
     if backend != SoftmaxBackend.CHUNKED:
         width = kernel_width(queries.shape[1], dtype, bias is not None)
-        if sum(1 for _ in shards(len(candidates), shard_rows(candidates, dtype, width))) == 1:
+        if len(candidates) <= shard_rows(candidates, dtype, width):
             return dtype
     return torch.promote_types(dtype, torch.float32)

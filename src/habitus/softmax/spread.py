@@ -77,13 +77,13 @@ class Spread(Alone):
 
     def own(self, rows: Tensor) -> Tensor:
         """This rank's rows of something all ranks hold."""
-        return rows.chunk(self.world)[self.rank]
+        return rows.chunk(self.world)[self.rank].clone()
 
     def own_total(self, rows: Tensor) -> Tensor:
         """This rank's rows of the sum over ranks."""
         if dist.get_backend(self.group) == "gloo":  # has no reduce-scatter for every type
-            return self.own(self.total(rows)).contiguous()
-        result = torch.empty_like(self.own(rows))
+            return self.own(self.total(rows))
+        result = torch.empty_like(rows.chunk(self.world)[self.rank])
         dist.reduce_scatter_tensor(result, rows.contiguous(), group=self.group)
         return result
 
