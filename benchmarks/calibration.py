@@ -32,6 +32,8 @@ CHUNK = 20
 
 # One answer of one law: estimate, low, high, truth, and whether the law stands by it.
 Answer = tuple[float, float, float, float, bool]
+Truth = tuple[float, float, float, float, float]  # E, A, α, B, β
+TEN_TIMES, HUNDRED_TIMES = 1e20, 1e21
 
 
 def simulate_batch(rng: np.random.Generator, b_crit: float, noise: float, kind: str) -> dict[str, Answer]:
@@ -73,30 +75,40 @@ def simulate_allocation(
         L.append(_loss(truth, sizes, budget / (6 * sizes)))
     C, N, L = np.concatenate(C), np.concatenate(N), np.concatenate(L)
     L = L * (1 + noise * rng.standard_normal(len(L)))
-    exponent, ten, hundred = beta / (alpha + beta), 1e20, 1e21
+    return {**frontier_answers(C, N, L, truth), **surface_answers(C, N, L, truth)}
+
+
+def frontier_answers(C: np.ndarray, N: np.ndarray, L: np.ndarray, truth: Truth) -> dict[str, Answer]:
+    """What the shared-shape valleys say, and for comparison the paper's parabolas."""
     found = frontier(C, N, L)
+    exponent = truth[4] / (truth[2] + truth[4])
+    size_ahead = _optimum(truth, TEN_TIMES)[0]
     answers: dict[str, Answer] = {}
     if found.size.values:
         law = found.size
         answers["N* exponent, valleys"] = (law["exponent"], *law.interval("exponent"), exponent, law.ok)
-        answers["N*(10x), valleys"] = (*predict_power_law(law, ten), _optimum(truth, ten)[0], law.ok)
+        answers["N*(10x), valleys"] = (*predict_power_law(law, TEN_TIMES), size_ahead, law.ok)
     if found.size_by_parabola.values:
         law = found.size_by_parabola
-        answers["N*(10x), parabolas (compare)"] = (
-            *predict_power_law(law, ten),
-            _optimum(truth, ten)[0],
-            law.ok,
-        )
+        answers["N*(10x), parabolas (compare)"] = (*predict_power_law(law, TEN_TIMES), size_ahead, law.ok)
     if found.height.values:
-        for name, at in (("L*(10x), valleys", ten), ("L*(100x), valleys", hundred)):
+        for name, at in (("L*(10x), valleys", TEN_TIMES), ("L*(100x), valleys", HUNDRED_TIMES)):
             answers[name] = (*predict_saturating(found.height, at), _optimum(truth, at)[1], found.height.ok)
-    law = surface(N, C / (6 * N), L)
-    near, far = surface_optimum(law, ten), surface_optimum(law, hundred)
-    answers["N* exponent, surface"] = (near["exponent"], *near.interval("exponent"), exponent, law.ok)
-    answers["N*(10x), surface"] = (near["size"], *near.interval("size"), _optimum(truth, ten)[0], law.ok)
-    answers["L*(10x), surface"] = (near["loss"], *near.interval("loss"), _optimum(truth, ten)[1], law.ok)
-    answers["L*(100x), surface"] = (far["loss"], *far.interval("loss"), _optimum(truth, hundred)[1], law.ok)
     return answers
+
+
+def surface_answers(C: np.ndarray, N: np.ndarray, L: np.ndarray, truth: Truth) -> dict[str, Answer]:
+    """What L(N, D) says of the same runs."""
+    law = surface(N, C / (6 * N), L)
+    exponent = truth[4] / (truth[2] + truth[4])
+    size, loss = _optimum(truth, TEN_TIMES)
+    near, far = surface_optimum(law, TEN_TIMES), surface_optimum(law, HUNDRED_TIMES)
+    return {
+        "N* exponent, surface": (near["exponent"], *near.interval("exponent"), exponent, law.ok),
+        "N*(10x), surface": (near["size"], *near.interval("size"), size, law.ok),
+        "L*(10x), surface": (near["loss"], *near.interval("loss"), loss, law.ok),
+        "L*(100x), surface": (far["loss"], *far.interval("loss"), _optimum(truth, HUNDRED_TIMES)[1], law.ok),
+    }
 
 
 def scenarios() -> Iterator[tuple[str, Callable[[np.random.Generator], dict[str, Answer]]]]:
@@ -203,18 +215,18 @@ def main() -> None:
     print(json.dumps(about))
 
 
-def _surface_truth(alpha: float, beta: float) -> tuple[float, float, float, float, float]:
+def _surface_truth(alpha: float, beta: float) -> Truth:
     """E, A, α, B, β with N* = 10M at 1e17 FLOPs and 1.2 nats above the floor there."""
     size, data = 1e7, 1e17 / 6e7
     return 1.8, 1.2 * beta / (alpha + beta) * size**alpha, alpha, 1.2 * alpha / (alpha + beta) * data**beta, beta
 
 
-def _loss(truth: tuple[float, float, float, float, float], N: np.ndarray, D: np.ndarray) -> np.ndarray:
+def _loss(truth: Truth, N: np.ndarray, D: np.ndarray) -> np.ndarray:
     E, A, alpha, B, beta = truth
     return E + A * N**-alpha + B * D**-beta
 
 
-def _optimum(truth: tuple[float, float, float, float, float], budget: float) -> tuple[float, float]:
+def _optimum(truth: Truth, budget: float) -> tuple[float, float]:
     _, A, alpha, B, beta = truth
     size = (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (budget / 6) ** (beta / (alpha + beta))
     return size, float(_loss(truth, size, budget / (6 * size)))  # type: ignore[arg-type]

@@ -128,15 +128,18 @@ def fit_batch(runs: Sequence[Run], metric: str) -> Found:
         }
         # Several seeds of one batch size all have to reach the target; their steps are then averaged.
         chosen = iso_target(dict(enumerate(paths.values())), direction)
-        limiting = list(paths)[int(chosen.limiting_batch)][0]
         by_batch: dict[float, list[float]] = {}
         for (batch, _), path in paths.items():
             steps = steps_to_target(path, chosen.target, direction)
             if steps is not None:
                 by_batch.setdefault(batch, []).append(steps)
         law = critical_batch(list(by_batch), [float(np.mean(s)) for s in by_batch.values()])
-        rule = chosen.rule.replace(f"batch {chosen.limiting_batch:g},", f"batch {limiting:g},")
-        law = law.model_copy(update={"details": {**law.details, "target": chosen.target, "target_rule": rule}})
+        told = {
+            "target": chosen.target,
+            "target_rule": chosen.rule,
+            "limiting_batch": list(paths)[int(chosen.limiting_batch)][0],
+        }
+        law = law.model_copy(update={"details": {**law.details, **told}})
         entries.append(_entry("critical_batch", "batch", metric, law, c))
     return Found(tuple(entries))
 

@@ -62,7 +62,7 @@ def iso_target(
         limiting_batch=limiting,
         rule=(
             f"the strictest value that every batch size reaches (EWMA, half-life {ewma:g} evaluations), "
-            f"less {margin:.0%} of what batch {limiting:g}, which limits it, covers"
+            f"less {margin:.0%} of what the batch size that limits it covers"
         ),
     )
 
