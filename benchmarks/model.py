@@ -1,10 +1,10 @@
 """Forward and backward time of the model against the same transformer written plainly, in one run.
 
 Run: python benchmarks/model.py [--device cpu|cuda] [--parts attention contextualizer model] [--out FILE]
-Prints tables and ends with one JSON line. On CUDA in bf16 autocast, ours with compiled layers and the whole
-step captured as a graph; the plain one eager, captured, and (where asked) compiled and captured. On CPU in
-float32 on one thread, nothing compiled. Rates are executed FLOPs (habitus.sizing), the contextualizer's alone
-6·p·slots as in the anchors.
+Prints tables and ends with one JSON line; kept results are benchmarks/results/model-*.json. On CUDA in bf16
+autocast, ours compiled piece by piece and the whole step captured as a graph; the plain one eager, captured,
+and (where asked) compiled and captured. On CPU in float32 on one thread, nothing compiled, in processor time.
+Rates are executed FLOPs (habitus.sizing); those of the contextualizer alone are 6·p·slots, as in the anchors.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main() -> None:
     result = {
         "benchmark": "model",
         "date": datetime.date.today().isoformat(),
-        "hardware": torch.cuda.get_device_name() if cuda else f"{platform.processor() or 'CPU'}, one thread",
+        "hardware": torch.cuda.get_device_name() if cuda else f"{processor()}, one thread",
         "torch": torch.__version__,
         **rows,
     }
@@ -109,22 +109,21 @@ def whole_model(name: str, cell: tuple[int, ...], device: str, compile_plain: li
             queries = plain_queries(model, windows, F.embedding(windows.items, vectors))
         queries.float().backward(upstream)
 
-    milliseconds = {}
+    milliseconds: dict[str, Any] = {}
     if device == "cuda":
-        milliseconds["ours, eager"] = timed(ours, model, device)
-        milliseconds["plain, eager"] = timed(plain, model, device)
-        milliseconds["plain, captured"] = timed(plain, model, device, capture=True)
+        milliseconds["ours, eager"] = timed(ours, model)
+        milliseconds["plain, eager"] = timed(plain, model)
+        milliseconds["plain, captured"] = timed(plain, model, capture=True)
         if name in compile_plain:
             import plain_model
 
             plain_model.plain_block = torch.compile(plain_block)
-            milliseconds["plain, compiled and captured"] = timed(plain, model, device, capture=True)
+            milliseconds["plain, compiled and captured"] = timed(plain, model, capture=True)
             plain_model.plain_block = plain_block
         model.compile_blocks()
-        milliseconds["ours, compiled and captured"] = timed(ours, model, device, capture=True)
+        milliseconds["ours, compiled and captured"] = timed(ours, model, capture=True)
     else:
-        for label, function in (("ours", ours), ("plain", plain)):
-            milliseconds[label] = timed(function, model, device)
+        milliseconds = processor_time({"ours": ours, "plain": plain}, model)
     flops = step_flops(recipe, features, batch, packed=device == "cuda")
     best = "ours, compiled and captured" if device == "cuda" else "ours"
     return {
@@ -137,7 +136,7 @@ def whole_model(name: str, cell: tuple[int, ...], device: str, compile_plain: li
         "items": B * L // 2,
         "tokens_per_item": round(float((features.tokens != 0).sum(1).mean()), 2),
         "milliseconds": milliseconds,
-        "executed_tflops": round(flops / milliseconds[best] / 1e9, 2) if milliseconds[best] else None,
+        "executed_tflops": rate(flops, milliseconds[best]),
     }
 
 
@@ -164,12 +163,12 @@ def contextualizer_alone(width: int, depth: int, B: int) -> dict[str, Any]:
         step()
         optimizer.step()
 
-    row["eager_tflops"] = rate(6 * p * B * L, timed(step, part, "cuda"))
+    row["eager_tflops"] = rate(6 * p * B * L, timed(step, part))
     model.compile_blocks()
-    row["tflops"] = rate(6 * p * B * L, timed(step, part, "cuda", capture=True))
-    packed = timed(lambda: step(six_users), part, "cuda", capture=True)
+    row["tflops"] = rate(6 * p * B * L, timed(step, part, capture=True))
+    packed = timed(lambda: step(six_users), part, capture=True)
     row["tflops_six_users_per_window"] = rate(6 * p * B * L, packed)
-    row["tflops_with_adamw"] = rate(6 * p * B * L, timed(with_optimizer, part, "cuda", capture=True))
+    row["tflops_with_adamw"] = rate(6 * p * B * L, timed(with_optimizer, part, capture=True))
     return row
 
 
@@ -225,31 +224,34 @@ def there_and_back(attention: Callable[[Tensor], Tensor], x: Tensor) -> float | 
         out = attention(holder.x)
         out.backward(torch.ones_like(out))
 
-    return timed(step, holder, "cuda", capture=True)
+    return timed(step, holder, capture=True)
 
 
-def timed(step: Callable[[], None], module: torch.nn.Module, device: str, *, capture: bool = False) -> float | str:
+def processor_time(steps: dict[str, Callable[[], None]], module: torch.nn.Module) -> dict[str, Any]:
+    """Median milliseconds of processor time, taken in turns: the machine may have other things to do."""
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(8):
+        for name, step in steps.items():
+            module.zero_grad(set_to_none=True)
+            begin = time.process_time()
+            step()
+            samples[name].append(1e3 * (time.process_time() - begin))
+    return {name: round(statistics.median(values[1:]), 2) for name, values in samples.items()}
+
+
+def timed(step: Callable[[], None], module: torch.nn.Module, *, capture: bool = False) -> float | str:
     """Median milliseconds of a step, or the reason why there is none."""
     try:
-        return _timed(step, module, device, capture)
+        return _timed(step, module, capture)
     except (torch.OutOfMemoryError, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
     finally:
         module.zero_grad(set_to_none=True)
         gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
-def _timed(step: Callable[[], None], module: torch.nn.Module, device: str, capture: bool) -> float:
-    if device == "cpu":
-        samples = []
-        for _ in range(6):
-            module.zero_grad(set_to_none=True)
-            begin = time.perf_counter()
-            step()
-            samples.append(1e3 * (time.perf_counter() - begin))
-        return round(statistics.median(samples[1:]), 2)
+def _timed(step: Callable[[], None], module: torch.nn.Module, capture: bool) -> float:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -329,13 +331,21 @@ def step_flops(recipe: ModelRecipe, features: ItemFeatures, batch: Batch, *, pac
     return sum(executed_step_flops(recipe, Inputs.of(FIELDS), work).values())
 
 
+def processor() -> str:
+    """The CPU's name, where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
 def autocast(device: str) -> torch.autocast:
     return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
 def rate(flops: float, milliseconds: float | str) -> float | str:
     """TFLOP/s, or the reason why there are none."""
-    return milliseconds if isinstance(milliseconds, str) else round(flops / milliseconds / 1e9, 1)
+    return milliseconds if isinstance(milliseconds, str) else float(f"{flops / milliseconds / 1e9:.4g}")
 
 
 def print_tables(rows: dict[str, list[dict[str, Any]]]) -> None:

@@ -24,7 +24,7 @@ from habitus.sizing.structure import (
 )
 
 RATIO_TOLERANCE = 0.05  # of D/N, or of the steps asked for; protocol §6
-HEAD_DIMS = (32, 16, 8, 4)  # tried in this order of liking where the request leaves head_dim free
+HEAD_DIMS = (32, 40, 24, 48, 56, 64, 16, 8, 4)  # where the request leaves head_dim free; 32 is liked best
 TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
 
 # What a deviation weighs, in units of ln: 5% of D/N as much as a factor 1.65 in aspect, half the head size
@@ -45,6 +45,7 @@ class Candidate:
     head_dim: int
     steps: int
     share: float
+    data_ratio: float
     miss: float  # largest |ln(realised / wanted)| of D/N and steps
     cost: float
 
@@ -189,14 +190,15 @@ def realised(request: Request, inputs: Inputs, h: int, width: int, depth: int, h
         steps = round(request.data_ratio * (p_e + p) / (B * L))
     if steps < 1:
         return None
+    ratio = steps * B * L / (p_e + p)
     misses = [0.0]
     if request.data_ratio is not None:
-        misses.append(abs(math.log(steps * B * L / (p_e + p) / request.data_ratio)))
+        misses.append(abs(math.log(ratio / request.data_ratio)))
     if request.steps is not None:
         misses.append(abs(math.log(steps / request.steps)))
     aspect = abs(math.log(width / depth / TARGET_ASPECT))
     cost = aspect + _RATIO_WEIGHT * max(misses) + _HEAD_WEIGHT * abs(math.log2(HEAD_DIMS[0] / head_dim))
-    return Candidate(h, width, depth, head_dim, steps, p_e / (p_e + p), max(misses), cost)
+    return Candidate(h, width, depth, head_dim, steps, p_e / (p_e + p), ratio, max(misses), cost)
 
 
 def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:
@@ -211,7 +213,7 @@ def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:
             next_step="lower batch_sequences, joint_dim or steps, or raise flops",
         )
     tried = list(_candidates(request, inputs, h))
-    head_dim = request.head_dim or HEAD_DIMS[-1]
+    head_dim = request.head_dim or min(HEAD_DIMS)
     if not tried:
         multiple = request.width is not None and request.width % head_dim
         return ConfigError(
@@ -224,15 +226,20 @@ def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:
             else "lower batch_sequences, or raise flops",
         )
     nearest = min(tried, key=lambda c: c.miss)
-    wanted = f"data_ratio = {request.data_ratio:g}" if request.data_ratio is not None else f"steps = {request.steps}"
+    if request.data_ratio is not None:
+        wanted, got = f"data_ratio = {request.data_ratio:g}", f"data_ratio {nearest.data_ratio:.4g}"
+    else:
+        wanted, got = f"steps = {request.steps}", f"{nearest.steps} steps"
     smallest = sum(contextualizer_parts(h, head_dim, request.depth or 1, inputs).values())
-    if target < smallest:
+    if request.shape_given:
+        why = "width, depth and the rest decide it"
+    elif target < smallest:
         why = f"it wants a contextualizer of {target:.0f} parameters and the smallest buildable has {smallest}"
     else:
         why = "width is a multiple of the head size and depth a whole number"
     return ConfigError(
-        f"{wanted} cannot be met within {RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; the nearest, width "
-        f"{nearest.width} with depth {nearest.depth}, misses it by {math.expm1(nearest.miss):.1%}",
+        f"{wanted} cannot be met within {RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; "
+        f"width {nearest.width} with depth {nearest.depth} comes nearest and gives {got}",
         expected=f"a request that some width, depth and joint_dim meet within {RATIO_TOLERANCE:.0%}",
         next_step="leave width, depth or head_dim free, lower share or batch_sequences, or change the budget",
     )
