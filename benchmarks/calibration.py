@@ -21,7 +21,7 @@ from habitus.files import write_atomic
 from habitus.fit.allocation import surface_optimum
 from habitus.fit.critical_batch import critical_batch
 from habitus.fit.frontier import frontier
-from habitus.fit.power_law import predict_power_law
+from habitus.fit.power_law import power_law, predict_power_law
 from habitus.fit.saturating import predict_saturating
 from habitus.fit.surface import surface
 from habitus.fit.two_term import two_term
@@ -88,9 +88,11 @@ def frontier_answers(C: np.ndarray, N: np.ndarray, L: np.ndarray, truth: Truth) 
         law = found.size
         answers["N* exponent, valleys"] = (law["exponent"], *law.interval("exponent"), exponent, law.ok)
         answers["N*(10x), valleys"] = (*predict_power_law(law, TEN_TIMES), size_ahead, law.ok)
-    if found.size_by_parabola.values:
-        law = found.size_by_parabola
-        answers["N*(10x), parabolas (compare)"] = (*predict_power_law(law, TEN_TIMES), size_ahead, law.ok)
+    # The paper's plain reading, to show what lopsided valleys do to it; `size_law_parabola` adds that as an error.
+    vertices = {c: law["x_opt"] for c, law in found.parabolas.items() if law.ok}
+    plain = power_law(list(vertices), list(vertices.values()))
+    if plain.values:
+        answers["N*(10x), parabolas (compare)"] = (*predict_power_law(plain, TEN_TIMES), size_ahead, plain.ok)
     if found.height.values:
         for name, at in (("L*(10x), valleys", TEN_TIMES), ("L*(100x), valleys", HUNDRED_TIMES)):
             answers[name] = (*predict_saturating(found.height, at), _optimum(truth, at)[1], found.height.ok)

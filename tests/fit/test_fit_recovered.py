@@ -73,6 +73,10 @@ def test_no_extra_negatives_is_a_point_of_its_own(planted: Any) -> None:
     assert law["x_opt"] == pytest.approx(2e5, rel=1e-3)
     assert law.details["y_at_zero"] == 9.0
     assert law.residuals.n == 8
+    assert law.warnings == ()
+    better_without = two_term(K, np.array([5.5, *y[1:]]))
+    assert better_without["x_opt"] == law["x_opt"]
+    assert "x = 0 reaches 5.5" in better_without.warnings[0]
 
 
 def test_a_shared_alpha_steadies_valleys(planted: Any) -> None:

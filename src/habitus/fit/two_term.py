@@ -114,12 +114,8 @@ def _fit(
     swept = x > 0
     aside = {"y_at_zero": float(np.mean(y[~swept]))} if (~swept).any() else {}
     x, y = x[swept], y[swept]
-    num_values = _VALUES - (fixed_alpha is not None)
-    if len(np.unique(x)) < num_values + 1:
-        why = (
-            f"{len(np.unique(x))} distinct positive x; {num_values} values and one point to judge them by "
-            f"need {num_values + 1}"
-        )
+    if len(np.unique(x)) < _VALUES + 1:
+        why = f"{len(np.unique(x))} distinct positive x; five values and one point to judge them by need 6"
         return refused("two_term", FORM, "too_few", len(x), why, direction=direction, **aside)
     if all_equal(y):
         return refused("two_term", FORM, "flat", len(x), "all values are equal", direction=direction, **aside)
@@ -174,6 +170,8 @@ class _Valley:
         values = {**self._optimum(), **values}
         intervals = {level: self._ranges(region(self.wide, level)) for level in LEVELS}
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
+        if "y_at_zero" in aside and self.sign * aside["y_at_zero"] < self.sign * values["y_opt"]:
+            warnings.append(f"x = 0 reaches {aside['y_at_zero']:.4g}, better than the optimum's {values['y_opt']:.4g}")
         return Law(
             law="two_term", form=FORM, status=status, values=values, intervals=make_intervals(intervals),
             residuals=residuals, warnings=tuple(warnings), points=points, details=details,
