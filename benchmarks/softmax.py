@@ -110,6 +110,8 @@ def hopeless(name: str, mode: str, M: int, V: int, d: int) -> str:
         return f"scores alone need {M * V * 4 / 2**30:.0f} GiB in float32, twice"
     if name == "liger" and mode == "frozen" and V > 4_000_000:
         return "splits the queries one by one here: about half a minute by its time at 2M"
+    if name == "cut-cross-entropy" and V * d > 2**31:
+        return "illegal memory access: its offsets are 32 bits wide"
     if name == "cut-cross-entropy" and mode == "trainable" and M > 200_000:
         return "about 16 times its time at 131k"
     return ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
-from habitus.softmax.latch import EXPLANATIONS, Cause, Latch, explain
+from habitus.softmax.latch import Cause, Latch, explain
 
 
 def check_shapes(queries: Tensor, candidates: Tensor, targets: Tensor | None, log_q: Tensor | None) -> None:
@@ -87,6 +87,22 @@ def _(
     return targets.new_empty(targets.shape, dtype=torch.int64)
 
 
+@torch.library.custom_op("habitus::checked_result", mutates_args=())
+def checked_result(sound: Tensor) -> Tensor:
+    """`sound` again; raises where it is false, except inside graph capture."""
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()) and not bool(sound):
+        raise ModelError(
+            f"The softmax cannot be taken: {explain(Cause.CANDIDATES_NOT_FINITE)}.",
+            expected="finite embeddings whose scores float32 can hold",
+        )
+    return sound.clone()
+
+
+@checked_result.register_fake
+def _(sound: Tensor) -> Tensor:
+    return torch.empty_like(sound)
+
+
 def latched_targets(
     queries: Tensor,
     candidates: Tensor,
@@ -142,6 +158,3 @@ def _example(cause: int, targets: Tensor, limit: int) -> str:
         return ""
     first = int(wrong[0])
     return f" {len(wrong)} targets are wrong, the first is {int(targets[first])} at query {first}."
-
-
-__all__ = ["EXPLANATIONS", "check_shapes", "check_targets", "checked_targets", "latched_targets", "not_finite"]

@@ -4,6 +4,7 @@ Inside a captured step nothing may wait for the host, so a bad target or a NaN c
 the step and the cause once, everything after it is masked to zero, and `read` raises when the host next looks.
 """
 
+from collections.abc import Iterable
 from enum import IntFlag
 
 import torch
@@ -25,7 +26,7 @@ class Cause(IntFlag):
 EXPLANATIONS = {
     Cause.TARGET_OUT_OF_RANGE: "a target lies outside the candidate table",
     Cause.QUERIES_NOT_FINITE: "the queries hold NaN or infinity",
-    Cause.CANDIDATES_NOT_FINITE: "the candidates hold NaN or infinity",
+    Cause.CANDIDATES_NOT_FINITE: "the candidates hold NaN or infinity, or a score overflows",
     Cause.LOG_Q_NOT_FINITE: "log_q holds NaN or infinity",
     Cause.NO_VALID_CANDIDATE: "num_valid is less than 1 or more than the table's rows",
 }
@@ -59,10 +60,15 @@ class Latch:
         self.state[1].copy_(torch.where(fresh, step, first))
         self.state[2].copy_(torch.where(fresh, held | cause, held))
 
-    def gate(self, tensors: object) -> None:
+    def record_unless(self, sound: Tensor, cause: Cause) -> Tensor:
+        """Latch the cause unless `sound` holds; returns `ok` as it then is."""
+        self.record(torch.where(sound, 0, int(cause)))
+        return self.ok
+
+    def gate(self, tensors: Iterable[Tensor | None]) -> None:
         """Set every tensor to zero, in place, if something bad has been seen. NaN is overwritten too."""
         ok = self.ok
-        for tensor in tensors:  # type: ignore[attr-defined]
+        for tensor in tensors:
             if tensor is not None:
                 tensor.masked_fill_(~ok, 0)
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from habitus.softmax.backend import SoftmaxBackend, choose_backend
-from habitus.softmax.checks import check_shapes, checked_targets, latched_targets
-from habitus.softmax.latch import Latch
+from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
+from habitus.softmax.checks import check_shapes, checked_result, checked_targets, latched_targets, not_finite
+from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.operators import softmax_backward, softmax_forward
 from habitus.softmax.spread import Alone, Spread
 
@@ -62,20 +62,22 @@ def candidate_softmax(
         return SoftmaxResult(nothing, nothing.detach() if entropy else None)
     ranks = Alone(len(candidates)) if group is None else Spread(group, queries, candidates)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
-    values = (queries, candidates, targets, log_q, count if group is None else None, ranks.num_candidates)
-    with torch.no_grad():
-        safe = checked_targets(*values) if latch is None else latched_targets(*values, latch)
     bias = _bias(log_q, count, len(candidates), shift=group is None)
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
-    ok = None if latch is None else latch.ok
+    # Fused attention shows bad candidates in its result; reading a large table once more would cost 3% of the time.
+    rows = candidates[:0] if chosen in KERNELS else candidates
+    values = (queries, rows, targets, log_q, count if group is None else None, ranks.num_candidates)
+    with torch.no_grad():
+        safe = checked_targets(*values) if latch is None else latched_targets(*values, latch)
     with torch.autocast(queries.device.type, enabled=False):
-        loss, uncertainty = _CandidateSoftmax.apply(queries, candidates, safe, bias, ok, ranks, chosen)
-    return SoftmaxResult(loss, uncertainty.detach() if entropy else None)
+        loss, uncertainty, sound = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
+    ok = checked_result(sound.detach()) if latch is None else latch.record_unless(sound, Cause.CANDIDATES_NOT_FINITE)
+    return SoftmaxResult(torch.where(ok, loss, 0), uncertainty.detach() if entropy else None)
 
 
 class _CandidateSoftmax(torch.autograd.Function):
-    """Loss and entropy of this rank's queries. The entropy is a read-out and has no gradient."""
+    """Loss and entropy of this rank's queries. The entropy is a read-out: whatever comes back to it is dropped."""
 
     @staticmethod
     def forward(
@@ -84,11 +86,11 @@ class _CandidateSoftmax(torch.autograd.Function):
         candidates: Tensor,
         targets: Tensor,
         bias: Tensor | None,
-        ok: Tensor | None,
+        latch: Latch | None,
         ranks: Alone,
         backend: str,
-    ) -> tuple[Tensor, Tensor]:
-        """Everything per query; saves the average candidate, which is the gradient but for the target's row."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Loss, entropy, and whether all is finite; saves the average candidate, the gradient but for the target."""
         everyone, wanted = ranks.gather(queries), ranks.gather(targets)
         need_mean = ctx.needs_input_grad[0]
         mean, part, entropy = softmax_forward(everyone, candidates, bias, backend, need_mean)
@@ -99,18 +101,18 @@ class _CandidateSoftmax(torch.autograd.Function):
         share = (part - lse).exp()
         # The chain rule of entropy: which rank, then which of its candidates.
         entropy = ranks.total(share * (entropy + lse - part))
-        if ok is not None:
-            loss = torch.where(ok, loss, 0)
-        ctx.save_for_backward(everyone, candidates, local, held, bias, ok, lse, share, mean)
-        ctx.ranks, ctx.backend = ranks, backend
+        sound = ~(not_finite(lse) | not_finite(mean))
+        ctx.save_for_backward(everyone, candidates, local, held, bias, lse, share, mean)
+        ctx.ranks, ctx.backend, ctx.latch = ranks, backend, latch
         # Nothing may follow that can return its input (.contiguous(), .to()): a compiled step of PyTorch 2.11 then
         # sees two names for one output and hands the gradient to the wrong one. A test compares the gradients.
-        return ranks.own(loss), ranks.own(entropy.clamp_min(0))
+        return ranks.own(loss), ranks.own(entropy.clamp_min(0)), sound
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
         """g (o - e_y) for the queries and sum_i g p h - sum_{y_i = j} g h for the candidates."""
-        queries, candidates, local, held, bias, ok, lse, share, mean = ctx.saved_tensors
+        queries, candidates, local, held, bias, lse, share, mean = ctx.saved_tensors
+        ok = None if ctx.latch is None else ctx.latch.ok
         for_queries, for_candidates = ctx.needs_input_grad[:2]
         weights = ctx.ranks.gather(grad.to(lse.dtype))
         left_out, pulled = _needed_backward(ctx, queries, candidates, bias, lse, weights, mean)

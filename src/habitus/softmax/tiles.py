@@ -16,7 +16,7 @@ from torch import Tensor
 
 from habitus.softmax.merging import SHARD_ROWS, shards
 
-BLOCK_BYTES = 512 << 20  # of probabilities at a time
+BLOCK_BYTES = 1 << 30  # of probabilities at a time
 
 
 class Tile(NamedTuple):
@@ -48,9 +48,11 @@ class Leaders(NamedTuple):
 
 def scan_tile(d: int) -> Tile:
     """The tile of the scan: whole vectors up to d = 256, so that the queries stay where they are; slices beyond."""
+    if d <= 64:
+        return Tile(64, 64, max(16, 1 << (d - 1).bit_length()), 4, 3)
     if d <= 256:
         return Tile(128, 64, max(16, 1 << (d - 1).bit_length()), 8, 3)
-    return Tile(128, 256, 64, 8, 4)
+    return Tile(128, 256, 64, 8, 3)
 
 
 def scan(
