@@ -7,7 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from habitus.cli import app
+from habitus.data import PrepareOptions
+from habitus.data.from_world import prepare_world
 from habitus.errors import ConfigError
+from habitus.events.world import World, WorldConfig
+from habitus.events.world.writing import schema_of
 from habitus.sizing import Request, solve, stage2_step_flops
 
 RECIPE = """
@@ -54,6 +58,20 @@ def test_a_recipe_is_sized_by_the_formula_of_its_stage(tmp_path: Path) -> None:
     step = stage2_step_flops(cell["contextualizer_params"], B=64, L=256, h=64, K=1000)
     assert cell["flops"] == 500 * step
     assert "num_negatives" in run(str(path))
+
+
+def test_a_dataset_decides_fields_lengths_and_the_cache(tmp_path: Path) -> None:
+    world = World(WorldConfig(num_users=200, num_items=80, events_per_user=10, max_events_per_user=32))
+    options = PrepareOptions(seq_len=32, text_len=12)
+    prepare_world(world, schema_of(world), tmp_path / "dataset", options, lambda _what, _share: None)
+    request = ("--flops", "1e13", "--share", "0.06", "--data-ratio", "15", "--dataset", str(tmp_path / "dataset"))
+    cell = json.loads(run(*request, "--json"))
+    h = cell["model"]["joint_dim"]
+    assert (cell["seq_len"], cell["model"]["text_len"]) == (32, 12)
+    assert cell["bytes"]["item_cache"] == 80 * h * 2
+    assert cell["flops_item_cache"] == 2 * 80 * 12 * cell["embedder_params"]
+    assert cell["breakdown"]["embedder.vectors"] == (16 + 1) * h  # the world's image-like vector
+    assert "flops_item_cache" in run(*request)
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_budget_and_steps_give_a_model() -> None:
     assert abs(cell.flops - 1e16) <= cell.flops_per_step / 2
 
 
+def test_under_a_budget_with_steps_no_joint_dim_gives_a_nearer_share() -> None:
+    for share in (0.01, 0.06, 0.3):
+        fixed = {"flops": 1e14, "steps": 1000, "batch_sequences": 32}
+        distances = {}
+        for h in range(4, 60, 4):
+            try:
+                cell = solve(Request(**fixed, joint_dim=h))  # type: ignore[arg-type]
+            except ConfigError:
+                continue
+            distances[h] = abs(math.log(cell.embedder_share / share))
+        found = solve(Request(**fixed, share=share))  # type: ignore[arg-type]
+        assert found.model.joint_dim == min(distances, key=lambda h: distances[h])
+
+
 def test_ratio_and_steps_give_a_model_and_its_budget() -> None:
     cell = solve(Request(joint_dim=64, data_ratio=20, steps=3000, batch_sequences=64))
     assert cell.steps == 3000

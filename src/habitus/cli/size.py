@@ -1,7 +1,7 @@
 """`habitus size`: what a budget buys, or what a recipe costs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -27,8 +27,8 @@ def size(
     batch_sequences: Annotated[
         int | None, typer.Option(help="Windows per step; else 64 at 1e15 FLOPs, twice per decade up to 512.")
     ] = None,
-    seq_len: Annotated[int, typer.Option(help="Events per window.")] = 256,
-    text_len: Annotated[int, typer.Option(help="Text tokens per item.")] = 24,
+    seq_len: Annotated[int | None, typer.Option(help="Events per window; else the dataset's, or 256.")] = None,
+    text_len: Annotated[int | None, typer.Option(help="Text tokens per item; else the dataset's, or 24.")] = None,
     text_depth: Annotated[int, typer.Option(help="Layers of the text encoder.")] = 4,
     dataset: Annotated[
         Path | None, typer.Option(help="Prepared dataset whose fields count; else typical ones are assumed.")
@@ -44,7 +44,7 @@ def size(
     from habitus.recipe import Recipe
     from habitus.sizing import Request, cell_of_recipe, ladder_batch_sequences, solve
 
-    inputs = _inputs(dataset)
+    known = _known(dataset)
     request = Request(
         batch_sequences=batch_sequences or (ladder_batch_sequences(flops) if flops and flops > 0 else 64),
         flops=flops,
@@ -55,29 +55,39 @@ def size(
         width=width,
         depth=depth,
         head_dim=head_dim,
-        seq_len=seq_len,
-        text_len=text_len,
+        seq_len=seq_len or known.seq_len,
+        text_len=text_len or known.text_len,
         text_depth=text_depth,
     )
     if recipe is not None:
         _refuse_both(recipe, request, batch_sequences)
-        cell = cell_of_recipe(Recipe.read(recipe), inputs)
+        cell = cell_of_recipe(Recipe.read(recipe), known.inputs, catalogue_items=known.num_items)
     else:
-        cell = solve(request, inputs)
+        cell = solve(request, known.inputs, catalogue_items=known.num_items)
     if as_json:
         typer.echo(cell.to_json(), nl=False)
     else:
         _print_table(cell, assumed=dataset is None)
 
 
-def _inputs(dataset: Path | None) -> "Inputs":
+class _Known(NamedTuple):
+    """What a dataset decides, or what is assumed without one."""
+
+    inputs: "Inputs"
+    seq_len: int
+    text_len: int
+    num_items: int | None
+
+
+def _known(dataset: Path | None) -> _Known:
     from habitus.sizing import TYPICAL_INPUTS, Inputs
 
     if dataset is None:
-        return TYPICAL_INPUTS
+        return _Known(TYPICAL_INPUTS, 256, 24, None)
     from habitus.data.dataset import Dataset
 
-    return Inputs.of(Dataset.open(dataset).fields)
+    opened = Dataset.open(dataset, verify=False)
+    return _Known(Inputs.of(opened.fields), opened.seq_len, opened.fields.text_len or 24, opened.num_items)
 
 
 def _refuse_both(recipe: Path, request: "Request", batch_sequences: int | None) -> None:
@@ -134,6 +144,8 @@ def _rows(cell: "Cell") -> list[tuple[str, str, str]]:
         ("executed_flops", f"{cell.executed_flops:.6e}", "as run, half of the slots holding unique items"),
         ("bytes", _binary(cell.bytes["total"]), ", ".join(f"{k} {_binary(v)}" for k, v in _parts(cell))),
     ]
+    if cell.flops_item_cache is not None:
+        rows.insert(-1, ("flops_item_cache", f"{cell.flops_item_cache:.6e}", "embedding the catalogue once"))
     if cell.stage == 2:
         rows.insert(5, ("num_negatives", f"{cell.num_negatives:,}", "stage 2"))
     if cell.embedder_flop_share is not None:

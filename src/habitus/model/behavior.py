@@ -73,6 +73,7 @@ class BehaviorModel(nn.Module):
         embedder, contextualizer = self.embedder, self.contextualizer
         pieces: list[nn.Module | None] = [*contextualizer.blocks, embedder.fusion, embedder.numbers]
         pieces += [embedder.vectors, contextualizer.events.numbers]
+        pieces += [c for c in (embedder.categories, contextualizer.events.categories) if c is not None and c.one_hot]
         methods: list[tuple[nn.Module, str]] = [(contextualizer, name) for name in ("enter", "layout", "leave")]
         if embedder.text is not None:
             pieces += embedder.text.blocks

@@ -41,7 +41,7 @@ def _pack_in_order(tokens: Tensor, mask: Tensor, lengths: Tensor, capacity: int 
     n, T = tokens.shape
     ends = lengths.cumsum(0)
     starts = ends - lengths
-    P = int(ends[-1]) if capacity is None else capacity
+    P = int(lengths.sum()) if capacity is None else capacity
     device = tokens.device
     place = torch.arange(T, device=device)
     # Padding is written to one row beyond the end, which is cut off again.

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from habitus.recipe import ModelRecipe, Recipe
 from habitus.sizing.executed import Workload, executed_step_flops
-from habitus.sizing.memory import Optimizer, Precision, training_bytes
-from habitus.sizing.nominal import embedder_flop_share, stage1_step_flops, stage2_step_flops
+from habitus.sizing.memory import Optimizer, Precision, item_cache_bytes, training_bytes
+from habitus.sizing.nominal import embedder_flop_share, item_cache_flops, stage1_step_flops, stage2_step_flops
 from habitus.sizing.structure import TYPICAL_INPUTS, Inputs, breakdown, tokens_per_item
 from habitus.typed import Typed
 
@@ -38,7 +38,8 @@ class Cell(Typed):
     flops: int = Field(description="Nominal training FLOPs.")
     embedder_flop_share: float | None = Field(None, description="f; stage 1 only.")
     executed_flops: float = Field(description="As run: unique items, real tokens, attention, softmax.")
-    bytes: dict[str, int] = Field(description="Of one training step, by part.")
+    bytes: dict[str, int] = Field(description="Of one training step, by part; `item_cache` apart from the total.")
+    flops_item_cache: int | None = Field(None, description="Embedding the catalogue once, where its size is known.")
     breakdown: dict[str, int] = Field(description="Parameters by module.")
     wanted: dict[str, float] = Field(
         default_factory=dict, description="What was asked for, where it could differ from what was built."
@@ -58,6 +59,7 @@ def cell_of(
     precision: Precision = "bf16",
     optimizer: Optimizer = "adamw",
     wanted: dict[str, float] | None = None,
+    catalogue_items: int | None = None,
 ) -> Cell:
     """The cell of a model that trains for `steps`; `work` replaces the expected content of one step."""
     parts = breakdown(model, inputs)
@@ -68,6 +70,11 @@ def cell_of(
     else:
         step_flops = stage2_step_flops(p, B=B, L=L, h=h, K=num_negatives)
     work = work or Workload.expected(B=B, L=L, t=t, K=num_negatives, stage=stage)
+    memory = training_bytes(model, inputs, parts, work, precision=precision, optimizer=optimizer)
+    cache_flops = None
+    if catalogue_items is not None:
+        memory["item_cache"] = item_cache_bytes(h, catalogue_items)
+        cache_flops = item_cache_flops(p_e, t=t, items=catalogue_items)
     return Cell(
         model=model,
         stage=stage,
@@ -86,13 +93,14 @@ def cell_of(
         flops=step_flops * steps,
         embedder_flop_share=embedder_flop_share(p_e, p, B=B, L=L, t=t, h=h) if stage == 1 else None,
         executed_flops=sum(executed_step_flops(model, inputs, work).values()) * steps,
-        bytes=training_bytes(model, inputs, parts, work, precision=precision, optimizer=optimizer),
+        bytes=memory,
+        flops_item_cache=cache_flops,
         breakdown={**parts.embedder, **parts.contextualizer, **parts.vocabulary},
         wanted=wanted or {},
     )
 
 
-def cell_of_recipe(recipe: Recipe, inputs: Inputs = TYPICAL_INPUTS) -> Cell:
+def cell_of_recipe(recipe: Recipe, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_items: int | None = None) -> Cell:
     """The cell that a recipe describes."""
     return cell_of(
         recipe.model,
@@ -104,6 +112,7 @@ def cell_of_recipe(recipe: Recipe, inputs: Inputs = TYPICAL_INPUTS) -> Cell:
         inputs=inputs,
         precision=recipe.train.precision,
         optimizer=recipe.train.optimizer,
+        catalogue_items=catalogue_items,
     )
 
 

@@ -31,8 +31,10 @@ TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
 # (small heads are slow on every device) as much as a factor 2.7.
 _RATIO_WEIGHT = 10.0
 _HEAD_WEIGHT = 1.0
-# Within tolerance, a realised share strays from the continuous one by less than this, in ln.
+# How far, in ln, a realised share may stray from the one of real-numbered p while D/N is within tolerance. Under
+# a budget with a number of steps only the total is held, and p, a small part of it at large shares, may go far.
 _SHARE_SLACK = 0.15
+_SHARE_SLACK_BY_STEPS = 2.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Candidate:
     cost: float
 
 
-def solve(request: Request, inputs: Inputs = TYPICAL_INPUTS) -> Cell:
+def solve(request: Request, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_items: int | None = None) -> Cell:
     """The cell nearest to the request: first in share, then in D/N and shape; its total meets the budget.
 
     The total is within half a step of `flops`, and D/N (or `steps`) within 5% of what was asked.
@@ -72,6 +74,7 @@ def solve(request: Request, inputs: Inputs = TYPICAL_INPUTS) -> Cell:
         seq_len=request.seq_len,
         inputs=inputs,
         wanted=request.wanted(),
+        catalogue_items=catalogue_items,
     )
 
 
@@ -90,11 +93,10 @@ def _nearest(request: Request, inputs: Inputs) -> Candidate:
 
     assert request.share is not None
     by_distance = sorted(_continuous_distances(request, inputs))
-    if not by_distance:
-        raise _impossible(request, inputs, 4)
+    slack = _SHARE_SLACK if request.data_ratio is not None or request.shape_given else _SHARE_SLACK_BY_STEPS
     best, best_distance = None, math.inf
     for distance, h in by_distance:
-        if distance > best_distance + _SHARE_SLACK:
+        if distance > best_distance + slack:
             break
         found = best_shape(request, inputs, h)
         if found is not None and abs(math.log(found.share / request.share)) < best_distance:
@@ -105,16 +107,20 @@ def _nearest(request: Request, inputs: Inputs) -> Candidate:
 
 
 def _continuous_distances(request: Request, inputs: Inputs) -> Iterator[tuple[float, int]]:
-    """(|ln(share / wanted)|, h) with p as a real number, until the share is far beyond the wanted one."""
+    """(|ln(share / wanted)|, h) with p as a real number, until the share is far beyond the wanted one.
+
+    Where p would have to be smaller than any contextualizer, the smallest one stands for it: within tolerance
+    such a cell may still be buildable.
+    """
     assert request.share is not None
+    beyond = 0
     for h in joint_dims():
         p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
         p = target_contextualizer(request, inputs, h)
-        if p <= 0:
-            return
-        share = p_e / (p_e + p)
+        beyond += p <= 0
+        share = p_e / (p_e + max(p, sum(contextualizer_parts(h, min(HEAD_DIMS), 1, inputs).values())))
         yield abs(math.log(share / request.share)), h
-        if share > request.share * 1.5:
+        if share > request.share * 8 or beyond > 2:
             return
 
 
