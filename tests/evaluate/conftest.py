@@ -70,3 +70,13 @@ def make_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Call
         return made[steps]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def recipe_of() -> Callable[..., Recipe]:
+    return small_recipe
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[[Dataset, Recipe], BehaviorModel]:
+    return trained

@@ -19,7 +19,7 @@ from habitus.evaluate.queries import QuerySet
 from habitus.evaluate.ranks import Ranks
 from habitus.events.world import World
 from habitus.model.bundle import load_bundle
-from habitus.model.cache import build_cache, embed_rows
+from habitus.model.cache import build_cache
 
 OPTIONS = EvaluateOptions(queries=1500, batch_sequences=8, histories=(3, 5, 10, 20))
 
@@ -94,6 +94,7 @@ def test_numbers_do_not_depend_on_how_they_were_computed(dataset: Dataset, make_
     variants = [
         ModelScorer(bundle, dataset, one_shard),
         ModelScorer(bundle, dataset, one_shard, memory_bytes=1 << 20),
+        ModelScorer(bundle, dataset, one_shard, memory_bytes=1 << 14),
     ]
     for scorer in variants:
         _, other = values_of(dataset, scorer)
@@ -131,6 +132,8 @@ def test_an_untrained_model_is_uniform(dataset: Dataset, make_run) -> None:  # t
     assert recall_at_10.se is not None
     # An embedder at its start is not blind, so this is a band and not a test of chance.
     assert 0.2 * 10 / dataset.num_items < recall_at_10.value < 5 * 10 / dataset.num_items
+    chance = (10 / pool).mean()
+    assert 0.3 * chance < found.metrics["batch/recall@10"].value < 3 * chance
 
 
 def test_a_blind_scorer_is_exactly_uniform_and_always_last(dataset: Dataset) -> None:
@@ -141,6 +144,8 @@ def test_a_blind_scorer_is_exactly_uniform_and_always_last(dataset: Dataset) -> 
     assert found.metrics["catalogue/entropy"].value == pytest.approx(math.log(dataset.num_items))
     assert found.metrics["catalogue/recall@100"].value == 0
     assert np.array_equal(kept["batch"].rank, kept["batch"].candidates)
+    assert found.metrics["batch/recall@10"].value == 0
+    assert found.metrics["batch/loss"].value == pytest.approx(np.log(kept["batch"].candidates).mean())
 
 
 def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: World, make_run) -> None:  # type: ignore[no-untyped-def]
@@ -156,6 +161,21 @@ def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: Worl
     assert abs(gap) < 3 * (best.se or 0)
     floor = world.entropy_floor(world.sample(2000))
     assert abs(best.value - floor.value) < 4 * math.hypot(best.se or 0, floor.se)
+
+
+def test_the_oracle_wins_query_by_query_and_its_loss_is_its_entropy(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
+    options = replace(OPTIONS, queries=4000, regimes=("catalogue",))
+    _, kept = values_of(dataset, Oracle(dataset), options)
+    oracle = kept["catalogue"]
+    assert oracle.loss is not None
+    assert oracle.entropy is not None
+    surprise = mean(oracle.loss - oracle.entropy, oracle.user)  # paired, so the spread of the histories drops out
+    assert abs(surprise.value) < 3 * (surprise.se or 0)
+    for scorer in [*baselines(dataset)[:-1], scorer_of(make_run(60), dataset)]:
+        _, other = values_of(dataset, scorer, options)
+        assert np.array_equal(other["catalogue"].event, oracle.event)
+        worse = mean(other["catalogue"].loss - oracle.loss, oracle.user)  # type: ignore[operator]
+        assert worse.value > 2 * (worse.se or 0)
 
 
 def test_training_helps(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
@@ -217,58 +237,12 @@ def test_bad_input(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type:
         evaluate(dataset, Popularity(dataset), replace(OPTIONS, cutoffs=(0, 10)))
     with pytest.raises(ConfigError, match=r"history length of 32(.|\n)*--seq-len"):
         evaluate(dataset, Popularity(dataset), replace(OPTIONS, histories=(32,)))
-    with pytest.raises(ModelError, match="holds no bundle"):
-        load_bundle(tmp_path)
-
-
-def test_bundles_that_were_tampered_with_are_refused(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    import pickle
-    import shutil
-
-    copied = tmp_path / "bundle"
-    shutil.copytree(make_run(1) / "bundle", copied)
-    weights = copied / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ModelError, match=r"model\.safetensors has changed"):
-        load_bundle(tmp_path)
-    from habitus.files import sha256_of
-    from habitus.model.bundle import BundleManifest
-
-    manifest = BundleManifest.read(copied / "bundle.json")
-    weights.write_bytes(pickle.dumps({"a": 1}))
-    files = manifest.files | {"model.safetensors": sha256_of(weights)}
-    (copied / "bundle.json").unlink()
-    manifest.model_copy(update={"files": files}).write(copied / "bundle.json")
-    with pytest.raises(ModelError, match="not a safetensors file"):
-        load_bundle(copied)
-
-
-def test_a_cache_is_resumed_and_one_of_another_model_is_refused(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    bundle, other = load_bundle(make_run(1)), load_bundle(make_run(60))
-    whole = build_cache(bundle, dataset, tmp_path / "cache", shard_rows=100)
-    whole.shards = [shard.clone() for shard in whole.shards]  # the files below them are about to be spoiled
-    assert [len(shard) for shard in whole.shards] == [100, 100, 100]
-    expected = embed_rows(bundle.model, dataset, np.arange(300)).bfloat16()
-    assert (torch.cat(whole.shards) == expected).float().mean() > 0.99
-    assert torch.equal(whole.rows(np.array([250, 3, 100])), torch.cat(whole.shards)[[250, 3, 100]])
-    names = sorted(path.name for path in (tmp_path / "cache").glob("*.safetensors"))
-    kept = (tmp_path / "cache" / names[0]).stat().st_mtime_ns
-    (tmp_path / "cache" / "manifest.json").unlink()
-    (tmp_path / "cache" / names[1]).write_bytes(b"cut short")
-    again = build_cache(bundle, dataset, tmp_path / "cache", shard_rows=100)
-    assert (tmp_path / "cache" / names[0]).stat().st_mtime_ns == kept
-    assert torch.equal(torch.cat(again.shards), torch.cat(whole.shards))
-    from habitus.model.cache import EmbeddingCache
-
-    with pytest.raises(ModelError, match="of another model"):
-        EmbeddingCache.open(tmp_path / "cache", other, dataset)
-    (tmp_path / "cache" / names[1]).write_bytes(b"cut short")
-    with pytest.raises(ModelError, match="missing or has changed"):
-        EmbeddingCache.open(tmp_path / "cache", bundle, dataset)
-    for dtype in ("fp16", "fp32"):
-        stored = build_cache(bundle, dataset, tmp_path / dtype, dtype=dtype)  # type: ignore[arg-type]
-        assert stored.shards[0].dtype == {"fp16": torch.float16, "fp32": torch.float32}[dtype]
+    with pytest.raises(ConfigError, match="no cut-offs"):
+        evaluate(dataset, Popularity(dataset), replace(OPTIONS, cutoffs=()))
+    with pytest.raises(ConfigError, match="regimes"):
+        evaluate(dataset, Popularity(dataset), replace(OPTIONS, regimes=("train",)))  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"without its vectors(.|\n)*habitus embed"):
+        evaluate(dataset, ModelScorer(load_bundle(make_run(1)), dataset), OPTIONS)
 
 
 def test_an_empty_validation_split_is_refused(dataset: Dataset, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from habitus.data.batch import ItemFeatures
 from habitus.data.dataset import Dataset
+from habitus.data.encoders import Encoders
+from habitus.data.fields import Field as FieldSpec
 from habitus.errors import ModelError
 from habitus.files import sha256_of, write_atomic
 from habitus.model.behavior import BehaviorModel
@@ -189,18 +191,29 @@ def check_same_fields(bundle: Bundle, dataset: Dataset) -> None:
     """Refuse a dataset whose fields are not encoded as the bundle's were."""
     tokenizer = dataset.manifest.files.get("tokenizer.json")
     same_tokens = bundle.manifest.files.get("tokenizer.json") == (tokenizer.sha256 if tokenizer else None)
-    if bundle.encoders == dataset.encoders and same_tokens:
+    if _as_stored(bundle.encoders) == _as_stored(dataset.encoders) and same_tokens:
         return
     ours = {(spec.kind, spec.name, spec.size) for spec in (*bundle.encoders.fields.item, *bundle.encoders.fields.event)}
     theirs = {(spec.kind, spec.name, spec.size) for spec in (*dataset.fields.item, *dataset.fields.event)}
     difference = ", ".join(f"{kind} {name!r} of size {size}" for kind, name, size in sorted(ours ^ theirs)) or (
-        "the same fields, but other values, statistics or text tokens"
+        "the same fields, but other categories or text tokens"
     )
     raise ModelError(
         f"{bundle.path} was trained on other fields than {dataset.path} has: {difference}",
         expected="a dataset whose items are encoded as those that the run was trained on",
         next_step="evaluate on the dataset that the run was trained on, or train on this one",
     )
+
+
+def _as_stored(encoders: Encoders) -> Encoders:
+    """The encoders without the statistics of numbers: those are the model's own, and numbers are stored as they are."""
+
+    def plain(fields: tuple[FieldSpec, ...]) -> tuple[FieldSpec, ...]:
+        return tuple(FieldSpec(name=spec.name, kind=spec.kind, size=spec.size) for spec in fields)
+
+    fields = encoders.fields
+    stored = fields.model_copy(update={"item": plain(fields.item), "event": plain(fields.event)})
+    return encoders.model_copy(update={"fields": stored})
 
 
 def _existing(path: Path, bundle: Bundle, dataset: Dataset, dtype: StoredType) -> EmbeddingCache:

@@ -1,0 +1,239 @@
+"""The catalogue regime in full: every metric and slice, against bare matrix products and against RecTools.
+
+    python benchmarks/evaluate.py --rectools VENV/bin/python [--keep benchmarks/results/evaluate-cpu.json]
+    python benchmarks/evaluate.py [--keep benchmarks/results/evaluate-h200.json]          (where there is a GPU)
+
+On CPU: 5,000 queries against 10^6 items at d = 64, with the peak of resident memory, and 5,000 against 50,000 items
+beside RecTools' ranking and metrics in its own environment, alternating, on the same vectors and the same threads.
+On a GPU: 100,000 queries against 13.6M items at d = 256 in bfloat16, after a check against float64. Models are left
+out on both sides: the same query vectors are given, and what is timed is everything after them.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from softmax import machine
+from synthetic_queries import query_batches, query_vectors
+
+from habitus.evaluate.candidates import Candidates, candidate_scores
+from habitus.evaluate.evaluation import HISTORIES
+from habitus.evaluate.metrics import CUTOFFS
+from habitus.evaluate.per_query import PerQuery
+from habitus.evaluate.queries import QueryBatch
+from habitus.evaluate.ranks import Ranks
+from habitus.evaluate.readout import coverage_metrics, summarise
+from habitus.record import Metric
+
+MEMORY_BYTES = 512 << 20
+# Python, torch and numpy take some 350 MiB before any work; the mapped cache and the working memory come on top.
+PROCESS_BYTES = 512 << 20
+REPEATS = 3
+
+
+def main() -> None:
+    """Print the table, then one JSON line."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--keep", type=Path, help="write the JSON here too")
+    arguments.add_argument("--rectools", type=Path, help="the Python of an environment with RecTools")
+    arguments.add_argument("--queries", type=int, default=100_000 if torch.cuda.is_available() else 5_000)
+    arguments.add_argument("--items", type=int, default=13_600_000 if torch.cuda.is_available() else 1_000_000)
+    arguments.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.child:
+        print(json.dumps(in_a_child(options.child, options.queries, options.items)))
+        return
+    if torch.cuda.is_available():
+        rows = on_cuda(options.queries, options.items, 256)
+    else:
+        rows = on_cpu(options.queries, options.items, 64)
+        rows += against_rectools(options.queries, 50_000, 64, options.rectools) if options.rectools else []
+    result = {"benchmark": "evaluate", **machine(), "rows": rows}
+    print(json.dumps(result))
+    if options.keep:
+        options.keep.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def evaluated(
+    batches: list[QueryBatch], vectors: list[torch.Tensor], table: Candidates, rows: list[torch.Tensor]
+) -> dict[str, Metric]:
+    """All metrics and slices of the catalogue regime, from query vectors and candidates."""
+    counts = np.ones(table.total, np.int64)
+    counts[::7] = 0  # every seventh item is cold
+    parts = []
+    for batch, queries, target_rows in zip(batches, vectors, rows, strict=True):
+        scores = candidate_scores(queries, table, target_rows, max(CUTOFFS), ranks=Ranks(), memory_bytes=MEMORY_BYTES)
+        parts.append(PerQuery.of(batch, scores, counts, table.total))
+    values = PerQuery.joined(parts)
+    return summarise("catalogue", values, CUTOFFS, HISTORIES) | coverage_metrics(
+        "catalogue", values, CUTOFFS, table.total
+    )
+
+
+def on_cpu(num_queries: int, num_items: int, d: int) -> list[dict[str, Any]]:
+    """The large catalogue, in a process of its own so that its peak of memory is its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "cache.safetensors"
+        torch.manual_seed(0)
+        save_file({"vectors": torch.randn(num_items, d).bfloat16()}, cache)
+        command = [sys.executable, __file__, "--child", str(cache), "--queries", str(num_queries)]
+        found = subprocess.run([*command, "--items", str(num_items)], check=True, stdout=subprocess.PIPE)
+    row = json.loads(found.stdout.splitlines()[-1])
+    bound = num_items * d * 2 + MEMORY_BYTES + PROCESS_BYTES
+    row |= {"what": "evaluation", "queries": num_queries, "items": num_items, "d": d, "bound_mib": bound / 2**20}
+    print(
+        f"evaluation         {num_queries:,} x {num_items:,} d={d}: {row['seconds']:.1f} s, peak RSS "
+        f"{row['peak_rss_mib']:,.0f} MiB, bound {row['bound_mib']:,.0f} MiB (mapped cache + working memory + process)"
+    )
+    assert row["peak_rss_mib"] < row["bound_mib"]
+    return [row]
+
+
+def in_a_child(cache: Path, num_queries: int, num_items: int) -> dict[str, float]:
+    """Seconds and peak memory of one evaluation over a mapped cache."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    with safe_open(cache, "pt") as file:
+        table = file.get_tensor("vectors")
+    batches = list(query_batches(num_queries, num_items))
+    rows = [table[torch.from_numpy(batch.targets)].float() for batch in batches]
+    vectors = [query_vectors(target_rows, seed) for seed, target_rows in enumerate(rows)]
+    start = time.perf_counter()
+    metrics = evaluated(batches, vectors, Candidates([table], 0, num_items), rows)
+    return {
+        "seconds": time.perf_counter() - start,
+        "rss_before_mib": before,
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "num_metrics": len(metrics),
+        "recall@10": metrics["catalogue/recall@10"].value,
+    }
+
+
+def against_rectools(num_queries: int, num_items: int, d: int, python: Path) -> list[dict[str, Any]]:
+    """Ours and RecTools' full-catalogue evaluation on the same vectors, alternating, medians of three."""
+    torch.manual_seed(1)
+    table = torch.randn(num_items, d)
+    batches = list(query_batches(num_queries, num_items, seed=1))
+    rows = [table[torch.from_numpy(batch.targets)] for batch in batches]
+    vectors = [query_vectors(target_rows, seed) for seed, target_rows in enumerate(rows)]
+    ours, theirs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "vectors.npz"
+        targets = np.concatenate([batch.targets for batch in batches])
+        np.savez(file, queries=torch.cat(vectors).numpy(), items=table.numpy(), targets=targets)
+        peer = Path(__file__).with_name("evaluate_rectools.py")
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            metrics = evaluated(batches, vectors, Candidates([table], 0, num_items), rows)
+            ours.append(time.perf_counter() - start)
+            found = subprocess.run(
+                [python, peer, file, str(torch.get_num_threads())], check=True, stdout=subprocess.PIPE
+            )
+            theirs.append(json.loads(found.stdout.splitlines()[-1]))
+    best = min(theirs[0]["seconds"], key=lambda name: statistics.median(run["seconds"][name] for run in theirs))
+    peer_seconds = statistics.median(run["seconds"][best] for run in theirs)
+    differences = [
+        abs(metrics[f"catalogue/{name}"].value - value) for run in theirs for name, value in run["metrics"].items()
+    ]
+    row = {
+        "what": "against RecTools",
+        "queries": num_queries,
+        "items": num_items,
+        "d": d,
+        "seconds": statistics.median(ours),
+        "rectools_seconds": peer_seconds,
+        "rectools_ranker": best,
+        "rectools_version": theirs[0]["version"],
+        "rectools_all": {name: [run["seconds"][name] for run in theirs] for name in theirs[0]["seconds"]},
+        "times_faster": peer_seconds / statistics.median(ours),
+        "metrics_compared": len(theirs[0]["metrics"]),
+        "largest_difference": max(differences),
+    }
+    print(
+        f"against RecTools   {num_queries:,} x {num_items:,} d={d}: ours {row['seconds']:.2f} s, RecTools "
+        f"{peer_seconds:.2f} s ({best} ranker), {row['times_faster']:.1f}x; {row['metrics_compared']} metrics differ "
+        f"by at most {row['largest_difference']:.1e}"
+    )
+    return [row]
+
+
+def on_cuda(num_queries: int, num_items: int, d: int) -> list[dict[str, Any]]:
+    """A check against float64, then the pipeline against the bare products of the same sizes."""
+    torch.manual_seed(0)
+    table = torch.randn(num_items, d, device="cuda", dtype=torch.bfloat16)
+    batches = list(query_batches(num_queries, num_items))
+    rows = [table[torch.from_numpy(batch.targets).cuda()] for batch in batches]
+    vectors = [query_vectors(target_rows.float() * 0.5, seed).bfloat16() for seed, target_rows in enumerate(rows)]
+    candidates = Candidates([table], 0, num_items)
+    worst = checked(vectors[0][:64], candidates, rows[0][:64])
+    evaluated(batches[:1], vectors[:1], candidates, rows[:1])  # compiles the kernels
+    products = min(_seconds(lambda: _bare_products(vectors, table)) for _ in range(2))
+    taken = min(_seconds(lambda: evaluated(batches, vectors, candidates, rows)) for _ in range(2))
+    start = time.perf_counter()
+    for queries, target_rows in zip(vectors, rows, strict=True):
+        candidate_scores(queries, candidates, target_rows, max(CUTOFFS), ranks=Ranks(), memory_bytes=MEMORY_BYTES)
+    torch.cuda.synchronize()
+    scans = time.perf_counter() - start
+    row = {"what": "evaluation", "queries": num_queries, "items": num_items, "d": d, "seconds": taken}
+    row |= {"scan_seconds": scans, "products_seconds": products, "of_products": taken / products, **worst}
+    row["products_tflops"] = 2 * num_queries * num_items * d / products / 1e12
+    print(
+        f"evaluation  {num_queries:,} x {num_items:,} d={d}: {taken:.2f} s (scans {scans:.2f} s), bare products "
+        f"{products:.2f} s at {row['products_tflops']:.0f} TFLOP/s: {row['of_products']:.2f}x; worst errors {worst}"
+    )
+    return [row]
+
+
+def checked(queries: torch.Tensor, candidates: Candidates, target_rows: torch.Tensor) -> dict[str, float]:
+    """The largest errors of a few queries against float64 scores of the whole catalogue."""
+    found = candidate_scores(queries, candidates, target_rows, 10, ranks=Ranks(), memory_bytes=MEMORY_BYTES)
+    parts = [queries.double() @ part.double().T for part in candidates.pieces[0].split(1 << 20)]
+    scores = torch.cat(parts, 1)
+    wanted = (queries.double() * target_rows.double()).sum(1, keepdim=True)
+    # Scores within rounding of the target's may count on either side.
+    high, low = (scores >= wanted - 1e-5).sum(1), (scores > wanted + 1e-5).sum(1)
+    rank = torch.from_numpy(found.rank).cuda()
+    assert bool(((rank <= high) & (rank >= low)).all()), "a rank is wrong"
+    lse = scores.logsumexp(1)
+    log_p = scores - lse[:, None]
+    loss = (lse - wanted[:, 0]).cpu().numpy()
+    entropy = -(log_p.exp() * log_p).sum(1).cpu().numpy()
+    top = torch.from_numpy(found.top[:, 0]).cuda()
+    best = (scores.amax(1) - scores.gather(1, top[:, None])[:, 0]).max().item()
+    return {
+        "loss_error": float(np.abs(found.loss - loss).max()),
+        "entropy_error": float(np.abs(found.entropy - entropy).max()),
+        "best_score_missed_by": best,
+    }
+
+
+def _bare_products(vectors: list[torch.Tensor], table: torch.Tensor, columns: int = 65_536) -> None:
+    for queries in vectors:
+        scores = queries.new_empty(len(queries), columns)
+        for part in table.split(columns):
+            torch.mm(queries, part.T, out=scores if len(part) == columns else None)
+
+
+def _seconds(call: Any) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
