@@ -14,9 +14,7 @@ ROOMS = """errors files typed randomness recipe record sizing events data softma
            fit plan report study serve cli""".split()
 BLIND = {"fit", "plan", "report"}  # these read files; they see none of softmax..sweep
 HIDDEN = {"softmax", "model", "evaluate", "train", "sweep"}
-TORCH_FREE = (
-    """errors files typed randomness recipe record sizing events data fit plan report study cli""".split()
-)
+TORCH_FREE = """errors files typed randomness recipe record sizing events data fit plan report study cli""".split()
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -56,9 +54,7 @@ def violations(source: Path) -> list[str]:
 
 def loads_torch(source: Path, room: str) -> bool:
     """Whether importing every module of a room, in a fresh process, loads torch."""
-    paths = (
-        [source / f"{room}.py"] if (source / f"{room}.py").exists() else sorted((source / room).rglob("*.py"))
-    )
+    paths = [source / f"{room}.py"] if (source / f"{room}.py").exists() else sorted((source / room).rglob("*.py"))
     modules = [
         ".".join((source.name, *path.relative_to(source).with_suffix("").parts)).removesuffix(".__init__")
         for path in paths

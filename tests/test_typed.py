@@ -156,7 +156,7 @@ def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         (stage / "file").write_text("x")
         assert not (tmp_path / "out").exists()
     assert (tmp_path / "out" / "file").read_text() == "x"
-    with pytest.raises(OSError, match="not empty"), staged_folder(tmp_path / "out") as stage:
+    with pytest.raises(OSError, match="exists already"), staged_folder(tmp_path / "out") as stage:
         (stage / "file").write_text("y")
     assert (tmp_path / "out" / "file").read_text() == "x"
 

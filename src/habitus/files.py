@@ -1,7 +1,9 @@
 """Files and folders that are whole or absent: written beside their name, then renamed."""
 
+import errno
 import hashlib
 import os
+import secrets
 import shutil
 import socket
 from collections.abc import Iterator
@@ -33,15 +35,22 @@ def staged_folder(final: str | Path) -> Iterator[Path]:
     final = Path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     _clear_leftovers(final)
-    stage = final.with_name(f".{final.name}.partial-{socket.gethostname()}-{os.getpid()}")
+    stage = final.with_name(f"{_stage_prefix(final)}{os.getpid()}-{secrets.token_hex(4)}")
     stage.mkdir()
+    _own_stages.add(stage.name)
     try:
         yield stage
         sync_folder(stage)
-        stage.rename(final)  # refuses where another process has published meanwhile
+        try:
+            stage.rename(final)
+        except OSError as error:  # another process has published meanwhile
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, "exists already", str(final)) from error
+            raise
         _fsync_directory(final.parent)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        _own_stages.discard(stage.name)
 
 
 def sync_folder(folder: Path) -> None:
@@ -59,11 +68,22 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# Stages of this process. A restarted container may have the host name and the process id of a killed one, so
+# that the id alone does not tell a leftover from a folder in use.
+_own_stages: set[str] = set()
+
+
+def _stage_prefix(final: Path) -> str:
+    return f".{final.name}.partial-{socket.gethostname()}-"
+
+
 def _clear_leftovers(final: Path) -> None:
-    prefix = f".{final.name}.partial-{socket.gethostname()}-"
-    for leftover in final.parent.glob(prefix.replace("[", "[[]") + "*"):
-        pid = leftover.name.removeprefix(prefix)
-        if pid.isdigit() and int(pid) != os.getpid() and not _alive(int(pid)):
+    prefix = _stage_prefix(final)
+    for leftover in final.parent.iterdir():
+        pid = leftover.name.removeprefix(prefix).partition("-")[0]
+        if not leftover.name.startswith(prefix) or not pid.isdigit() or leftover.name in _own_stages:
+            continue
+        if int(pid) == os.getpid() or not _alive(int(pid)):
             shutil.rmtree(leftover, ignore_errors=True)
 
 

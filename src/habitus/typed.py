@@ -40,6 +40,10 @@ class Typed(BaseModel):
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ConfigError(f"{path} does not exist", expected=f"a file that holds a {cls.__name__}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error}", expected=f"a file that holds a {cls.__name__}"
+            ) from None
         try:
             values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
@@ -49,7 +53,12 @@ class Typed(BaseModel):
     def write(self, path: str | Path) -> None:
         """Write the TOML or JSON form, by the suffix, beside its name and then rename."""
         path = Path(path)
-        write_atomic(path, (self.to_json() if path.suffix == ".json" else self.to_toml()).encode())
+        try:
+            write_atomic(path, (self.to_json() if path.suffix == ".json" else self.to_toml()).encode())
+        except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+            raise ConfigError(
+                f"{path} cannot be written: {error.strerror}", expected="a file name in a folder"
+            ) from error
 
     def to_values(self) -> dict[str, Any]:
         """Plain values, ready for JSON or TOML. What is missing (None) is absent."""
@@ -74,8 +83,9 @@ def content_hash(value: Any) -> str:
 
 def nearest(name: str, known: list[str]) -> str:
     """A sentence that offers the known name closest to `name`, or lists what is known."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    by_folded = {other.casefold(): other for other in known}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return f"did you mean {by_folded[close[0]]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def overridden(values: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -143,7 +153,9 @@ def _explain(cls: type[BaseModel], detail: Any) -> str:
     if detail["type"] == "missing":
         return f"{place!r} is missing"
     message = detail["msg"].removeprefix("Value error, ")
-    return f"{place} = {detail['input']!r}: {message}" if place else message
+    if isinstance(detail["input"], Mapping):
+        return f"{place}: {message}" if place else message
+    return f"{place} = {detail['input']!r}: {message}"
 
 
 def _keys_at(cls: type[BaseModel], sections: list[Any]) -> list[str]:

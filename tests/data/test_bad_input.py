@@ -79,7 +79,7 @@ def test_one_of_several_files_lacks_a_column_or_has_another_type(tmp_path: Path)
     write_tables(tmp_path, make_events(), make_items())
     table = pq.read_table(tmp_path / "events.parquet")
     pq.write_table(table.drop_columns("paid"), tmp_path / "events2.parquet")
-    with pytest.raises(DataError, match=r"events2\.parquet lacks the column 'paid'"):
+    with pytest.raises(DataError, match=r"'paid' is missing from .*events2\.parquet"):
         prepare(f"{tmp_path}/events*.parquet", f"{tmp_path}/items.parquet", SCHEMA, tmp_path / "dataset", SMALL)
     changed = table.set_column(table.schema.get_field_index("paid"), "paid", pa.array(["x"] * table.num_rows))
     pq.write_table(changed, tmp_path / "events2.parquet")
@@ -310,8 +310,13 @@ def test_an_output_that_exists(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"memory": "lots"}, "cannot be read"),
-        ({"memory": "1KiB"}, "too little"),
+        ({"memory": "1KiB"}, "out of range"),
+        ({"memory": "1..2GiB"}, "cannot be read"),
+        ({"memory": "99999999999TiB"}, "out of range"),
         ({"seq_len": 1}, "at least 2"),
+        ({"text_len": 0}, "text_len is 0"),
+        ({"vocabulary_size": 5}, "at least 258"),
+        ({"threads": -1}, "threads is -1"),
         ({"validation_share": 1.0}, "validation_share"),
     ],
 )
@@ -349,6 +354,18 @@ def test_changed_bytes_are_refused_by_name(tmp_path: Path) -> None:
             Dataset.open(tmp_path / "dataset")
         path.write_bytes(whole)
     assert Dataset.open(tmp_path / "dataset").num_events > 0
+
+
+def test_a_changed_manifest_and_one_of_another_version_are_refused(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    path = tmp_path / "dataset" / "manifest.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"seq_len": 8', '"seq_len": 4'))
+    with pytest.raises(DataError, match=r"manifest\.json has changed"):
+        Dataset.open(tmp_path / "dataset")
+    path.write_text(whole.replace('"format_version": 1', '"format_version": 99, "new": true'))
+    with pytest.raises(DataError, match="format version 99"):
+        Dataset.open(tmp_path / "dataset")
 
 
 def test_a_folder_that_is_no_dataset(tmp_path: Path) -> None:
@@ -393,9 +410,8 @@ def kill_at_random(tables: Path, tmp_path: Path, times: int) -> None:
         if not out.exists():
             subprocess.run([*command, "--out", str(out)], check=True, capture_output=True)
         assert Dataset.open(out).checksum == expected
-        assert [path.name for path in tmp_path.iterdir()] == ["whole", "out"] or sorted(
-            path.name for path in tmp_path.iterdir()
-        ) == ["out", "whole"], "leftovers of a killed run stay behind"
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == ["out", "whole"], "leftovers of a killed run stay behind"
         subprocess.run(["rm", "-r", str(out)], check=True)
     assert interrupted >= times // 3
 

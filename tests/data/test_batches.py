@@ -40,9 +40,12 @@ def test_a_batch_is_what_a_slow_reading_of_the_log_gives(tmp_path: Path, split: 
     rows = dataset.event_rows(side, np.arange(num_windows))
     queries = 0
     edges = []
+    if side == "train":
+        assert max(len({number for number, *_ in slots}) for _, slots in all_slots(dataset, side)) > 1, (
+            "nothing is packed"
+        )
     for window, slots in all_slots(dataset, side):
         assert len(slots) <= dataset.seq_len
-        assert len({users[event] for _, _, event, _, _ in slots}) >= 1
         for slot in range(dataset.seq_len):
             assert rows[window, slot] == (slots[slot][2] if slot < len(slots) else -1)
             if slot >= len(slots):
@@ -72,6 +75,20 @@ def test_a_batch_is_what_a_slow_reading_of_the_log_gives(tmp_path: Path, split: 
     assert batch.boundaries[: len(edges)].tolist() == edges
     assert set(batch.boundaries[len(edges) :].tolist()) == {num_windows * dataset.seq_len}
     assert len(batch.boundaries) == num_windows * (dataset.counts(side).max_segments + 1) + 1
+
+
+@pytest.mark.parametrize("split", ["user", "time", "last"])
+def test_every_event_is_in_a_window_or_counted_as_left_out(tmp_path: Path, split: str) -> None:
+    dataset = prepared(tmp_path, make_events(60), options=replace(SMALL, split=split))
+    train_length = np.load(dataset.path / "users" / "train_length.npy")
+    within = np.arange(dataset.num_events) - np.repeat(dataset.user_offsets[:-1], np.diff(dataset.user_offsets))
+    trains = within < np.repeat(train_length, np.diff(dataset.user_offsets))
+    for side, belongs in (("train", trains), ("validation", ~trains)):
+        seen = np.zeros(dataset.num_events, bool)
+        for _, slots in all_slots(dataset, side):
+            seen[[event for _, _, event, _, _ in slots]] = True
+        assert dataset.counts(side).left_out == int((belongs & ~seen).sum())
+    assert dataset.counts("train").left_out + dataset.counts("validation").left_out > 0
 
 
 def test_with_split_user_no_user_is_on_both_sides(tmp_path: Path) -> None:

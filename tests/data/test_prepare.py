@@ -2,11 +2,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from habitus.data import Dataset, prepare
+from habitus.data.describe import describe
 from habitus.events.schema import Schema
 
 from .tables import SCHEMA, SHARED_DATA, SMALL, make_events, make_items, prepared, write_tables
@@ -201,4 +201,8 @@ def test_real_sets_prepare_with_the_shipped_schema_and_counts_agree(tmp_path: Pa
     }
     for side in (dataset.manifest.train, dataset.manifest.validation):
         assert side.fill(dataset.seq_len) >= 0.98
-    assert isinstance(dataset.user_ids(), pa.Array)
+    found = describe(dataset)
+    pairs = events.group_by(["user_id", "item_id"]).aggregate([([], "count_all")]).num_rows
+    assert found.popularity.repeat_share == pytest.approx(1 - pairs / events.num_rows)
+    assert found.popularity.items_with_events == per_item.num_rows
+    assert found.history.largest == max(per_user["count_all"].to_pylist())

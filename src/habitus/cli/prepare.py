@@ -34,6 +34,7 @@ def prepare(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     import os
+    from shlex import quote
 
     from habitus.data.guess import guess_schema
     from habitus.data.prepare import SPLITS, PrepareOptions, one_of
@@ -44,10 +45,10 @@ def prepare(
         guessed = guess_schema(events, items)
         if schema.exists():
             raise ConfigError(f"{schema} exists already", next_step="remove it or name another file with --schema")
-        schema.write_text(guessed.to_toml(), encoding="utf-8")
+        guessed.write(schema)
         typer.echo(guessed.to_toml())
         typer.echo(f"# written to {schema}; look it over, then:")
-        typer.echo(f"# habitus prepare {events!r} {items!r} --schema {schema} --out dataset")
+        typer.echo(f"# habitus prepare {quote(events)} {quote(items)} --schema {quote(str(schema))} --out dataset")
         return
     if out is None:
         raise ConfigError("no --out was given", expected="the folder to write, as in --out dataset")
@@ -59,7 +60,7 @@ def prepare(
         validation_share=validation_share,
         on_bad=one_of("on-bad", on_bad, ("error", "drop")),
         memory=memory,
-        threads=threads or os.cpu_count() or 1,
+        threads=threads if threads is not None else os.cpu_count() or 1,
         seed=seed,
     )
     with phases() as progress:
@@ -73,4 +74,4 @@ def prepare(
     )
     for what, count in manifest.dropped.items():
         typer.echo(f"  dropped {count:,} × {what}")
-    typer.echo(f"Next: habitus describe {out}")
+    typer.echo(f"Next: habitus describe {quote(str(out))}")

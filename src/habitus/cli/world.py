@@ -41,6 +41,7 @@ def world(
     byte for byte the dataset that 'habitus prepare' makes of them.
     """
     import os
+    from shlex import quote
 
     from habitus.data.from_world import prepare_world
     from habitus.data.prepare import SPLITS, PrepareOptions, one_of
@@ -62,11 +63,11 @@ def world(
         if prepared:
             options = PrepareOptions(seq_len=seq_len, split=one_of("split", split, SPLITS), threads=threads)
             num_events = prepare_world(made, schema_of(made), out, options, progress).num_events
-            next_command = f"habitus describe {out}"
+            next_command = f"habitus describe {quote(str(out))}"
         else:
             num_events = write_world(made, out, threads=threads, progress=progress)
-            tables = f"{out}/events.parquet {out}/items.parquet"
-            next_command = f"habitus prepare {tables} --schema {out}/schema.toml --out dataset"
+            names = (quote(f"{out}/{name}") for name in ("events.parquet", "items.parquet", "schema.toml"))
+            next_command = "habitus prepare {} {} --schema {} --out dataset".format(*names)
     summary = {
         "folder": str(out),
         "num_users": made.config.num_users,

@@ -1,5 +1,6 @@
 """Arrays on disk: appended to without being held, and mapped when read."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,7 +44,11 @@ class ArrayWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            with suppress(OSError):  # a full disk refuses what is still in the buffer, too
+                self._file.close()
 
 
 def write_array(path: Path, values: np.ndarray) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from habitus.data.arrays import write_array
 from habitus.data.catalogue import Progress, write_catalogue
-from habitus.data.event_columns import EventChunk, EventPlan, EventSide, write_events
+from habitus.data.event_columns import EventChunk, EventPlan, Users, write_events
 from habitus.data.manifest import NAME, Manifest, SplitCounts, list_files
 from habitus.data.survey import ItemStream, Survey
 from habitus.data.windows import Windows, pack, training_segments, validation_segments
@@ -49,6 +49,8 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
     users = side.users
     train = training_segments(users.starts, users.train_lengths, parts.seq_len)
     held_out = validation_segments(users.starts, users.lengths, users.train_lengths, parts.seq_len)
+    train_left_out = int(users.train_lengths.sum() - train["length"].sum())
+    held_left_out = int((users.lengths - users.train_lengths).sum()) - _held_out_in(held_out, users)
     progress("computing checksums", 0.0)
     manifest = Manifest(
         seq_len=parts.seq_len,
@@ -59,47 +61,39 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         num_events=side.num_events,
         num_items=parts.stream.num_items,
         time_span=side.time_span,
-        train=_write_windows(
-            pack(train, parts.seq_len),
-            int((users.train_lengths > 0).sum()),
-            int(users.train_lengths.sum()),
-            stage / "train",
-        ),
+        train=_write_windows(stage / "train", pack(train, parts.seq_len), users.train_lengths > 0, train_left_out),
         validation=_write_windows(
-            pack(held_out, parts.seq_len),
-            int((users.lengths > users.train_lengths).sum()),
-            _context_events(side),
-            stage / "validation",
+            stage / "validation", pack(held_out, parts.seq_len), users.lengths > users.train_lengths, held_left_out
         ),
         item_fields_filled=parts.found.filled,
         event_fields_filled=side.filled,
         dropped={key: count for key, count in parts.dropped.items() if count},
         versions={"tokenizers": version("tokenizers")},
         files=list_files(stage),
-    )
+    ).sealed()
     manifest.write(stage / NAME)
     return manifest
 
 
-def _context_events(side: EventSide) -> int:
-    """Events that validation is responsible for: the held-out ones of users without training events."""
-    users = side.users
-    return int(users.lengths[users.train_lengths == 0].sum())
+def _held_out_in(segments: np.ndarray, users: Users) -> int:
+    """How many held-out events stand in the segments; with time and last, training events do so too, as context."""
+    ends = segments["start"] + segments["length"]
+    first = users.starts[segments["user"]] + users.train_lengths[segments["user"]]
+    return int(np.maximum(ends - np.maximum(segments["start"], first), 0).sum())
 
 
-def _write_windows(windows: Windows, num_users: int, num_events: int, folder: Path) -> SplitCounts:
+def _write_windows(folder: Path, windows: Windows, has_events: np.ndarray, left_out: int) -> SplitCounts:
     write_array(folder / "segments.npy", windows.segments)
     write_array(folder / "windows.npy", windows.offsets)
     lengths = windows.segments["length"].astype(np.int64)
-    in_windows = int(lengths.sum())
     return SplitCounts(
-        users=num_users,
-        events=in_windows,
+        users=int(has_events.sum()),
+        events=int(lengths.sum()),
         queries=int((lengths - windows.segments["first_target"]).sum()),
         segments=len(lengths),
         windows=len(windows.offsets) - 1,
         max_segments=int(np.diff(windows.offsets).max(initial=0)),
-        left_out=max(num_events - in_windows, 0),
+        left_out=left_out,
     )
 
 

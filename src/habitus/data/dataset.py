@@ -14,7 +14,7 @@ from habitus.data.catalogue import item_file
 from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
-from habitus.data.manifest import FORMAT_VERSION, NAME, Manifest, SplitCounts, verify_files
+from habitus.data.manifest import Manifest, SplitCounts, verify_files
 from habitus.data.windows import SEGMENT, Windows
 from habitus.errors import DataError
 from habitus.events.schema import Schema
@@ -54,19 +54,7 @@ class Dataset:
     def open(cls, path: str | Path, *, verify: bool = True) -> "Dataset":
         """The dataset in a folder. `verify` hashes every file; without it only sizes are compared."""
         path = Path(path)
-        if not (path / NAME).exists():
-            raise DataError(
-                f"{path} holds no {NAME}",
-                expected="a folder that 'habitus prepare' wrote",
-                next_step="habitus prepare EVENTS ITEMS --schema schema.toml --out " + str(path),
-            )
-        manifest = Manifest.read(path / NAME)
-        if manifest.format_version != FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format version {manifest.format_version}",
-                expected=f"version {FORMAT_VERSION}",
-                next_step="prepare the dataset again with this version of habitus",
-            )
+        manifest = Manifest.open(path)
         verify_files(path, manifest, contents=verify)
         return cls(path, manifest)
 
@@ -99,7 +87,7 @@ class Dataset:
         return self.manifest.checksum
 
     def counts(self, split: SplitName) -> SplitCounts:
-        return self.manifest.train if split == "train" else self.manifest.validation
+        return {"train": self.manifest.train, "validation": self.manifest.validation}[split]
 
     def windows(self, split: SplitName) -> Windows:
         return self._windows[split]
@@ -161,39 +149,26 @@ class Dataset:
 
     def event_rows(self, split: SplitName, windows: np.ndarray) -> np.ndarray:
         """The row of the log behind each slot of the given windows, int64 [B, L]; -1 in empty slots."""
-        table = self._tables[split]
-        counts = table.counts[windows]
-        ends = np.cumsum(counts)
-        chosen = np.repeat(table.first[windows] - (ends - counts), counts) + np.arange(ends[-1])
-        lengths = table.length[chosen]
-        begin = np.cumsum(lengths) - lengths
-        rows = np.arange(len(windows) * self.seq_len) + np.repeat(table.start[chosen] - begin, lengths)
-        rows[np.repeat(table.user[chosen] < 0, lengths)] = -1
+        layout = self._tables[split].layout(windows)
+        rows = layout.rows()
+        rows[np.repeat(layout.users < 0, layout.lengths)] = -1
         return rows.reshape(len(windows), self.seq_len)
 
     def gather(self, split: SplitName, windows: np.ndarray) -> Batch:
         """The given windows of a split as a batch, in the given order."""
-        table = self._tables[split]
+        layout = self._tables[split].layout(windows)
         shape = len(windows), self.seq_len
-        counts = table.counts[windows]
-        ends = np.cumsum(counts)
-        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)  # number of the segment in its window
-        chosen = np.repeat(table.first[windows], counts) + within
-        lengths = table.length[chosen]
-        begin = np.cumsum(lengths) - lengths  # the slot at which each segment begins
-        is_tail = table.user[chosen] < 0
-
-        slot = np.arange(len(windows) * self.seq_len)
-        event = slot + np.repeat(table.start[chosen] - begin, lengths)
+        lengths, begin, within = layout.lengths, layout.begin, layout.within
+        is_tail = layout.users < 0
         empty = np.flatnonzero(np.repeat(is_tail, lengths)) if is_tail.any() else None
-        records = self.records.take(event)
+        records = self.records.take(layout.rows())
         items = np.ascontiguousarray(records[ITEM])
         targets = np.empty_like(items)
         targets[:-1] = items[1:]
         targets[begin + lengths - 1] = -1
-        positions = slot.astype(np.int32) - np.repeat(begin.astype(np.int32), lengths)
-        first_target = table.first_target[chosen]
-        if first_target.max() > 1:  # the query at a place predicts the event after it
+        positions = np.arange(items.size, dtype=np.int32) - np.repeat(begin.astype(np.int32), lengths)
+        first_target = layout.first_target
+        if first_target.max(initial=1) > 1:  # the query at a place predicts the event after it
             targets[positions + 1 < np.repeat(first_target, lengths)] = -1
         fields = {
             spec.name: records[record_field(number)].astype(np.int32 if spec.kind == "category" else np.float32)
@@ -206,11 +181,11 @@ class Dataset:
             for spec in self.fields.event:
                 fields[spec.name][empty] = 0 if spec.kind == "category" else np.nan
         max_segments = self.counts(split).max_segments
-        boundaries = np.full(len(windows) * (max_segments + 1) + 1, slot.size, np.int32)
+        boundaries = np.full(len(windows) * (max_segments + 1) + 1, items.size, np.int32)
         boundaries[: len(begin)] = begin
         users = np.full((len(windows), max_segments), -1, np.int64)
         real = ~is_tail
-        users[np.repeat(np.arange(len(windows)), counts)[real], within[real]] = table.user[chosen[real]]
+        users[layout.windows[real], within[real]] = layout.users[real]
         return Batch(
             items=items.reshape(shape),
             targets=targets.reshape(shape),
@@ -242,6 +217,22 @@ def _order(num_windows: int, seed: int, epoch: int, block: int) -> np.ndarray:
     return shuffled(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
 
 
+class _Layout(NamedTuple):
+    """Segments of some windows one after the other, empty tails among them: they fill all slots."""
+
+    windows: np.ndarray  # number of the segment's window in the batch
+    within: np.ndarray  # number of the segment in its window
+    lengths: np.ndarray
+    begin: np.ndarray  # the slot at which each segment begins
+    starts: np.ndarray  # its first row in the log
+    first_target: np.ndarray
+    users: np.ndarray  # -1 for an empty tail
+
+    def rows(self) -> np.ndarray:
+        """The row of the log behind every slot; anything in empty tails."""
+        return np.arange(int(self.lengths.sum())) + np.repeat(self.starts - self.begin, self.lengths)
+
+
 class _Table(NamedTuple):
     """The segments of a split, the empty tail of a window among them, as contiguous columns."""
 
@@ -251,6 +242,22 @@ class _Table(NamedTuple):
     length: np.ndarray
     first_target: np.ndarray
     user: np.ndarray  # -1 for an empty tail
+
+    def layout(self, windows: np.ndarray) -> _Layout:
+        counts = self.counts[windows]
+        before = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum())) - np.repeat(before, counts)
+        chosen = np.repeat(self.first[windows], counts) + within
+        lengths = self.length[chosen]
+        return _Layout(
+            windows=np.repeat(np.arange(len(windows)), counts),
+            within=within,
+            lengths=lengths,
+            begin=np.cumsum(lengths) - lengths,
+            starts=self.start[chosen],
+            first_target=self.first_target[chosen],
+            users=self.user[chosen],
+        )
 
 
 def _table(windows: Windows, seq_len: int) -> _Table:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MICROSECONDS_PER_DAY = 86_400_000_000
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-TEXT = "text"  # the one encoded text field that all text columns are joined into
 
 
 class Encoders(Typed):
@@ -58,35 +57,42 @@ class Encoders(Typed):
 
 @dataclass
 class Moments:
-    """Running mean and deviation of a number and of its signed logarithm, over what is not missing."""
+    """Running mean and spread of a number and of its signed logarithm, over what is not missing.
+
+    Chunks are merged by their means (Chan et al., 1979): sums of squares would lose a spread of 10³ around 10⁹.
+    """
 
     count: int = 0
-    sums: np.ndarray = field(default_factory=lambda: np.zeros(4))
+    means: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    squares: np.ndarray = field(default_factory=lambda: np.zeros(2))  # of the deviations from the means
 
     def add(self, values: np.ndarray) -> None:
         values = values[~np.isnan(values)].astype(np.float64)
-        logs = np.sign(values) * np.log1p(np.abs(values))
-        self.count += len(values)
-        self.sums += [values.sum(), (values * values).sum(), logs.sum(), (logs * logs).sum()]
+        if not len(values):
+            return
+        both = np.stack([values, np.sign(values) * np.log1p(np.abs(values))])
+        means = both.mean(axis=1)
+        both -= means[:, None]
+        total = self.count + len(values)
+        shift = means - self.means
+        self.squares += (both * both).sum(axis=1) + shift * shift * (self.count * len(values) / total)
+        self.means = self.means + shift * (len(values) / total)
+        self.count = total
 
     def describe(self, name: str) -> Field:
         """The number field with these statistics; a constant gets deviation 1, so nothing is divided by zero."""
         if not self.count:
             return Field(name=name, kind="number")
-        mean, square, log_mean, log_square = (float(total) for total in self.sums / self.count)
+        stds = np.sqrt(self.squares / self.count)
+        stds = np.where(stds > 1e-7 * np.abs(self.means), stds, 1.0)  # float32 tells no smaller spread apart
         return Field(
             name=name,
             kind="number",
-            mean=mean,
-            std=_deviation(mean, square),
-            log_mean=log_mean,
-            log_std=_deviation(log_mean, log_square),
+            mean=float(self.means[0]),
+            std=float(stds[0]),
+            log_mean=float(self.means[1]),
+            log_std=float(stds[1]),
         )
-
-
-def _deviation(mean: float, mean_square: float) -> float:
-    variance = mean_square - mean * mean
-    return variance**0.5 if variance > 1e-12 * max(mean * mean, 1e-12) else 1.0
 
 
 def as_text(column: pa.Array) -> pa.Array:
@@ -98,7 +104,8 @@ def as_category(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_floating(column.type):
-        whole = pc.and_(pc.is_finite(column), pc.equal(column, pc.trunc(column)))
+        column = pc.if_else(pc.is_nan(column), None, column)  # missing, as data frames write it
+        whole = pc.and_(pc.less(pc.abs(column), 2.0**63), pc.equal(column, pc.trunc(column)))
         integers = pc.if_else(whole, column, None).cast(pa.int64(), safe=False).cast(pa.string())
         return pc.if_else(whole, integers, column.cast(pa.string()))
     return as_text(column)
@@ -110,7 +117,7 @@ def codes(column: pa.Array, values: pa.Array) -> np.ndarray:
         lookup = np.append(codes(as_category(column.dictionary), values), np.int32(0))
         indices = pc.fill_null(column.indices, len(column.dictionary)).to_numpy(zero_copy_only=False)
         return lookup[indices]
-    found = pc.index_in(column, value_set=values, skip_nulls=True)
+    found = pc.index_in(as_category(column), value_set=values, skip_nulls=True)
     return (pc.fill_null(found, -1).to_numpy(zero_copy_only=False) + 1).astype(np.int32)
 
 
@@ -129,6 +136,8 @@ def as_number(column: pa.Array, kind: str) -> np.ndarray:
 
 
 def _as_timestamps(column: pa.Array) -> pa.Array:
+    if not pa.types.is_string(column.type):
+        return column.cast(pa.timestamp("us"), safe=False)  # nanoseconds are cut
     try:
         return column.cast(pa.timestamp("us"))
     except pa.ArrowInvalid:  # some value cannot be read: find out which, one by one
@@ -145,6 +154,8 @@ def _timestamp(value: str | None) -> datetime | None:
 
 def as_list(column: pa.Array) -> pa.Array:
     """The vectors as lists of float32; text is read as JSON, and what cannot be read is an empty list."""
+    if pa.types.is_null(column.type):
+        return column.cast(pa.list_(pa.float32()))
     if pa.types.is_string(column.type):
         return pa.array([_list(value) for value in column.to_pylist()], pa.list_(pa.float32()))
     return column
@@ -155,7 +166,7 @@ def _list(value: str | None) -> list[float] | None:
         return None
     try:
         return [float(entry) for entry in json.loads(value)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return []
 
 
@@ -164,9 +175,14 @@ def as_vectors(column: pa.Array, size: int) -> np.ndarray:
     column = as_list(column)
     vectors = np.full((len(column), size), np.nan, np.float32)
     present = column.is_valid().to_numpy(zero_copy_only=False)
-    flat = pc.list_flatten(column).cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
-    vectors[present] = flat.reshape(-1, size)
+    vectors[present] = as_float32(pc.list_flatten(column)).reshape(-1, size)
     return vectors
+
+
+def as_float32(values: pa.Array) -> np.ndarray:
+    """The numbers as float32; beyond its range they are infinite, and nulls are NaN."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values.to_numpy(zero_copy_only=False), np.float32)
 
 
 def vector_lengths(column: pa.Array) -> np.ndarray:
@@ -181,3 +197,15 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     if not path.exists():
         raise DataError(f"{path} does not exist", expected="the tokenizer that preparation wrote")
     return Tokenizer.from_file(str(path))
+
+
+def encoded_events(
+    batch: pa.RecordBatch, columns: dict[str, str], values: dict[str, pa.Array]
+) -> dict[str, np.ndarray]:
+    """Event fields (name -> column of the batch): codes where `values` knows the field, else float32."""
+    return {
+        name: codes(batch.column(column), values[name])
+        if name in values
+        else batch.column(column).to_numpy(zero_copy_only=False).astype(np.float32)
+        for name, column in columns.items()
+    }

@@ -1,6 +1,7 @@
 """The event side of a dataset: sorted chunks in, one record per event out, users and statistics beside them."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,12 +85,15 @@ class EventPlan:
 
 def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> EventSide:
     """Write items and fields as records and times as an array in `stage`/events, ids of users beside them."""
-    writer = _EventWriter(plan, stage)
-    before: EventChunk | None = None
-    for chunk, after in _with_next(chunks):
-        writer.append(chunk, before, after)
-        before = chunk
-    return writer.finish()
+    records = ArrayWriter(stage / "events" / "records.npy", record_dtype(plan.specs()))
+    times = ArrayWriter(stage / "events" / "time.npy", np.int64)
+    with records, times, _IdWriter(stage / "users" / "ids.parquet") as ids:
+        writer = _EventWriter(plan, stage, records, times, ids)
+        before: EventChunk | None = None
+        for chunk, after in _with_next(chunks):
+            writer.append(chunk, before, after)
+            before = chunk
+        return writer.finish()
 
 
 def record_dtype(specs: tuple[Field, ...]) -> np.dtype:
@@ -110,10 +114,36 @@ def _stored(spec: Field) -> np.dtype:
     return smallest_unsigned(spec.size - 1) if spec.kind == "category" else np.dtype("<f4")
 
 
+class _IdWriter:
+    """Appends ids to a Parquet file, whose type is that of the first ones."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+
+    def append(self, ids: pa.Array) -> None:
+        table = pa.table({"user": ids})
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, table.schema, compression="zstd")
+        self._writer.write_table(table)
+
+    def __enter__(self) -> "_IdWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(OSError) if kind else nullcontext():  # a full disk refuses the footer, too
+            if self._writer is not None:
+                self._writer.close()
+
+
 @dataclass
 class _EventWriter:
     plan: EventPlan
     stage: Path
+    records: ArrayWriter
+    times: ArrayWriter
+    ids: _IdWriter
     num_events: int = 0
     num_users: int = 0
     first_time: int = np.iinfo(np.int64).max
@@ -123,13 +153,10 @@ class _EventWriter:
 
     def __post_init__(self) -> None:
         self.specs = self.plan.specs()
-        self.records = ArrayWriter(self.stage / "events" / "records.npy", record_dtype(self.specs))
-        self.times = ArrayWriter(self.stage / "events" / "time.npy", np.int64)
         self.moments = {spec.name: Moments() for spec in self.specs if spec.kind == "number"}
         self.filled = {spec.name: 0 for spec in self.specs}
         self.item_counts = np.zeros(self.plan.num_items, np.int64)
         self.train_user = True  # of the last user seen
-        self.ids: pq.ParquetWriter | None = None
 
     def append(self, chunk: EventChunk, before: EventChunk | None, after: EventChunk | None) -> None:
         size = len(chunk.items)
@@ -137,7 +164,7 @@ class _EventWriter:
         is_first = np.concatenate([[before is None or before.users[-1] != chunk.users[0]], changes])
         is_last = np.concatenate([changes, [after is None or after.users[0] != chunk.users[-1]]])
         new_ids = chunk.users.filter(pa.array(is_first))
-        self._write_ids(new_ids)
+        self.ids.append(new_ids)
 
         new_train = self.plan.split.train_users(new_ids)
         user = np.cumsum(is_first)  # 0: the user that the chunk before ended with
@@ -173,18 +200,7 @@ class _EventWriter:
         else:
             self.filled[spec.name] += int(np.count_nonzero(values))
 
-    def _write_ids(self, ids: pa.Array) -> None:
-        table = pa.table({"user": ids})
-        if self.ids is None:
-            (self.stage / "users").mkdir(exist_ok=True)
-            self.ids = pq.ParquetWriter(self.stage / "users" / "ids.parquet", table.schema, compression="zstd")
-        self.ids.write_table(table)
-
     def finish(self) -> EventSide:
-        for writer in (self.records, self.times):
-            writer.close()
-        assert self.ids is not None
-        self.ids.close()
         starts = np.concatenate(self.starts).astype(np.int64)
         lengths = np.diff(np.append(starts, self.num_events))
         train_lengths = np.concatenate(self.train_counts).astype(np.int64)

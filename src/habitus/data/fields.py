@@ -17,9 +17,9 @@ class Field(Typed):
     name: str
     kind: Literal["text", "category", "number", "vector"]
     size: int = Described(1, ge=1, description="Tokens, codes with the unknown one, or length of the vector.")
-    mean: float = Described(0.0, description="Of a number, over training rows.")
+    mean: float = Described(0.0, description="Of a number, over training events or over all items.")
     std: float = Described(1.0, gt=0)
-    log_mean: float = Described(0.0, description="Of sign(x)·log(1+|x|), over training rows.")
+    log_mean: float = Described(0.0, description="Of sign(x)·log(1+|x|), over the same.")
     log_std: float = Described(1.0, gt=0)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from habitus.data.assemble import Assembly, assemble
 from habitus.data.catalogue import Progress
-from habitus.data.encoders import codes
+from habitus.data.encoders import encoded_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.manifest import Manifest
 from habitus.data.prepare import PrepareOptions, check_options, chosen_split
@@ -78,12 +78,7 @@ def _event_chunks(
     expected = world.config.num_users * world.config.events_per_user
     done = 0
     for batch in rechunked(_plain(world.event_blocks(threads=threads), columns), EVENT_CHUNK_ROWS):
-        fields = {
-            name: codes(batch.column(name), values[name])
-            if name in values
-            else batch.column(name).to_numpy(zero_copy_only=False).astype(np.float32)
-            for name in roles.fields
-        }
+        fields = encoded_events(batch, {name: name for name in roles.fields}, values)
         times = batch.column(roles.timestamp).cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
         yield EventChunk(batch.column(roles.user), times, batch.column(roles.item_column).to_numpy(), fields)
         done += batch.num_rows

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from habitus.data.sources import Table, is_list, open_table
 from habitus.errors import DataError
-from habitus.events.schema import GAP, HOUR, WEEKDAY, EventColumns, ItemColumns, Schema
+from habitus.events.schema import GAP, HOUR, WEEKDAY, Schema
 
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
@@ -34,22 +34,24 @@ def guess_schema(events: str, items: str) -> Schema:
     unit = _time_unit(event_rows[time])
     reserved = {GAP, HOUR, WEEKDAY} if unit != "order" else set()
     event_fields: dict[str, Any] = {}
-    for name in event_table.types:
+    for name in event_rows.column_names:
         kind = _event_kind(name, event_rows[name])
         if name not in {user, item, time} | reserved and kind is not None:
             event_fields[name] = kind
     item_fields: dict[str, Any] = {
-        name: kind for name in item_table.types if name != item_key and (kind := _item_kind(name, item_rows[name]))
+        name: kind
+        for name in item_rows.column_names
+        if name != item_key and (kind := _item_kind(name, item_rows[name]))
     }
-    return Schema(
-        events=EventColumns(user=user, item=item, timestamp=time, time_unit=unit, fields=event_fields),
-        items=ItemColumns(item=item_key, fields=item_fields),
-    )
+    roles = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
+    guessed = {"events": {**roles, "fields": event_fields}, "items": {"item": item_key, "fields": item_fields}}
+    return Schema.parse(guessed, f"the schema guessed from {events} and {items}")
 
 
 def _sample(table: Table) -> pa.Table:
+    readable = [name for name, kind in table.types.items() if not isinstance(kind, str) and _has_values(kind)]
     batches, rows = [], 0
-    for batch in table.batches(list(table.types)):
+    for batch in table.batches(readable):
         batches.append(batch)
         rows += batch.num_rows
         if rows >= _SAMPLE_ROWS:
@@ -61,13 +63,20 @@ def _sample(table: Table) -> pa.Table:
 def _role(table: Table, names: tuple[str, ...], role: str) -> str:
     plain = {name.lower().replace(" ", "_"): name for name in table.types}
     for name in names:
-        if name in plain:
+        if name in plain and _can_be(role, table.types[plain[name]]):
             return plain[name]
     raise DataError(
         f"{table.role}: none of the columns {', '.join(table.types)} looks like the {role}",
         expected=f"a column called {', '.join(names[:4])} or the like",
         next_step="write schema.toml by hand (docs/prepare.md shows one)",
     )
+
+
+def _can_be(role: str, kind: Any) -> bool:
+    """Whether a column of that type can play the role at all."""
+    if isinstance(kind, str) or pa.types.is_null(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+        return False
+    return role == "timestamp" or pa.types.is_integer(kind) or pa.types.is_string(kind)
 
 
 def _time_unit(column: pa.ChunkedArray) -> Any:
@@ -114,6 +123,12 @@ def _item_kind(name: str, column: pa.ChunkedArray) -> str | None:
     if pa.types.is_string(kind) and distinct > 0.3 * len(column) and distinct > 50:
         return "text"
     return "category" if distinct else None
+
+
+def _has_values(kind: pa.DataType) -> bool:
+    """Whether a column's type is one that some field could have."""
+    odd = (pa.types.is_null, pa.types.is_time, pa.types.is_duration, pa.types.is_binary, pa.types.is_large_binary)
+    return not isinstance(kind, pa.BaseExtensionType) and not any(check(kind) for check in odd)
 
 
 def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -5,6 +5,7 @@ sorted by (user, time, original row), which is read back by row group: streaming
 DuckDB doubled the memory.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,6 @@ class EventLog:
         self.events = events
         self.items = items
         self.dropped: dict[str, int] = {}
-        self._drop = False
         roles = [
             schema.events.user,
             schema.events.item_column,
@@ -107,7 +107,6 @@ class EventLog:
 
     def check_events(self, drop: bool) -> None:
         """Count what is wrong in one pass over the events; refuse, or remember what is to be dropped."""
-        self._drop = drop
         checks = self._checks()
         counts = ", ".join(f"count(*) FILTER ({check.condition})" for check in checks)
         usable = f"count(*) FILTER ({self._usable()})"
@@ -133,7 +132,7 @@ class EventLog:
         for name in self._categories():
             column = self._field(name)
             raw = self.con.sql(
-                f"SELECT {column} AS v FROM events_view WHERE {column} IS NOT NULL GROUP BY 1 "
+                f"SELECT {column} AS v FROM joined WHERE {column} IS NOT NULL AND {self._usable()} GROUP BY 1 "
                 f"ORDER BY count(*) DESC, 1 LIMIT {MAX_CATEGORIES}"
             ).to_arrow_table()
             strings = as_category(_plain_strings(raw["v"]))
@@ -252,37 +251,43 @@ class EventLog:
     def _create_views(self) -> None:
         schema, types = self.schema, self.events.types
         same = _comparable(types[schema.events.item_column], self.items.types[schema.items.item])
-        item_cast = "{}" if same else "CAST({} AS VARCHAR)"
-        time, kind = _name(schema.events.timestamp), types[schema.events.timestamp]
-        parsed = _time_sql(time, kind, schema.events.time_unit)
-        in_range = f"t_parsed BETWEEN {YEAR_1900_US} AND {YEAR_2200_US - 1}"
+        self.con.execute(
+            f"CREATE TEMP VIEW events_view AS SELECT *, {self._time_in_range()} AS t "
+            f"FROM (SELECT {', '.join(self._event_columns(same))} FROM {_scan(self.events)})"
+        )
+        item = _id_sql(schema.items.item, self.items.types[schema.items.item], same)
+        self.con.execute(
+            f"CREATE TEMP VIEW items AS SELECT {item} AS item, {_origin_sql(self.items)} AS origin "
+            f"FROM {_scan(self.items)}"
+        )
+
+    def _event_columns(self, same_item_types: bool) -> list[str]:
+        """Roles and fields under names of our own, so that no column of the log can stand in for another."""
+        roles, types = self.schema.events, self.events.types
+        time = _name(roles.timestamp)
         selected = [
-            f"{_name(schema.events.user)} AS u",
-            f"{item_cast.format(_name(schema.events.item_column))} AS i",
-            *(f"CAST({_name(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(schema.events.pair_columns)),
+            f"{_id_sql(roles.user, types[roles.user], True)} AS u",
+            f"{_id_sql(roles.item_column, types[roles.item_column], same_item_types)} AS i",
+            *(f"CAST({_name(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
             f"{time} AS t_raw",
-            f"{parsed} AS t_parsed",
-            "CAST(t_parsed AS BIGINT) AS t"
-            if schema.events.time_unit == "order"
-            else f"CASE WHEN {in_range} THEN CAST(t_parsed AS BIGINT) END AS t",
+            f"{_time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
+            f"{_origin_sql(self.events)} AS origin",
         ]
-        for name, kind_of in schema.events.fields.items():
+        for name, kind in roles.fields.items():
             column, alias = _name(name), self._field(name)
-            if kind_of == "category":
+            if kind == "category":
                 selected.append(f"{column} AS {alias}")
                 continue
             value = f"TRY_CAST({column} AS FLOAT)"
-            if kind_of == "time":
+            if kind == "time":
                 value = f"CAST({_time_sql(column, types[name], 'datetime')} / 86400e6 AS FLOAT)"
             selected += [f"{column} AS {alias}_raw", f"{value} AS {alias}"]
-        self.con.execute(
-            f"CREATE TEMP VIEW events_view AS SELECT {', '.join(selected)}, {_origin_sql(self.events)} AS origin "
-            f"FROM {_scan(self.events)}"
-        )
-        self.con.execute(
-            f"CREATE TEMP VIEW items AS SELECT {item_cast.format(_name(schema.items.item))} AS item, "
-            f"{_origin_sql(self.items)} AS origin FROM {_scan(self.items)}"
-        )
+        return selected
+
+    def _time_in_range(self) -> str:
+        if self.schema.events.time_unit == "order":
+            return "CAST(t_parsed AS BIGINT)"
+        return f"CASE WHEN t_parsed BETWEEN {YEAR_1900_US} AND {YEAR_2200_US - 1} THEN CAST(t_parsed AS BIGINT) END"
 
     def join(self) -> None:
         """Look every event's item up in the catalogue; events without one keep a null."""
@@ -295,9 +300,19 @@ def _name(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
+def _id_sql(column: str, kind: pa.DataType, plain: bool) -> str:
+    """An id in SQL; an empty text is no id, and ids of tables that differ in type meet as text."""
+    name = _name(column)
+    if pa.types.is_string(kind):
+        return f"nullif({name}, '')"
+    return name if plain else f"CAST({name} AS VARCHAR)"
+
+
 def _scan(table: Table) -> str:
-    files = ", ".join(f"'{quoted_path(source.parquet)}'" for source in table.sources)
-    return f"read_parquet([{files}], union_by_name = true)"
+    # Names are names, not patterns; and a folder called user_id=7 says nothing about the column.
+    names = (re.sub(r"([*?\[])", r"[\1]", quoted_path(source.parquet)) for source in table.sources)
+    files = ", ".join(f"'{name}'" for name in names)
+    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
 
 
 def _origin_sql(table: Table) -> str:
@@ -319,8 +334,11 @@ def _comparable(a: pa.DataType, b: pa.DataType) -> bool:
 
 def _time_sql(column: str, kind: pa.DataType, unit: str) -> str:
     """Microseconds since 1970 (or the plain position), null where the value cannot be read."""
-    if unit == "order":
-        return f"TRY_CAST({column} AS BIGINT)"
+    if unit == "order":  # a cast would round 0.4 and 0.6 to positions that the log does not have
+        whole = f"TRY_CAST({column} AS BIGINT)"
+        return (
+            whole if pa.types.is_integer(kind) else f"CASE WHEN TRY_CAST({column} AS DOUBLE) = {whole} THEN {whole} END"
+        )
     if unit in _UNIT_US:  # a double holds every microsecond to the year 2255
         return f"round(TRY_CAST({column} AS DOUBLE) * {_UNIT_US[unit]})"
     if pa.types.is_string(kind):
@@ -335,6 +353,8 @@ def _check_kinds(schema: Schema, events: Table, items: Table) -> None:
     roles = schema.events
     for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
         kind = table.types[name]
+        if isinstance(kind, pa.BaseExtensionType):
+            _refuse_type(table, name, kind, "an id: integers or text")
         if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_nested(kind):
             _refuse_type(table, name, kind, "an id: integers or text (fractions lose digits)")
     kind = events.types[roles.timestamp]
@@ -350,15 +370,20 @@ def _check_kinds(schema: Schema, events: Table, items: Table) -> None:
 
 def _check_field(table: Table, name: str, wanted: str) -> None:
     kind = table.types[name]
+    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_time(kind) or pa.types.is_duration(kind):
+        _refuse_type(table, name, kind, f"a {wanted} as text, a number or a timestamp")
     text = pa.types.is_string(kind)
     number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    if wanted == "vector" and not (text or (is_list(kind) and not pa.types.is_nested(kind.value_type))):
+    numbers = is_list(kind) and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
+    if wanted == "vector" and not (text or numbers or pa.types.is_null(kind)):
         _refuse_type(table, name, kind, "a vector: a list of numbers")
     if wanted in ("text", "category") and (pa.types.is_nested(kind) or pa.types.is_binary(kind)):
         _refuse_type(table, name, kind, f"a {wanted}: text, integers or booleans")
-    if wanted == "number" and not (number or text or pa.types.is_boolean(kind)):
+    if wanted == "number" and not (number or text or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         _refuse_type(table, name, kind, "a number")
-    if wanted == "time" and not (text or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+    if wanted == "time" and not (
+        text or pa.types.is_null(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    ):
         _refuse_type(table, name, kind, "a time: a timestamp, a date or text in ISO form")
 
 

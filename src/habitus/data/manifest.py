@@ -1,6 +1,8 @@
 """The manifest of a prepared dataset: what is in it, and the checksum of every file."""
 
+import json
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field
 
@@ -28,7 +30,9 @@ class SplitCounts(Typed):
     segments: int
     windows: int
     max_segments: int = Field(description="Segments in the fullest window.")
-    left_out: int = Field(description="Events that stand alone after cutting, so that they are in no window.")
+    left_out: int = Field(
+        description="Events of this side that stand alone after cutting, so that they are in no window."
+    )
 
     def fill(self, seq_len: int) -> float:
         """The share of slots that hold an event."""
@@ -54,11 +58,39 @@ class Manifest(Typed):
     dropped: dict[str, int]
     versions: dict[str, str]
     files: dict[str, FileEntry]
+    checksum: str = Field("", description="The dataset's identity: this manifest, and so all bytes of all files.")
 
-    @property
-    def checksum(self) -> str:
-        """The dataset's identity: all bytes of all files, and this manifest."""
-        return content_hash(self.to_values())
+    def sealed(self) -> Self:
+        """This manifest with its checksum."""
+        return self.model_copy(update={"checksum": self._computed()})
+
+    def _computed(self) -> str:
+        return content_hash({key: value for key, value in self.to_values().items() if key != "checksum"})
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """The manifest of a dataset folder, once it is known to be of this version and as it was written."""
+        path = folder / NAME
+        if not path.exists():
+            raise DataError(
+                f"{folder} holds no {NAME}",
+                expected="a folder that 'habitus prepare' wrote",
+                next_step=f"habitus prepare EVENTS ITEMS --schema schema.toml --out {folder}",
+            )
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("format_version")
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{path} cannot be read: {error}", next_step="prepare the dataset again") from error
+        if found != FORMAT_VERSION:
+            raise DataError(
+                f"{folder} has format version {found}",
+                expected=f"version {FORMAT_VERSION}",
+                next_step="prepare the dataset again with this version of habitus",
+            )
+        manifest = cls.read(path)
+        if manifest.checksum != manifest._computed():
+            raise DataError(f"{path} has changed since it was written", next_step="prepare the dataset again")
+        return manifest
 
 
 def list_files(folder: Path) -> dict[str, FileEntry]:

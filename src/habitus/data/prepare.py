@@ -4,8 +4,8 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
 from habitus.data.catalogue import Progress
-from habitus.data.encoders import codes
+from habitus.data.encoders import encoded_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.log import EventLog
 from habitus.data.manifest import Manifest
@@ -24,7 +24,8 @@ from habitus.data.problems import refuse
 from habitus.data.sources import CHUNK_ROWS, Table, is_disk_full, open_table, rechunked
 from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey
-from habitus.errors import ConfigError, DataError
+from habitus.data.text import MIN_VOCABULARY
+from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events.schema import Schema
 from habitus.files import staged_folder
 
@@ -77,28 +78,44 @@ def prepare(
                 log, parts = _read(con, events, items, schema, options, scratch, progress)
                 progress("sorting events", 0.0)
                 log.sort_into(scratch / "sorted.parquet")
-            chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
-            return assemble(parts, chunks, stage, progress)
+            with closing(_sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)) as chunks:
+                return assemble(parts, chunks, stage, progress)
     except Exception as error:
-        if is_disk_full(error):
-            raise DataError(
-                f"the disk that holds {out.parent.resolve()} is full; nothing was written to {out}",
-                expected="about three times the size of the event log as free space while preparing",
-                next_step="free some space or choose another --out",
-            ) from error
-        raise
+        explained = _explained(error, out, options)
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _explained(error: Exception, out: Path, options: PrepareOptions) -> DataError | None:
+    """What the machine refused, as an error that says what to do; None for anything else."""
+    if isinstance(error, HabitusError):
+        return None
+    if is_disk_full(error):
+        return DataError(
+            f"the disk that holds {out.parent.resolve()} is full; nothing was written to {out}",
+            expected="about three times the size of the event log as free space while preparing",
+            next_step="free some space or choose another --out",
+        )
+    if type(error).__name__ == "OutOfMemoryException":  # DuckDB's; it is imported only where it is used
+        return DataError(
+            f"{options.memory} of memory is too little for {options.threads} threads on these tables",
+            next_step="raise --memory or lower --threads",
+        )
+    if isinstance(error, OSError):
+        return DataError(f"{out} could not be written: {error}", expected="a free name in a folder that can be written")
+    return None
 
 
 def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
     """Refuse options that cannot work, before anything is read."""
-    if out.exists():
+    if os.path.lexists(out):
         raise DataError(
-            f"{out} exists already",
-            expected="a name that is free",
-            next_step="remove it or choose another --out",
+            f"{out} exists already", expected="a name that is free", next_step="remove it or choose another --out"
         )
-    if options.seq_len < 2:
-        raise ConfigError(f"seq_len is {options.seq_len}", expected="at least 2: an event and its next")
+    for name, least in (("seq_len", 2), ("text_len", 1), ("vocabulary_size", MIN_VOCABULARY), ("threads", 1)):
+        if getattr(options, name) < least:
+            raise ConfigError(f"{name} is {getattr(options, name)}", expected=f"at least {least}")
     if options.split == "time" and schema.events.time_unit == "order":
         raise ConfigError(
             "split 'time' needs real times, but the schema says time_unit = 'order'",
@@ -115,12 +132,12 @@ def chosen_split(options: PrepareOptions) -> Split:
 
 def parse_bytes(text: str) -> int:
     """The number of bytes that '4GiB', '500MB' or '1e9' stands for; every unit is a power of 1024."""
-    match = re.fullmatch(r"\s*([\d.]+(?:e\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if not match:
         raise ConfigError(f"memory {text!r} cannot be read", expected="a size such as 4GiB")
     size = int(float(match[1]) * _UNITS[match[2].upper()])
-    if size < 64 * 2**20:
-        raise ConfigError(f"memory {text!r} is too little", expected="at least 64MiB")
+    if not 64 * 2**20 <= size < 2**60:
+        raise ConfigError(f"memory {text!r} is out of range", expected="at least 64MiB, and what a machine can have")
     return size
 
 
@@ -148,6 +165,7 @@ def _read(
         refuse(found.problems())
     dropped = dict(log.dropped)
     dropped |= {f"items.{p.column}: {p.what}": p.rows for p in found.problems()}
+    progress("surveying events", 0.0)
     split = chosen_split(options)
     if options.split == "time":
         split = split.model_copy(update={"time_cut_us": log.time_cut(options.validation_share)})
@@ -196,23 +214,19 @@ def _chosen(
         yield batch
 
 
-def _sorted_chunks(path: Path, schema: Schema, plan: EventPlan, progress: Progress) -> Iterator[EventChunk]:
+def _sorted_chunks(path: Path, schema: Schema, plan: EventPlan, progress: Progress) -> Generator[EventChunk, None, None]:
     """The sorted events, encoded, in chunks of one size."""
-    names = list(schema.events.fields)
-    categories = {name: pa.array(plan.values[name], pa.string()) for name in plan.values}
-    as_dictionaries = [f"f_{i}" for i, name in enumerate(names) if name in categories]
+    columns = {name: f"f_{number}" for number, name in enumerate(schema.events.fields)}
+    values = {name: pa.array(known, pa.string()) for name, known in plan.values.items()}
     done = 0
-    with pq.ParquetFile(path, read_dictionary=as_dictionaries) as file:
+    with pq.ParquetFile(path, read_dictionary=[columns[name] for name in values]) as file:
         total = file.metadata.num_rows
         for batch in rechunked(file.iter_batches(EVENT_CHUNK_ROWS), EVENT_CHUNK_ROWS):
-            fields = {
-                name: codes(batch.column(f"f_{i}"), categories[name])
-                if name in categories
-                else batch.column(f"f_{i}").to_numpy(zero_copy_only=False).astype(np.float32)
-                for i, name in enumerate(names)
-            }
             yield EventChunk(
-                batch.column("u"), batch.column("t").to_numpy(), batch.column("item_row").to_numpy(), fields
+                batch.column("u"),
+                batch.column("t").to_numpy(),
+                batch.column("item_row").to_numpy(),
+                encoded_events(batch, columns, values),
             )
             done += batch.num_rows
             progress("writing events", done / total)

@@ -18,7 +18,6 @@ class Problem:
     examples: tuple[str, ...]  # each 'FILE row 12: value'
     expected: str
     remedy: str  # what --on-bad drop does about it
-    effect: str = "dropped"  # the word under which drops are counted
 
     def __str__(self) -> str:
         return (

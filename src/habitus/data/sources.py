@@ -1,10 +1,12 @@
 """Input files: found, brought to Parquet where they are not, and read in order."""
 
+import csv
 import glob
+import gzip
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 CHUNK_ROWS = 1 << 16
+_RESERVED = {"file_row_number", "file_index", "filename"}
 _SUFFIXES = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -42,7 +45,8 @@ class Table:
 
     role: str
     sources: tuple[Source, ...]
-    types: dict[str, pa.DataType]
+    types: dict[str, Any]  # of the columns that all files have; a sentence where the files disagree
+    names: tuple[frozenset[str], ...]  # the columns of each file
 
     @property
     def num_rows(self) -> int:
@@ -76,33 +80,35 @@ class Table:
 
 def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path) -> Table:
     """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`."""
-    sources = []
+    sources, schemas = [], []
     for number, path in enumerate(_found(role, pattern)):
         parquet = path
         if _format(path) != "parquet":
             parquet = scratch / f"{role}-{number:05d}.parquet"
             _convert(path, parquet, con)
-        sources.append((str(path), parquet, _parquet_schema(path, parquet)))
-    table = Table(
-        role,
-        tuple(Source(name, parquet, pq.read_metadata(parquet).num_rows) for name, parquet, _ in sources),
-        _agreed_types(role, [(name, schema) for name, _, schema in sources]),
-    )
-    if table.num_rows == 0:
+        schema, num_rows = _parquet_schema(path, parquet)
+        _check_names(path, schema.names)
+        sources.append(Source(str(path), parquet, num_rows))
+        schemas.append(schema)
+    if sum(source.num_rows for source in sources) == 0:
         raise DataError(f"{role}: {pattern} holds no rows", expected="at least one row")
-    return table
+    common = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
+    types = {name: _agreed(role, name, sources, [schema.field(name).type for schema in schemas]) for name in common}
+    return Table(role, tuple(sources), types, tuple(frozenset(schema.names) for schema in schemas))
 
 
 def require_columns(table: Table, columns: list[str]) -> None:
     """Refuse a table that lacks a column, naming the file and the closest column it has."""
     for column in columns:
-        if column not in table.types:
-            raise DataError(
-                f"{table.role}: column {column!r} is missing from {table.sources[0].name} "
-                f"({nearest(column, list(table.types))})",
-                expected=f"the columns that the schema names: {', '.join(columns)}",
-                next_step="correct the name in the schema, or write one with 'habitus prepare --guess'",
-            )
+        for source, names in zip(table.sources, table.names, strict=True):
+            if column not in names:
+                raise DataError(
+                    f"{table.role}: column {column!r} is missing from {source.name} ({nearest(column, sorted(names))})",
+                    expected=f"the columns that the schema names: {', '.join(columns)}",
+                    next_step="correct the name in the schema, or write one with 'habitus prepare --guess'",
+                )
+        if isinstance(table.types[column], str):
+            raise DataError(table.types[column], expected="one type per column")
 
 
 def rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
@@ -125,24 +131,25 @@ def rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Recor
 
 
 def _found(role: str, pattern: str) -> list[Path]:
-    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-    paths = sorted(Path(name) for name in matches) or [Path(pattern)]
+    if Path(pattern).exists():  # a name with brackets is a name, not a pattern
+        paths = [Path(pattern)]
+    else:
+        matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+        paths = sorted(Path(name) for name in matches)
+    if not paths:
+        raise DataError(f"{role}: {pattern} does not exist", expected="a file or a glob that matches some")
     for path in paths:
-        if not path.exists():
-            raise DataError(f"{role}: {pattern} does not exist", expected="a file or a glob that matches some")
         if path.is_dir():
             raise DataError(
-                f"{role}: {path} is a folder",
-                expected="a file or a glob",
-                next_step=f"try '{path}/*.parquet'",
+                f"{role}: {path} is a folder", expected="a file or a glob", next_step=f"try '{path}/*.parquet'"
             )
         _format(path)
     return paths
 
 
 def _format(path: Path) -> str:
-    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
-    kind = _SUFFIXES.get(suffixes[-1].lower() if suffixes else "")
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".zst")]
+    kind = _SUFFIXES.get(suffixes[-1] if suffixes else "")
     if kind is None:
         raise DataError(f"{path} has no known suffix", expected=", ".join(sorted(_SUFFIXES)) + " (.gz allowed)")
     return kind
@@ -151,17 +158,54 @@ def _format(path: Path) -> str:
 def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection") -> None:
     import duckdb
 
-    # Every CSV column stays text until the schema says what it is: '007' is an id, not seven.
-    reader = "read_csv($path, all_varchar = true, header = true)"
-    if _format(path) == "json":
-        reader = "read_json($path, format = 'newline_delimited')"
     try:
-        con.execute(f"COPY (SELECT * FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": str(path)})
-    except duckdb.Error as error:
-        if is_disk_full(error):
+        reader = _csv_reader(path) if _format(path) == "csv" else _json_reader(path)
+        columns = con.execute(f"DESCRIBE SELECT * FROM {reader}", {"path": str(path)}).fetchall()
+        chosen = ", ".join(_as_plain(name, kind) for name, kind, *_ in columns)
+        con.execute(
+            f"COPY (SELECT {chosen} FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": str(path)}
+        )
+    except (duckdb.Error, UnicodeDecodeError) as error:
+        if is_disk_full(error) or isinstance(error, duckdb.OutOfMemoryException):
             raise
-        first_line = str(error).splitlines()[0]
-        raise DataError(f"{path} cannot be read: {first_line}", expected=f"valid {_format(path).upper()}") from error
+        told = [line.strip() for line in str(error).splitlines() if line.strip()]
+        useful = [told[0], *(line for line in told[1:] if line.startswith(("Original Line", "Expected Number")))]
+        raise DataError(
+            f"{path} cannot be read: {'; '.join(useful)}", expected=f"valid {_format(path).upper()}"
+        ) from error
+
+
+def _csv_reader(path: Path) -> str:
+    """Nothing is left to sniffing: it takes rows that begin with '#' for comments and trusts a sample for the rest.
+
+    Every column stays text until the schema says what it is: '007' is an id, not seven.
+    """
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
+        header = file.readline()
+    delimiter = max(",\t;|", key=header.count)
+    options = {"delim": delimiter, "quote": '"', "escape": '"', "comment": "", "skip": 0}
+    told = ", ".join(f"{name} = {value!r}" for name, value in options.items())
+    told += f", columns = {_csv_columns(header, delimiter)}"
+    return f"read_csv($path, auto_detect = false, all_varchar = true, header = true, {told})"
+
+
+def _csv_columns(header: str, delimiter: str) -> str:
+    names = next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter))
+    return "{" + ", ".join(f"'{name.replace(chr(39), chr(39) * 2)}': 'VARCHAR'" for name in names) + "}"
+
+
+def _json_reader(path: Path) -> str:
+    """All rows decide the types: a sample would lose what appears late. Arrays are allowed in .json files."""
+    layout = "auto" if ".json" in (suffix.lower() for suffix in path.suffixes) else "newline_delimited"
+    return f"read_json($path, format = '{layout}', sample_size = -1)"
+
+
+def _as_plain(name: str, kind: str) -> str:
+    """A column without the types that have no plain Arrow form."""
+    column = '"' + name.replace('"', '""') + '"'
+    if kind == "UUID":
+        return f"CAST({column} AS VARCHAR) AS {column}"
+    return f"{column}->>'$' AS {column}" if kind == "JSON" else column
 
 
 def quoted_path(path: Path) -> str:
@@ -173,40 +217,49 @@ def is_disk_full(error: BaseException) -> bool:
     return "no space left" in text or "disk is full" in text or "enospc" in text
 
 
-def _parquet_schema(path: Path, parquet: Path) -> pa.Schema:
+def _parquet_schema(path: Path, parquet: Path) -> tuple[pa.Schema, int]:
     try:
-        return pq.read_schema(parquet)
+        return pq.read_schema(parquet), pq.read_metadata(parquet).num_rows
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}", expected="a whole Parquet file") from error
 
 
-def _agreed_types(role: str, schemas: list[tuple[str, pa.Schema]]) -> dict[str, pa.DataType]:
-    """Column types of the first file, once every file is known to have the same columns of the same family."""
-    first_name, first = schemas[0]
-    for name, schema in schemas[1:]:
-        for wanted in first:
-            if wanted.name not in schema.names:
-                raise DataError(f"{role}: {name} lacks the column {wanted.name!r}, which {first_name} has")
-            if _family(schema.field(wanted.name).type) != _family(wanted.type):
-                raise DataError(
-                    f"{role}: column {wanted.name!r} is {wanted.type} in {first_name} "
-                    f"and {schema.field(wanted.name).type} in {name}",
-                    expected="one type per column",
-                )
-    return {wanted.name: plain_type(wanted.type) for wanted in first}
+def _check_names(path: Path, names: list[str]) -> None:
+    """Refuse column names that SQL cannot tell apart, or that reading the file uses for itself."""
+    folded: dict[str, str] = {}
+    for name in names:
+        twin = folded.setdefault(name.casefold(), name)
+        if twin != name or names.count(name) > 1:
+            raise DataError(
+                f"{path} has the columns {twin!r} and {name!r}",
+                expected="names that differ in more than case",
+                next_step="rename or drop one of them",
+            )
+        if name.casefold() in _RESERVED:
+            raise DataError(
+                f"{path} has a column {name!r}",
+                expected="another name: this one numbers rows",
+                next_step="rename or drop it",
+            )
 
 
-def _family(kind: pa.DataType) -> str:
-    kind = plain_type(kind)
-    if pa.types.is_integer(kind):
-        return "integer"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "float"
-    if pa.types.is_timestamp(kind):
-        return "timestamp"
-    if is_list(kind):
-        return "list"
-    return str(kind)
+def _agreed(role: str, name: str, sources: list[Source], types: list[pa.DataType]) -> Any:
+    """The type of a column in all files, or a sentence that says how they disagree."""
+    types = [plain_type(kind) for kind in types]
+    known = [kind for kind in types if not pa.types.is_null(kind)] or types
+    first = known[0]
+    if all(pa.types.is_integer(kind) for kind in known):
+        if not any(pa.types.is_uint64(kind) for kind in known):
+            return pa.int64() if any(kind != first for kind in known) else first
+    elif all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in known):
+        return pa.float64() if any(kind != first for kind in known) else first
+    elif all(pa.types.is_timestamp(kind) for kind in known) and len({kind.tz is None for kind in known}) == 1:
+        return first
+    other = next((kind for kind in known if kind != first), None)
+    if other is None:
+        return first
+    where = [sources[types.index(kind)].name for kind in (first, other)]
+    return f"{role}: column {name!r} is {first} in {where[0]} and {other} in {where[1]}"
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from habitus.data.encoders import (
-    TEXT,
     Encoders,
     Moments,
     as_category,
+    as_float32,
     as_list,
     as_number,
     as_text,
@@ -79,7 +79,7 @@ class Survey:
         elif kind in ("number", "time"):
             numbers = as_number(column, kind)
             wrong = ~np.isfinite(numbers) & column.is_valid().to_numpy(zero_copy_only=False)
-            self._note(row, name, "number", wrong, column)
+            self._note(row, name, kind, wrong, column)
             self.moments[name].add(np.where(np.isfinite(numbers), numbers, np.nan))
             missing += int(wrong.sum())
         elif kind == "vector":
@@ -94,7 +94,7 @@ class Survey:
         usual = self.vector_size(name)
         present = column.is_valid().to_numpy(zero_copy_only=False)
         self._note(row, name, "length", present & (lengths != usual), column)
-        flat = pc.list_flatten(column).cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+        flat = as_float32(pc.list_flatten(column))
         owner = np.repeat(np.arange(len(column)), lengths)
         wrong = np.zeros(len(column), bool)
         wrong[owner[~np.isfinite(flat)]] = True
@@ -137,7 +137,17 @@ class Survey:
             )
             if what == "length":
                 expected = f"length {self.vector_size(name)}, the most frequent"
-            found.append(Problem("items", name, told, bad.rows, examples, expected, remedy, "values_made_missing"))
+            found.append(
+                Problem(
+                    "items",
+                    name,
+                    told,
+                    bad.rows,
+                    examples,
+                    expected,
+                    remedy,
+                )
+            )
         for name, count in self.values.items():
             if count.distinct > MAX_CATEGORIES:
                 found.append(too_many_categories("items", name, count.distinct, count.first_values()))
@@ -147,7 +157,7 @@ class Survey:
         """The item encoders that the survey implies; text fields become one, first in the list."""
         text_columns = tuple(name for name, kind in self.stream.kinds.items() if kind == "text")
         values = {name: count.vocabulary() for name, count in self.values.items()}
-        fields = [Field(name=TEXT, kind="text", size=2)] if text_columns else []
+        fields = [Field(name=" + ".join(text_columns), kind="text", size=2)] if text_columns else []
         for name, kind in self.stream.kinds.items():
             if kind == "category":
                 fields.append(Field(name=name, kind="category", size=len(values[name]) + 1))
@@ -214,7 +224,6 @@ def too_many_categories(table: str, name: str, distinct: int, examples: list[str
         tuple(shown(value) for value in examples),
         f"at most {MAX_CATEGORIES:,} values of a category (declare it as text, or leave it out)",
         "keeps the most frequent values of such a category",
-        "values_made_missing",
     )
 
 
@@ -229,6 +238,7 @@ _EXPLAINED = {
         "finite numbers; missing values as nulls",
         "makes bad numbers missing",
     ),
+    "time": ("times that cannot be read", "times in ISO form; missing values as nulls", "makes bad times missing"),
     "length": ("a vector of another length", "", "makes such vectors missing"),
     "vector": ("NaN or infinite entries", "finite entries", "makes such vectors missing"),
 }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Control characters never survive cleaning, so no item text can spell one of the two special tokens.
 PADDING, SEPARATOR = "\x00", "\x1f"
 MAX_TRAINING_TEXTS = 1_000_000
+MIN_VOCABULARY = 256 + 2  # every byte, and the two special tokens
 
 # C0 without white space, and DEL. Right-to-left letters and marks are text like any other, and so are the
 # C1 codes, which real catalogues hold where Windows-1252 quotes and dashes were decoded as Latin-1.

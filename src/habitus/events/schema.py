@@ -27,7 +27,10 @@ class EventColumns(Typed):
     @model_validator(mode="after")
     def _roles_are_not_fields(self) -> Self:
         if isinstance(self.item, tuple) and len(self.item) < 2:
-            raise ValueError("item is a list of one column; write it as a plain string")
+            raise ValueError("item is a list of fewer than two columns; write one column as a plain string")
+        roles = [self.user, self.item_column, *self.pair_columns, self.timestamp]
+        if len(set(roles)) < len(roles):
+            raise ValueError(f"user, item and timestamp must be different columns, not {roles}")
         taken = {self.user, self.item_column} & set(self.fields)
         if taken:
             raise ValueError(f"{sorted(taken)} already play a role and cannot be event fields too")
