@@ -36,11 +36,11 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, k
         wide_keys = _widen(keys[start:stop].to(dtype), parts, width)
         wide_values = wide_keys if values is keys else _widen(values[start:stop].to(dtype), None, width)
         mean, lse = kernel(wide_queries[None, None], wide_keys[None, None], wide_values[None, None])
-        mean, lse = mean.reshape(M, width), lse.reshape(-1)[:M]
-        # All columns count here: where values are keys, the last ones hold the average bias.
-        entropy = lse - torch.linalg.vecdot(wide_queries.to(lse.dtype), mean.to(lse.dtype))
-        merger.add(Part(mean[:, :d].contiguous(), lse, entropy))
-    return merger.result()
+        merger.add(Part(mean.reshape(M, width), lse.reshape(-1)[:M], lse.new_empty(0)))
+    mean, lse, _ = merger.result()
+    # All columns count here: where values are keys, the last ones hold the average bias.
+    entropy = lse - torch.linalg.vecdot(wide_queries.to(lse.dtype), mean.to(lse.dtype))
+    return Part(mean[:, :d].contiguous(), lse, entropy)
 
 
 def pull(

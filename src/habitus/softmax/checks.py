@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
-from habitus.softmax.latch import Cause, Latch, explain
+from habitus.softmax.latch import Cause, explain
 
 
 def check_shapes(queries: Tensor, candidates: Tensor, targets: Tensor | None, log_q: Tensor | None) -> None:
@@ -54,67 +54,22 @@ def check_targets(queries: Tensor, targets: Tensor) -> None:
         )
 
 
-@torch.library.custom_op("habitus::checked_targets", mutates_args=())
-def checked_targets(
-    queries: Tensor,
-    candidates: Tensor,
-    targets: Tensor,
-    log_q: Tensor | None,
-    num_valid: Tensor | None,
-    limit: int,
-) -> Tensor:
-    """The targets as int64; raises on bad values, except inside graph capture, where they are clamped unread."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return clamped(targets, limit)
-    cause = int(causes(queries, candidates, targets, log_q, num_valid, limit))
-    if cause:
+@torch.library.custom_op("habitus::checked", mutates_args=())
+def checked(cause: Tensor, targets: Tensor, limit: int) -> Tensor:
+    """True; raises if there is a cause, except inside graph capture. The one place where the host waits."""
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    found = 0 if capturing else int(cause)
+    if found:
         raise ModelError(
-            f"The softmax cannot be taken: {explain(cause)}.{_example(cause, targets, limit)}",
+            f"The softmax cannot be taken: {explain(found)}.{_example(found, targets, limit)}",
             expected=f"finite embeddings, and targets in 0..{limit - 1}",
         )
-    return targets.to(torch.int64, copy=True)
+    return torch.ones_like(cause, dtype=torch.bool)
 
 
-@checked_targets.register_fake
-def _(
-    queries: Tensor,
-    candidates: Tensor,
-    targets: Tensor,
-    log_q: Tensor | None,
-    num_valid: Tensor | None,
-    limit: int,
-) -> Tensor:
-    return targets.new_empty(targets.shape, dtype=torch.int64)
-
-
-@torch.library.custom_op("habitus::checked_result", mutates_args=())
-def checked_result(sound: Tensor) -> Tensor:
-    """`sound` again; raises where it is false, except inside graph capture."""
-    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()) and not bool(sound):
-        raise ModelError(
-            f"The softmax cannot be taken: {explain(Cause.CANDIDATES_NOT_FINITE)}.",
-            expected="finite embeddings whose scores float32 can hold",
-        )
-    return sound.clone()
-
-
-@checked_result.register_fake
-def _(sound: Tensor) -> Tensor:
-    return torch.empty_like(sound)
-
-
-def latched_targets(
-    queries: Tensor,
-    candidates: Tensor,
-    targets: Tensor,
-    log_q: Tensor | None,
-    num_valid: Tensor | None,
-    limit: int,
-    latch: Latch,
-) -> Tensor:
-    """The targets as int64, clamped; bad values go to the latch and nothing waits."""
-    latch.record(causes(queries, candidates, targets, log_q, num_valid, limit))
-    return clamped(targets, limit)
+@checked.register_fake
+def _(cause: Tensor, targets: Tensor, limit: int) -> Tensor:
+    return torch.empty_like(cause, dtype=torch.bool)
 
 
 def causes(

@@ -52,17 +52,13 @@ class Latch:
         """Whether nothing bad has been seen so far, as a bool on the device."""
         return self.state[1] < 0
 
-    def record(self, cause: Tensor) -> None:
-        """Latch a cause (int64, a sum of `Cause` values; zero is none) unless an earlier one is held."""
+    def record(self, cause: Tensor) -> Tensor:
+        """Latch a cause (int64, a sum of `Cause` values; zero is none) unless an earlier one is held; returns `ok`."""
         step, first, held = self.state.unbind()
         # A second softmax of the same step may add its cause to the first one's.
         fresh = (cause > 0) & ((first < 0) | (first == step))
         self.state[1].copy_(torch.where(fresh, step, first))
         self.state[2].copy_(torch.where(fresh, held | cause, held))
-
-    def record_unless(self, sound: Tensor, cause: Cause) -> Tensor:
-        """Latch the cause unless `sound` holds; returns `ok` as it then is."""
-        self.record(torch.where(sound, 0, int(cause)))
         return self.ok
 
     def gate(self, tensors: Iterable[Tensor | None]) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
-from habitus.softmax.checks import check_shapes, checked_result, checked_targets, latched_targets, not_finite
+from habitus.softmax.checks import causes, check_shapes, checked, clamped, not_finite
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.operators import softmax_backward, softmax_forward
 from habitus.softmax.spread import Alone, Spread
@@ -67,12 +67,14 @@ def candidate_softmax(
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
     # Fused attention shows bad candidates in its result; reading a large table once more would cost 3% of the time.
     rows = candidates[:0] if chosen in KERNELS else candidates
-    values = (queries, rows, targets, log_q, count if group is None else None, ranks.num_candidates)
     with torch.no_grad():
-        safe = checked_targets(*values) if latch is None else latched_targets(*values, latch)
+        limit = ranks.num_candidates
+        cause = causes(queries, rows, targets, log_q, count if group is None else None, limit)
+        safe = clamped(targets, limit)
     with torch.autocast(queries.device.type, enabled=False):
         loss, uncertainty, sound = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
-    ok = checked_result(sound.detach()) if latch is None else latch.record_unless(sound, Cause.CANDIDATES_NOT_FINITE)
+    cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
+    ok = checked(cause, targets, limit) if latch is None else latch.record(cause)
     return SoftmaxResult(torch.where(ok, loss, 0), uncertainty.detach() if entropy else None)
 
 

@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
     mean: Tensor  # [M, d], the average candidate under the piece's own softmax
     lse: Tensor  # [M]
-    entropy: Tensor  # [M], of the piece's own softmax
+    entropy: Tensor  # [M], of the piece's own softmax; [0] if it will be derived from the mean in the end
 
 
 class Merger:
@@ -41,10 +41,10 @@ class Merger:
         joint = torch.logaddexp(before, coming)
         keep, take = (before - joint).exp(), (coming - joint).exp()
         mean = mean if mean.dtype == torch.float64 else mean.float()
-        mean.mul_(keep[:, None].to(mean.dtype))
-        mean.addcmul_(part.mean.to(mean.dtype), take[:, None].to(mean.dtype))
-        # The chain rule of entropy: which piece, then which candidate of the piece.
-        entropy = keep * (entropy + joint - before) + take * (part.entropy + joint - coming)
+        mean.mul_(keep[:, None].to(mean.dtype)).addcmul_(part.mean, take[:, None].to(mean.dtype))
+        if len(entropy):
+            # The chain rule of entropy: which piece, then which candidate of the piece.
+            entropy = keep * (entropy + joint - before) + take * (part.entropy + joint - coming)
         self.joint = Part(mean, joint, entropy)
 
     def result(self) -> Part:

@@ -184,12 +184,13 @@ def tiled_backward(
     """weights_i sum_j p_ij e_j as [M, d] and, where trainable, sum_i weights_i p_ij h_i as [V, d], in float32."""
     columns = max(1024, BLOCK_BYTES // (2 * len(queries)) // 256 * 256)
     weighted = (queries.float() * weights[:, None]).to(queries.dtype)
-    to_queries = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+    to_queries = torch.empty(queries.shape, dtype=torch.float32, device=queries.device)
     to_candidates = torch.empty(candidates.shape if trainable else (0, 0), dtype=torch.float32, device=queries.device)
     for start, stop in shards(len(candidates), min(columns, SHARD_ROWS)):
         part = candidates[start:stop]
         p = probabilities(queries, part, None if bias is None else bias[start:stop], lse)
-        torch.ops.aten.addmm.dtype_out(to_queries, p, part, torch.float32, out=to_queries)
+        beta = 1 if start else 0  # the first block writes, the others add
+        torch.ops.aten.addmm.dtype_out(to_queries, p, part, torch.float32, beta=beta, out=to_queries)
         if trainable:
             torch.ops.aten.mm.dtype_out(p.T, weighted, torch.float32, out=to_candidates[start:stop])
     return to_queries.mul_(weights[:, None]), to_candidates
