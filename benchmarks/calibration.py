@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -197,7 +196,6 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("out/calibration.json"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/calibration.json"))
     options = parser.parse_args()
-    started = time.perf_counter()
     rows = summarise(run(options.replicates, options.state, options.only))
     print(f"{'scenario':58} {'law':30} {'cover':>6} {'of':>4} {'refused':>8} {'bias %':>7} {'± %':>7}")
     for row in rows:
@@ -210,7 +208,6 @@ def main() -> None:
         "benchmark": "calibration",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} CPU cores",
-        "seconds": round(time.perf_counter() - started, 1),
         "rows": rows,
     }
     write_atomic(options.out, (json.dumps(about, indent=1) + "\n").encode())
