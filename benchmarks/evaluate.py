@@ -1,17 +1,18 @@
-"""The catalogue regime in full: every metric and slice, against bare matrix products and against RecTools.
+"""The catalogue regime in full: every metric and slice, against bare matrix products and against peers.
 
-    python benchmarks/evaluate.py --rectools VENV/bin/python [--keep benchmarks/results/evaluate-cpu.json]
+    python benchmarks/evaluate.py --rectools VENV/bin/python --replay VENV/bin/python \\
+        [--keep benchmarks/results/evaluate-cpu.json]
     python benchmarks/evaluate.py [--keep benchmarks/results/evaluate-h200.json]          (where there is a GPU)
 
 On CPU: 5,000 queries against 10^6 items at d = 64, with the peak of resident memory, and 5,000 against 50,000 items
-beside RecTools' ranking and metrics in its own environment, alternating, on the same vectors and the same threads.
+beside RecTools' and RePlay's ranking and metrics in their own environments, alternating, on the same vectors and the
+same threads. The comparison is in CPU seconds: it holds on a machine that others use too.
 On a GPU: 100,000 queries against 13.6M items at d = 256 in bfloat16, after a check against float64. Models are left
 out on both sides: the same query vectors are given, and what is timed is everything after them.
 """
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--keep", type=Path, help="write the JSON here too")
     arguments.add_argument("--rectools", type=Path, help="the Python of an environment with RecTools")
+    arguments.add_argument("--replay", type=Path, help="the Python of an environment with RePlay")
     arguments.add_argument("--queries", type=int, default=100_000 if torch.cuda.is_available() else 5_000)
     arguments.add_argument("--items", type=int, default=13_600_000 if torch.cuda.is_available() else 1_000_000)
     arguments.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -61,7 +63,8 @@ def main() -> None:
         rows = on_cuda(options.queries, options.items, 256)
     else:
         rows = on_cpu(options.queries, options.items, 64)
-        rows += against_rectools(options.queries, 50_000, 64, options.rectools) if options.rectools else []
+        peers = {"rectools": options.rectools, "replay": options.replay}
+        rows += against_peers(options.queries, 50_000, 64, {name: path for name, path in peers.items() if path})
     result = {"benchmark": "evaluate", **machine(), "rows": rows}
     print(json.dumps(result))
     if options.keep:
@@ -105,7 +108,7 @@ def on_cpu(num_queries: int, num_items: int, d: int) -> list[dict[str, Any]]:
 
 def in_a_child(cache: Path, num_queries: int, num_items: int) -> dict[str, float]:
     """Seconds and peak memory of one evaluation over a mapped cache."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = peak_rss_mib()
     with safe_open(cache, "pt") as file:
         table = file.get_tensor("vectors")
     batches = list(query_batches(num_queries, num_items))
@@ -116,58 +119,73 @@ def in_a_child(cache: Path, num_queries: int, num_items: int) -> dict[str, float
     return {
         "seconds": time.perf_counter() - start,
         "rss_before_mib": before,
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_rss_mib": peak_rss_mib(),
         "num_metrics": len(metrics),
         "recall@10": metrics["catalogue/recall@10"].value,
     }
 
 
-def against_rectools(num_queries: int, num_items: int, d: int, python: Path) -> list[dict[str, Any]]:
-    """Ours and RecTools' full-catalogue evaluation on the same vectors, alternating, medians of three."""
+def peak_rss_mib() -> float:
+    """The peak of this process's resident memory; getrusage would count the parent's too."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
+def against_peers(num_queries: int, num_items: int, d: int, pythons: dict[str, Path]) -> list[dict[str, Any]]:
+    """Ours and the peers' full-catalogue evaluation on the same vectors, alternating, medians of three."""
     torch.manual_seed(1)
     table = torch.randn(num_items, d)
     batches = list(query_batches(num_queries, num_items, seed=1))
     rows = [table[torch.from_numpy(batch.targets)] for batch in batches]
     vectors = [query_vectors(target_rows, seed) for seed, target_rows in enumerate(rows)]
-    ours, theirs = [], []
+    ours: list[float] = []
+    theirs: dict[str, list[dict[str, Any]]] = {name: [] for name in pythons}
+    products = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "vectors.npz"
         targets = np.concatenate([batch.targets for batch in batches])
         np.savez(file, queries=torch.cat(vectors).numpy(), items=table.numpy(), targets=targets)
-        peer = Path(__file__).with_name("evaluate_rectools.py")
         for _ in range(REPEATS):
-            start = time.perf_counter()
+            start = time.process_time()
             metrics = evaluated(batches, vectors, Candidates([table], 0, num_items), rows)
-            ours.append(time.perf_counter() - start)
-            found = subprocess.run(
-                [python, peer, file, str(torch.get_num_threads())], check=True, stdout=subprocess.PIPE
-            )
-            theirs.append(json.loads(found.stdout.splitlines()[-1]))
-    best = min(theirs[0]["seconds"], key=lambda name: statistics.median(run["seconds"][name] for run in theirs))
-    peer_seconds = statistics.median(run["seconds"][best] for run in theirs)
-    differences = [
-        abs(metrics[f"catalogue/{name}"].value - value) for run in theirs for name, value in run["metrics"].items()
+            ours.append(time.process_time() - start)
+            start = time.process_time()
+            _bare_products(vectors, table, 4096)
+            products.append(time.process_time() - start)
+            for name, python in pythons.items():
+                script = Path(__file__).with_name(f"evaluate_{name}.py")
+                command = [str(python), str(script), str(file), str(torch.get_num_threads())]
+                found = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+                theirs[name].append(json.loads(found.stdout.splitlines()[-1]))
+    seconds = statistics.median(ours)
+    print(f"bare products      {num_queries:,} x {num_items:,} d={d}: {statistics.median(products):.2f} CPU s")
+    print(f"ours               {num_queries:,} x {num_items:,} d={d}: {seconds:.2f} CPU s, {len(metrics)} metrics")
+    base = {"queries": num_queries, "items": num_items, "d": d, "cpu_seconds": seconds}
+    base["products_cpu_seconds"] = statistics.median(products)
+    return [
+        base | peer_row(name, variant, runs, metrics, seconds)
+        for name, runs in theirs.items()
+        for variant in runs[0]["seconds"]
     ]
-    row = {
-        "what": "against RecTools",
-        "queries": num_queries,
-        "items": num_items,
-        "d": d,
-        "seconds": statistics.median(ours),
-        "rectools_seconds": peer_seconds,
-        "rectools_ranker": best,
-        "rectools_version": theirs[0]["version"],
-        "rectools_all": {name: [run["seconds"][name] for run in theirs] for name in theirs[0]["seconds"]},
-        "times_faster": peer_seconds / statistics.median(ours),
-        "metrics_compared": len(theirs[0]["metrics"]),
-        "largest_difference": max(differences),
-    }
+
+
+def peer_row(
+    name: str, variant: str, runs: list[dict[str, Any]], metrics: dict[str, Metric], seconds: float
+) -> dict[str, Any]:
+    """One way of one peer: its time, and how far its metrics are from ours."""
+    taken = statistics.median(run["seconds"][variant] for run in runs)
+    apart = max(abs(metrics[f"catalogue/{key}"].value - value) for key, value in runs[0]["metrics"].items())
     print(
-        f"against RecTools   {num_queries:,} x {num_items:,} d={d}: ours {row['seconds']:.2f} s, RecTools "
-        f"{peer_seconds:.2f} s ({best} ranker), {row['times_faster']:.1f}x; {row['metrics_compared']} metrics differ "
-        f"by at most {row['largest_difference']:.1e}"
+        f"{name + ' ' + variant:18} {taken:.2f} CPU s, {taken / seconds:.1f}x ours; {len(runs[0]['metrics'])} metrics "
+        f"differ by at most {apart:.1e}"
     )
-    return [row]
+    return {
+        "what": f"{name} {runs[0]['version']} {variant}",
+        "peer_cpu_seconds": taken,
+        "times_ours": taken / seconds,
+        "metrics_compared": len(runs[0]["metrics"]),
+        "largest_difference": apart,
+    }
 
 
 def on_cuda(num_queries: int, num_items: int, d: int) -> list[dict[str, Any]]:

@@ -5,11 +5,11 @@ from math import log2
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habitus.errors import ConfigError
-from habitus.evaluate.metrics import coverage, mean, mrr, ndcg, perplexity, recall
+from habitus.evaluate.metrics import coverage, coverages, mean, mrr, ndcg, perplexity, recall
 from habitus.evaluate.scores import dense_scores
 
 RANKS = np.array([1, 2, 3, 4, 10, 11, 100, 5000])
@@ -83,6 +83,16 @@ def test_dense_scores_equal_a_full_sort_with_ties_against_the_target(seed: int, 
         expected = sorted(range(num_candidates), key=lambda j, z=z: (-z[j], j))[:k]
         assert scores.top[row][: len(expected)].tolist() == expected
         assert (scores.top[row][len(expected) :] == -1).all()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 3000))
+@settings(deadline=None, max_examples=40)
+def test_coverage_counts_the_same_by_marking_and_by_sorting(seed: int, num_queries: int, num_items: int) -> None:
+    draw = np.random.default_rng(seed)
+    top = draw.integers(-1, num_items, (num_queries, 7))
+    expected = [len({int(i) for i in top[:, :k].ravel() if i >= 0}) / num_items for k in (1, 3, 7, 50)]
+    assert coverages(top, (1, 3, 7, 50), num_items) == expected
+    assert coverages(top, (50, 1), num_items) == [expected[3], expected[0]]
 
 
 def test_a_constant_scorer_ranks_last() -> None:

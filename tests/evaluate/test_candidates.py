@@ -1,0 +1,74 @@
+"""Streamed candidates against dense float64 scores and a full sort."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from habitus.errors import ModelError
+from habitus.evaluate.candidates import Candidates, candidate_scores
+from habitus.evaluate.ranks import Ranks
+from habitus.evaluate.scores import dense_scores
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    num_queries=st.integers(1, 40),
+    num_candidates=st.integers(1, 900),
+    k=st.integers(1, 130),
+    order=st.sampled_from(["random", "rising", "falling", "constant"]),
+    memory_bytes=st.sampled_from([1 << 12, 1 << 20, 1 << 29]),
+)
+@settings(deadline=None, max_examples=60)
+def test_scores_equal_a_full_sort(
+    seed: int, num_queries: int, num_candidates: int, k: int, order: str, memory_bytes: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    # Small whole numbers: scores are exact in float32, and there are many ties.
+    table = torch.from_numpy(draw.integers(-3, 4, (num_candidates, 4)).astype(np.float32))
+    queries = torch.from_numpy(draw.integers(-3, 4, (num_queries, 4)).astype(np.float32)) / 2
+    if order == "constant":
+        table[:] = table[:1]
+    elif order != "random":
+        queries[:] = queries[:1]
+        table = table[torch.argsort(table @ queries[0], descending=order == "falling")]
+    targets = draw.integers(0, num_candidates, num_queries)
+    cut = int(draw.integers(0, num_candidates + 1))
+    pieces = [piece.bfloat16() for piece in (table[:cut], table[cut:])]
+    rows = table[torch.from_numpy(targets)]
+    found = candidate_scores(
+        queries, Candidates(pieces, 0, num_candidates), rows, k, ranks=Ranks(), memory_bytes=memory_bytes
+    )
+    expected = dense_scores((queries.double() @ table.double().T).numpy(), targets, k, None)
+    assert np.array_equal(found.rank, expected.rank)
+    assert np.array_equal(found.top, expected.top)
+    np.testing.assert_allclose(found.loss, expected.loss, atol=1e-6)
+    # A difference of sums in which scores of up to 20 were float32.
+    np.testing.assert_allclose(found.entropy, expected.entropy, atol=2e-5)
+
+
+def test_many_tiles_and_large_scores_equal_a_full_sort() -> None:
+    draw = torch.Generator().manual_seed(0)
+    table = torch.randn(20_000, 16, generator=draw)
+    queries = 30 * torch.randn(300, 16, generator=draw)  # scores of a few hundred
+    targets = np.random.default_rng(0).integers(0, 20_000, 300)
+    rows = table[torch.from_numpy(targets)]
+    found = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 100, ranks=Ranks())
+    expected = dense_scores((queries.double() @ table.double().T).numpy(), targets, 100, None)
+    assert (found.rank == expected.rank).mean() > 0.99  # float32 against float64: neighbours may swap
+    assert (found.top == expected.top).mean() > 0.99
+    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    table, queries = torch.randn(50, 4), torch.randn(3, 4)
+    bad = table.clone()
+    bad[17, 2] = torch.nan
+    with pytest.raises(ModelError, match="candidates hold NaN"):
+        candidate_scores(queries, Candidates([bad], 0, 50), table[:3], 5, ranks=Ranks())
+    queries[1, 1] = torch.inf
+    with pytest.raises(ModelError, match="queries hold NaN"):
+        candidate_scores(queries, Candidates([table], 0, 50), table[:3], 5, ranks=Ranks())
+    with pytest.raises(ModelError, match="one vector per query"):
+        candidate_scores(queries, Candidates([table], 0, 50), table[:2], 5, ranks=Ranks())
