@@ -214,7 +214,9 @@ def _chosen(
         yield batch
 
 
-def _sorted_chunks(path: Path, schema: Schema, plan: EventPlan, progress: Progress) -> Generator[EventChunk, None, None]:
+def _sorted_chunks(
+    path: Path, schema: Schema, plan: EventPlan, progress: Progress
+) -> Generator[EventChunk, None, None]:
     """The sorted events, encoded, in chunks of one size."""
     columns = {name: f"f_{number}" for number, name in enumerate(schema.events.fields)}
     values = {name: pa.array(known, pa.string()) for name, known in plan.values.items()}
