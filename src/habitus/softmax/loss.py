@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from habitus.errors import ModelError
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
 from habitus.softmax.checks import causes, check_shapes, checked, clamped, not_finite
 from habitus.softmax.latch import Cause, Latch
@@ -65,7 +66,7 @@ def candidate_softmax(
     bias = _bias(log_q, count, len(candidates), shift=group is None)
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
-    # Fused attention shows bad candidates in its result; reading a large table once more would cost 3% of the time.
+    # Fused attention shows bad candidates in its result, so a large table is not read once more to find them.
     rows = candidates[:0] if chosen in KERNELS else candidates
     with torch.no_grad():
         limit = ranks.num_candidates
@@ -75,7 +76,7 @@ def candidate_softmax(
         loss, uncertainty, sound = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, targets, limit) if latch is None else latch.record(cause)
-    return SoftmaxResult(torch.where(ok, loss, 0), uncertainty.detach() if entropy else None)
+    return SoftmaxResult(torch.where(ok, loss, 0), torch.where(ok, uncertainty.detach(), 0) if entropy else None)
 
 
 class _CandidateSoftmax(torch.autograd.Function):
@@ -123,7 +124,7 @@ class _CandidateSoftmax(torch.autograd.Function):
             if mean.numel():
                 # Zero-weight queries get zeros, whatever they hold: they are padding.
                 left_out = torch.where(weights[:, None] == 0, 0, mean * (weights * share)[:, None])
-            # index_select of a bfloat16 row by a float32 weight is a float32 product, rounded once at the end.
+            # A bfloat16 row times a float32 weight is a float32 product: the sum is rounded once, at the end.
             left_out = left_out.addcmul_(candidates[local], torch.where(held, -weights, 0)[:, None])
             to_queries = ctx.ranks.own_total(left_out).to(queries.dtype)
             to_queries = to_queries if ok is None else torch.where(ok, to_queries, 0)
@@ -155,8 +156,6 @@ def _autocast(tensor: Tensor) -> Tensor:
 
 
 def _check_count(num_valid: int, rows: int) -> None:
-    from habitus.errors import ModelError
-
     if not 1 <= num_valid <= rows:
         raise ModelError(f"num_valid is {num_valid}.", expected=f"1 to {rows}, the rows of the candidate table")
 
