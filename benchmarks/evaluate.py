@@ -60,7 +60,7 @@ def main() -> None:
         print(json.dumps(in_a_child(options.child, options.queries, options.items)))
         return
     if torch.cuda.is_available():
-        rows = on_cuda(options.queries, options.items, 256)
+        rows = on_gpu(options.queries, options.items, 256, "cuda")
     else:
         rows = on_cpu(options.queries, options.items, 64)
         peers = {"rectools": options.rectools, "replay": options.replay}
@@ -188,12 +188,12 @@ def peer_row(
     }
 
 
-def on_cuda(num_queries: int, num_items: int, d: int) -> list[dict[str, Any]]:
+def on_gpu(num_queries: int, num_items: int, d: int, device: str) -> list[dict[str, Any]]:
     """A check against float64, then the pipeline against the bare products of the same sizes."""
     torch.manual_seed(0)
-    table = torch.randn(num_items, d, device="cuda", dtype=torch.bfloat16)
+    table = torch.randn(num_items, d, device=device, dtype=torch.bfloat16)
     batches = list(query_batches(num_queries, num_items))
-    rows = [table[torch.from_numpy(batch.targets).cuda()] for batch in batches]
+    rows = [table[torch.from_numpy(batch.targets).to(device)] for batch in batches]
     vectors = [query_vectors(target_rows.float() * 0.5, seed).bfloat16() for seed, target_rows in enumerate(rows)]
     candidates = Candidates([table], 0, num_items)
     worst = checked(vectors[0][:64], candidates, rows[0][:64])
@@ -203,7 +203,7 @@ def on_cuda(num_queries: int, num_items: int, d: int) -> list[dict[str, Any]]:
     start = time.perf_counter()
     for queries, target_rows in zip(vectors, rows, strict=True):
         candidate_scores(queries, candidates, target_rows, max(CUTOFFS), ranks=Ranks(), memory_bytes=MEMORY_BYTES)
-    torch.cuda.synchronize()
+    _finish()
     scans = time.perf_counter() - start
     row = {"what": "evaluation", "queries": num_queries, "items": num_items, "d": d, "seconds": taken}
     row |= {"scan_seconds": scans, "products_seconds": products, "of_products": taken / products, **worst}
@@ -223,13 +223,13 @@ def checked(queries: torch.Tensor, candidates: Candidates, target_rows: torch.Te
     wanted = (queries.double() * target_rows.double()).sum(1, keepdim=True)
     # Scores within rounding of the target's may count on either side.
     high, low = (scores >= wanted - 1e-5).sum(1), (scores > wanted + 1e-5).sum(1)
-    rank = torch.from_numpy(found.rank).cuda()
+    rank = torch.from_numpy(found.rank).to(queries.device)
     assert bool(((rank <= high) & (rank >= low)).all()), "a rank is wrong"
     lse = scores.logsumexp(1)
     log_p = scores - lse[:, None]
     loss = (lse - wanted[:, 0]).cpu().numpy()
     entropy = -(log_p.exp() * log_p).sum(1).cpu().numpy()
-    top = torch.from_numpy(found.top[:, 0]).cuda()
+    top = torch.from_numpy(found.top[:, 0]).to(queries.device)
     best = (scores.amax(1) - scores.gather(1, top[:, None])[:, 0]).max().item()
     return {
         "loss_error": float(np.abs(found.loss - loss).max()),
@@ -246,11 +246,17 @@ def _bare_products(vectors: list[torch.Tensor], table: torch.Tensor, columns: in
 
 
 def _seconds(call: Any) -> float:
-    torch.cuda.synchronize()
+    _finish()
     start = time.perf_counter()
     call()
-    torch.cuda.synchronize()
+    _finish()
     return time.perf_counter() - start
+
+
+def _finish() -> None:
+    """Wait for a GPU; there is none where this file is tried out."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

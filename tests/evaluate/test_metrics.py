@@ -89,7 +89,8 @@ def test_dense_scores_equal_a_full_sort_with_ties_against_the_target(seed: int, 
 @settings(deadline=None, max_examples=40)
 def test_coverage_counts_the_same_by_marking_and_by_sorting(seed: int, num_queries: int, num_items: int) -> None:
     draw = np.random.default_rng(seed)
-    top = draw.integers(-1, num_items, (num_queries, 7))
+    top = draw.integers(-1, num_items, (num_queries, 7)) * draw.choice([1, 1000])
+    top = np.where(top < 0, -1, top)
     expected = [len({int(i) for i in top[:, :k].ravel() if i >= 0}) / num_items for k in (1, 3, 7, 50)]
     assert coverages(top, (1, 3, 7, 50), num_items) == expected
     assert coverages(top, (50, 1), num_items) == [expected[3], expected[0]]

@@ -46,7 +46,7 @@ def coverages(top_items: np.ndarray, cutoffs: tuple[int, ...], num_candidates: i
     """The coverage at each cut-off, in their order."""
     top_items = np.asarray(top_items)
     limit = int(top_items.max(initial=-1)) + 1
-    if top_items.size * 8 < limit:  # a few short lists out of a large catalogue: sorting beats marking
+    if top_items.size * 100 < limit:  # a few short lists out of a large catalogue: sorting beats marking
         firsts = [top_items[:, : _cutoff(k)] for k in cutoffs]
         return [len(np.unique(first[first >= 0])) / num_candidates for first in firsts]
     seen = np.zeros(limit + 1, bool)  # the last place takes the -1 of short lists
