@@ -39,14 +39,20 @@ def main() -> None:
             measure("validation", dataset, arguments.batch_sequences, arguments.rounds),
         ]
         print(f"{dataset.num_events:,} events, {dataset.num_items:,} items, {len(dataset.fields.event)} event fields")
-    print(f"{'split':>12}  {'µs a batch':>10}  {'M events/s':>10}  {'spread':>13}  {'bare gather µs':>14}  {'ratio':>6}")
+    print(
+        f"{'split':>12}  {'µs a batch':>10}  {'M events/s':>10}  {'spread':>13}  {'bare gather µs':>14}  {'ratio':>6}"
+    )
     for row in rows:
         spread = f"{row['slowest_mevents']:.0f}..{row['fastest_mevents']:.0f}"
         print(
             f"{row['split']:>12}  {row['batch_us']:>10.0f}  {row['mevents']:>10.1f}  {spread:>13}  "
             f"{row['bare_us']:>14.1f}  {row['batch_us'] / row['bare_us']:>6.1f}"
         )
-    print(json.dumps({"benchmark": "batches", "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "rows": rows}))
+    print(
+        json.dumps(
+            {"benchmark": "batches", "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "rows": rows}
+        )
+    )
 
 
 def measure(split: str, dataset: Dataset, batch_sequences: int, rounds: int) -> dict[str, float | str]:
