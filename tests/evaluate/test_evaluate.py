@@ -18,7 +18,7 @@ from habitus.evaluate.per_query import PerQuery, PerQueryFile
 from habitus.evaluate.queries import QuerySet
 from habitus.evaluate.ranks import Ranks
 from habitus.events.world import World
-from habitus.model.bundle import load_bundle
+from habitus.model.bundle import bundle_in_memory, load_bundle, save_bundle
 from habitus.model.cache import build_cache
 
 OPTIONS = EvaluateOptions(queries=1500, batch_sequences=8, histories=(3, 5, 10, 20))
@@ -105,6 +105,19 @@ def test_numbers_do_not_depend_on_how_they_were_computed(dataset: Dataset, make_
     _, without = values_of(dataset, ModelScorer(bundle, dataset), replace(OPTIONS, regimes=("batch",)))
     assert (without["batch"].rank == reference["batch"].rank).mean() > 0.99
     np.testing.assert_allclose(without["batch"].loss, reference["batch"].loss, atol=1e-2)
+
+
+def test_a_model_in_memory_scores_as_its_bundle_does(dataset: Dataset, recipe_of, train, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    recipe = recipe_of(3)
+    model = train(dataset, recipe)
+    live = bundle_in_memory(model, recipe, dataset, tmp_path / "bundle")
+    options = replace(OPTIONS, queries=300, regimes=("batch",))
+    before = evaluate(dataset, ModelScorer(live, dataset), options)
+    save_bundle(model, recipe, dataset, tmp_path / "bundle")
+    saved = load_bundle(tmp_path)
+    after = evaluate(dataset, ModelScorer(saved, dataset), options)
+    assert (before.scorer, before.metrics) == (after.scorer, after.metrics)
+    assert saved.embedder_checksum == live.embedder_checksum
 
 
 def test_shuffling_the_catalogue_changes_nothing(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]

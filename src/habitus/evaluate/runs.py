@@ -122,7 +122,7 @@ def open_scorer(
     bundle = load_bundle(path, handling.device)
     check_dataset(bundle, dataset, handling.other_dataset)
     ranks = Ranks()
-    cache = find_cache(bundle, dataset, note)
+    cache = find_cache(bundle, dataset, note, verify=ranks.is_first)  # hashing once is enough
     if cache is None and "catalogue" in options.regimes:
         cache = _build(bundle, dataset, ranks, note, progress)
     return ModelScorer(bundle, dataset, cache, memory_bytes=handling.memory_bytes, ranks=ranks)
@@ -147,11 +147,11 @@ def cache_folder(bundle: Bundle, dataset: Dataset) -> Path:
     return bundle.run_path / ("catalogue" if of_training else f"catalogue-{dataset.checksum[:12]}")
 
 
-def find_cache(bundle: Bundle, dataset: Dataset, note: Note) -> EmbeddingCache | None:
+def find_cache(bundle: Bundle, dataset: Dataset, note: Note, *, verify: bool = True) -> EmbeddingCache | None:
     """The run's own cache, or that of its stage-1 parent in the same store; None where there is neither."""
     own = cache_folder(bundle, dataset)
     if (own / MANIFEST).exists():
-        return EmbeddingCache.open(own, bundle, dataset)
+        return EmbeddingCache.open(own, bundle, dataset, verify=verify)
     parent = bundle.recipe.train.parent
     if parent is None:
         return None
@@ -162,7 +162,7 @@ def find_cache(bundle: Bundle, dataset: Dataset, note: Note) -> EmbeddingCache |
     if CacheManifest.read(shared / MANIFEST).embedder_checksum != bundle.embedder_checksum:
         return None
     note(f"{bundle.run_path}: its embedder is that of {parent[:12]}, whose cache is used")
-    return EmbeddingCache.open(shared, bundle, dataset)
+    return EmbeddingCache.open(shared, bundle, dataset, verify=verify)
 
 
 def _build(bundle: Bundle, dataset: Dataset, ranks: Ranks, note: Note, progress: Progress | None) -> EmbeddingCache:

@@ -101,6 +101,17 @@ def save_bundle(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: st
         BundleManifest(dataset_checksum=dataset.checksum, files=files).write(stage / "bundle.json")
 
 
+def bundle_in_memory(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: str | Path) -> Bundle:
+    """The bundle that `save_bundle` would write to `path`, unwritten: for a model that is still being trained.
+
+    Nothing is hashed but what a dataset's manifest knows already, so its checksum names no weights.
+    """
+    names = ("schema.toml", "encoders.json", _TOKENIZER)
+    files = {name: dataset.manifest.files[name].sha256 for name in names if name in dataset.manifest.files}
+    manifest = BundleManifest(dataset_checksum=dataset.checksum, files=files)
+    return Bundle(Path(path), manifest, recipe, dataset.schema, dataset.encoders, model)
+
+
 def load_bundle(path: str | Path, device: torch.device | str = "cpu") -> Bundle:
     """The bundle in a folder, or in the folder `bundle` of a run; refused by name where a file has changed."""
     path = _bundle_folder(Path(path))
