@@ -36,7 +36,7 @@ title = "text"
 category = "category"
 price = "number"
 """
-ITEM_PHASES = {"surveying items", "training the tokenizer", "encoding items"}
+ITEM_PHASES = {"surveying items", "training the tokenizer", "encoding items"}  # all others are the events'
 ITEMS_OF = {10**7: 10**5, 10**8: 10**6}
 
 
@@ -161,7 +161,8 @@ def report(rows: list[dict]) -> None:
 
 
 def hardware() -> str:
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").open() if "model name" in line), "?")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
     return f"{model}, 2 threads, {platform.system()}"
 
 
