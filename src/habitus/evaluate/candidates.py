@@ -8,7 +8,7 @@ come can be seen in a rank, and in a loss only far below 1e-6. Losses are theref
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -108,11 +108,17 @@ def _begin(queries: Tensor, target_rows: Tensor, k: int, memory_bytes: int) -> l
         ]
     tile_bytes = 3 * PLAIN_ROWS * torch.promote_types(queries.dtype, torch.float32).itemsize
     columns = max(4 * GROUP, min(PLAIN_COLUMNS, memory_bytes // tile_bytes) // GROUP * GROUP)
-    scan = LeanScan if queries.device.type == "cpu" else PlainScan
-    return [
-        scan(queries[at : at + PLAIN_ROWS], target_rows[at : at + PLAIN_ROWS], None, k, columns)
-        for at in range(0, len(queries), PLAIN_ROWS)
-    ]
+    plain: list[PlainScan] = []
+    for at in range(0, len(queries), PLAIN_ROWS):
+        part, rows = queries[at : at + PLAIN_ROWS], target_rows[at : at + PLAIN_ROWS]
+        if queries.device.type != "cpu":
+            plain.append(PlainScan(part, rows, None, k, columns))
+            continue
+        scan = LeanScan(part, rows, None, k, columns)
+        if plain:
+            scan.share_scratch(cast(LeanScan, plain[0]))
+        plain.append(scan)
+    return plain
 
 
 def _merged(scan: PlainScan | TileScan, ranks: Ranks) -> tuple[Sums, Tensor, Tensor]:

@@ -20,7 +20,17 @@ LOWEST = -5.0e29  # below every score, above the scan's mask for places beyond t
 class LeanScan(PlainScan):
     """A PlainScan on the processor; the same sums, ranks and leaders to the bit."""
 
-    leading: Tensor | None = None  # [R, T], written anew for every tile
+    def __init__(
+        self, queries: Tensor, target_rows: Tensor | None, target_bias: Tensor | None, k: int, columns: int
+    ) -> None:
+        super().__init__(queries, target_rows, target_bias, k, columns)
+        self.leading = torch.empty(self.scores.shape, dtype=torch.bool)
+
+    def share_scratch(self, other: "LeanScan") -> None:
+        """Write tiles where another scan does: scans take turns, and one tile stays in the processor's cache."""
+        if self.scores.shape == other.scores.shape:
+            self.scores, self.spare, self.tile = other.scores, other.spare, other.tile
+            self.leading = other.leading
 
     def _find_leaders(self, z: Tensor, tops: Tensor, first_id: int) -> None:
         """Put aside the scores above their query's threshold."""
@@ -31,8 +41,6 @@ class LeanScan(PlainScan):
             worst = z.topk(min(self.best.shape[1], z.shape[1]), dim=1).values[:, -1]
             just_below = torch.nextafter(worst, torch.full_like(worst, -torch.inf))
             threshold = torch.maximum(threshold, just_below).clamp_min(LOWEST)
-        if self.leading is None:
-            self.leading = torch.empty(z.shape, dtype=torch.bool)
         found = np.flatnonzero(torch.gt(z, threshold[:, None], out=self.leading).numpy())
         if not len(found):
             return
