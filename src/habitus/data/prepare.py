@@ -5,6 +5,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,8 @@ def prepare(
                 log, parts = _read(con, events, items, schema, options, scratch, progress)
                 progress("sorting events", 0.0)
                 log.sort_into(scratch / "sorted.parquet")
-            with closing(_sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)) as chunks:
+            sorted_chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
+            with closing(sorted_chunks), closing(_ahead(sorted_chunks)) as chunks:
                 return assemble(parts, chunks, stage, progress)
     except Exception as error:
         explained = _explained(error, out, options)
@@ -232,6 +234,15 @@ def _sorted_chunks(
             )
             done += batch.num_rows
             progress("writing events", done / total)
+
+
+def _ahead(chunks: Iterator[EventChunk]) -> Generator[EventChunk, None, None]:
+    """The same chunks; the next one is read and encoded while the caller is at work on this one."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, chunks, None)
+        while (chunk := coming.result()) is not None:
+            coming = reader.submit(next, chunks, None)
+            yield chunk
 
 
 @contextmanager
