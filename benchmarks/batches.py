@@ -2,7 +2,7 @@
 
     python benchmarks/batches.py
 
-Compared in the same run with the least that any batch costs: gathering the one column of items by index. One
+Compared in the same run with the least that any batch costs: gathering the records of as many events by index. One
 process, numpy. The last line is JSON.
 """
 
@@ -62,7 +62,7 @@ def measure(split: str, dataset: Dataset, batch_sequences: int, rounds: int) -> 
     batch_us, bare_us = [], []
     for _ in range(rounds + 1):
         batch_us.append(timed(lambda n: dataset.batch(split, batch_sequences, position=n), batches))
-        bare_us.append(timed(lambda _: dataset.items.take(index), batches))
+        bare_us.append(timed(lambda _: dataset.records.take(index), batches))
     batch_us, bare_us = batch_us[1:], bare_us[1:]  # the first round warms up
     return {
         "split": split,

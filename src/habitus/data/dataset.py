@@ -34,6 +34,7 @@ class Dataset:
         self.manifest = manifest
         self.encoders = Encoders.read(path / "encoders.json")
         self.records = map_array(path / "events" / "records.npy")
+        # Views of the records. Index them; .take() of a view copies the whole column first.
         self.items = self.records[ITEM]
         self.times = map_array(path / "events" / "time.npy")
         self.user_offsets = map_array(path / "users" / "offsets.npy")
