@@ -139,14 +139,14 @@ class Dataset:
             raise DataError(
                 f"{self.path}: the {split} split holds no windows", expected="users with two events or more"
             )
-        line = epoch * num_windows + position * batch_sequences + np.arange(batch_sequences)
-        epochs, places = line // num_windows, line % num_windows
-        blocks = places // _ORDER_BLOCK
-        windows = np.empty(batch_sequences, np.int64)
-        for one, block in sorted(set(zip(epochs.tolist(), blocks.tolist(), strict=True))):
-            chosen = (epochs == one) & (blocks == block)
-            windows[chosen] = _order(num_windows, seed, one, block)[places[chosen] - block * _ORDER_BLOCK]
-        return self.gather(split, windows)
+        line, windows = epoch * num_windows + position * batch_sequences, []
+        left = batch_sequences
+        while left:
+            one, place = divmod(line, num_windows)
+            block, offset = divmod(place, _ORDER_BLOCK)
+            windows.append(_order(num_windows, seed, one, block)[offset : offset + left])
+            line, left = line + len(windows[-1]), left - len(windows[-1])
+        return self.gather(split, windows[0] if len(windows) == 1 else np.concatenate(windows))
 
     def event_rows(self, split: SplitName, windows: np.ndarray) -> np.ndarray:
         """The row of the log behind each slot of the given windows, int64 [B, L]; -1 in empty slots."""
