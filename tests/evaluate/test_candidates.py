@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habitus.errors import ModelError
-from habitus.evaluate.candidates import Candidates, candidate_scores
+from habitus.evaluate.candidates import Candidates, _sums, candidate_scores
 from habitus.evaluate.ranks import Ranks
 from habitus.evaluate.scores import dense_scores
+from habitus.softmax.lean_scan import LeanScan
+from habitus.softmax.tiles import Sums, merge_sums
 
 
 @given(
@@ -72,3 +74,20 @@ def test_what_is_not_finite_is_named() -> None:
         candidate_scores(queries, Candidates([table], 0, 50), table[:3], 5, ranks=Ranks())
     with pytest.raises(ModelError, match="one vector per query"):
         candidate_scores(queries, Candidates([table], 0, 50), table[:2], 5, ranks=Ranks())
+
+
+def test_scores_that_float32_cannot_hold_are_refused() -> None:
+    table, queries = torch.randn(50, 4), torch.randn(3, 4)
+    with pytest.raises(ModelError, match="Scores could overflow"):
+        candidate_scores(queries * 1e20, Candidates([table * 1e19], 0, 50), table[:3] * 1e19, 5, ranks=Ranks())
+
+
+def test_a_process_without_rows_adds_nothing_however_low_the_scores() -> None:
+    queries, table = torch.full((3, 1), 100.0), torch.tensor([[-10.0], [-11.0], [-12.0]])
+    full, empty = (LeanScan(queries, table, None, 2, 256) for _ in range(2))
+    full.see(table, None, 0)
+    wanted = full.target_scores()
+    assert wanted is not None
+    parts = [_sums(scan, wanted) for scan in (full, empty)]
+    merged = merge_sums(Sums(*(torch.stack(column) for column in zip(*parts, strict=True))))
+    assert torch.allclose(merged.top + merged.total.log(), torch.full((3,), -1000.0, dtype=torch.float64))

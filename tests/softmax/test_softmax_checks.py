@@ -59,6 +59,11 @@ def test_no_queries_give_no_losses():
     h, e, y = draw()
     loss, entropy = candidate_softmax(h[:0], e, y[:0], entropy=True)
     assert loss.shape == entropy.shape == (0,)
+    h, e = h[:0].double().requires_grad_(), e.double().requires_grad_()
+    loss = candidate_softmax(h, e, y[:0]).loss
+    assert loss.dtype == torch.float64
+    loss.sum().backward()
+    assert (e.grad == 0).all()
 
 
 def test_the_latch_keeps_the_first_bad_step_and_masks_what_follows():

@@ -177,6 +177,14 @@ def test_gradients_accumulate_over_micro_batches(twin):
     assert relative(e.grad, truth.to_candidates) < 1e-5
 
 
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    h, e, y = draw()
+    squared = candidate_softmax(h, e.detach(), y).loss.square().sum()
+    (gradient,) = torch.autograd.grad(squared, h, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
 def test_frozen_candidates_get_no_gradient_and_evaluation_keeps_no_graph():
     h, e, y = draw()
     candidate_softmax(h, e.detach(), y).loss.sum().backward()

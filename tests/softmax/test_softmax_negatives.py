@@ -75,6 +75,13 @@ def test_the_pool_feeds_the_softmax(twin):
     assert torch.allclose(loss, expected, atol=1e-5)
 
 
+def test_ids_of_either_integer_type_form_the_same_pool():
+    targets, negatives = torch.tensor([4, 1, 4]), torch.tensor([1, 7])
+    for a, b in zip(candidate_pool(targets.int(), negatives.int()), candidate_pool(targets, negatives), strict=True):
+        assert torch.equal(a, b)
+        assert a.dtype == torch.int64
+
+
 def test_a_pool_too_small_is_refused_by_the_softmax():
     targets = torch.arange(10)
     pool = candidate_pool(targets, torch.arange(10, 14), capacity=3)

@@ -110,6 +110,25 @@ def test_bias_and_valid_rows_count_in_every_read_out(twin):
     assert torch.equal(found.top_items, z.topk(20, dim=1).indices)
 
 
+@pytest.mark.parametrize("d", [16, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ties_survive_any_tile_and_any_layout(d, dtype):
+    h, e, y = draw(300, 5000, d, "duplicates")
+    h, e = h.to(dtype), e.to(dtype)
+    expected = catalogue_scores(h, e, y, k=20)
+    for candidates in (e, e.T.contiguous().T, e.repeat_interleave(2, dim=0)[::2], [e[:333], e[333:]]):
+        for memory_bytes in (1 << 29, 1 << 20):
+            found = catalogue_scores(h, candidates, y, k=20, memory_bytes=memory_bytes)
+            assert torch.equal(found.rank, expected.rank)
+            assert torch.equal(found.top_items, expected.top_items)
+
+
+def test_an_array_that_runs_backwards_is_a_table():
+    h, e, y = draw(9, 40, 3)
+    backwards = np.ascontiguousarray(e.numpy()[::-1])[::-1]
+    assert torch.equal(ranks(h, backwards, y), ranks(h, e, y))
+
+
 def test_bfloat16_scores_are_compared_in_float32():
     # Both rows score 1 in bfloat16; the exact scores differ by 2^-10.
     h = torch.tensor([[1.0, 2.0**-10]], dtype=torch.bfloat16)
@@ -133,6 +152,7 @@ def test_keys_sort_like_score_then_position():
     [
         (lambda h, e, y: top_k(h, e, 11), "k is 11 and there are 10 candidates"),
         (lambda h, e, y: top_k(h, e, 0), "k is 0"),
+        (lambda h, e, y: catalogue_scores(h, e, y, k=0), "k is 0"),
         (lambda h, e, y: ranks(h, e, y + 9), "Targets run from"),
         (lambda h, e, y: ranks(h, e[:0], y), "no candidates"),
         (lambda h, e, y: ranks(h, [], y), "Candidates are"),
@@ -144,6 +164,10 @@ def test_keys_sort_like_score_then_position():
         (lambda h, e, y: ranks(h, e.index_fill(0, torch.tensor([9]), torch.inf), y), "between rows 0 and 10"),
         (lambda h, e, y: ranks(h, e, y, num_valid=11), "num_valid is 11"),
         (lambda h, e, y: ranks(h, e, y, log_q=torch.zeros(3)), "log_q has 3 entries"),
+        (lambda h, e, y: ranks(h, e, y, log_q=torch.zeros(10, 1)), "log_q has shape"),
+        (lambda h, e, y: ranks(h, e.numpy().astype(">f4"), y), "machine's byte order"),
+        (lambda h, e, y: ranks(h * 1e20, e * 1e20, y), "Scores could overflow"),
+        (lambda h, e, y: ranks(h * 1e15, e * 1e16, y), "Scores could overflow"),  # finite, but below a masked score
     ],
 )
 def test_bad_input_is_one_clear_error(call, message):

@@ -7,6 +7,7 @@ best keys) or in float64 (sums of exponentials), so that neither the number of p
 come can be seen in a rank, and in a loss only far below 1e-6. Losses are therefore taken in float64 here.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
-from habitus.evaluate.lean_scan import LeanScan
 from habitus.evaluate.ranks import Ranks
 from habitus.evaluate.scores import Scores
 from habitus.softmax import SoftmaxBackend, leaders
 from habitus.softmax.backend import refusal
-from habitus.softmax.checks import not_finite
+from habitus.softmax.checks import check_scale, largest, not_finite
+from habitus.softmax.lean_scan import LeanScan
 from habitus.softmax.plain_scan import GROUP, PlainScan
 from habitus.softmax.table import CandidateTable
 from habitus.softmax.tile_scan import TileScan, slots_for
@@ -82,13 +83,16 @@ def _blocks(candidates: Candidates, queries: Tensor, memory_bytes: int) -> Itera
         return  # more processes than candidates
     table = CandidateTable(candidates.pieces)
     rows = max(4096, memory_bytes // 4 // (table.width * queries.element_size()))
+    reach = largest(queries)
     for start, block in table.blocks(rows, queries.device):
-        if bool(not_finite(block)):
+        most = largest(block)
+        if not math.isfinite(most):
             raise ModelError(
                 f"the candidates hold NaN or infinity between places {candidates.first + start} and "
                 f"{candidates.first + start + len(block)}",
                 next_step="check the run that made the vectors; habitus embed makes them again",
             )
+        check_scale(reach, most, table.width)
         # A table on the device comes as one block; converting it piece by piece keeps the memory bounded.
         step = len(block) if block.dtype == queries.dtype else rows
         for at in range(0, len(block), step):
@@ -136,7 +140,8 @@ def _merged(scan: PlainScan | TileScan, ranks: Ranks) -> tuple[Sums, Tensor, Ten
 
 def _sums(scan: PlainScan | TileScan, wanted: Tensor) -> Sums:
     """A scan's sums in float64; a process without rows adds nothing, at the level of the target's score."""
-    if isinstance(scan, TileScan) and scan.running is None:
+    started = scan.started if isinstance(scan, PlainScan) else scan.running is not None
+    if not started:
         zero = torch.zeros_like(wanted, dtype=torch.float64)
         return Sums(wanted.double(), zero, zero, zero)
     top, total, dot, reached = scan.sums()

@@ -6,11 +6,15 @@ Shapes and types are checked on the host for free. Values are checked on the dev
 one number: the host waits for it, unless a step is being captured or a latch takes it.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
 from habitus.softmax.latch import Cause, explain
+
+LARGEST_SCORE = 1.0e29  # well above the -1e30 that scans put where there is no candidate, and far from infinity
 
 
 def check_shapes(queries: Tensor, candidates: Tensor, targets: Tensor | None, log_q: Tensor | None) -> None:
@@ -98,6 +102,24 @@ def not_finite(tensor: Tensor) -> Tensor:
         return torch.zeros((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor.detach())  # both are NaN if any entry is
     return ~(torch.isfinite(low) & torch.isfinite(high))
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest magnitude, NaN if any entry is; the host waits for it."""
+    if tensor.numel() == 0:
+        return 0.0
+    low, high = (float(bound) for bound in torch.aminmax(tensor))
+    return math.nan if math.isnan(low) else max(-low, high)
+
+
+def check_scale(queries: float, candidates: float, width: int, bias: float = 0.0) -> None:
+    """Raise where vectors with entries of such magnitudes could have scores that cannot be compared."""
+    if width * queries * candidates + bias > LARGEST_SCORE:
+        raise ModelError(
+            f"Scores could overflow: entries of queries reach {queries:.3g} and those of candidates {candidates:.3g}.",
+            expected=f"scores below {LARGEST_SCORE:.0e}",
+            next_step="Check the model that made them: its training may have diverged.",
+        )
 
 
 def clamped(targets: Tensor, limit: int) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from habitus.errors import ModelError
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
@@ -59,7 +60,8 @@ def candidate_softmax(
         candidates, num_valid = candidates[:num_valid], None
     check_shapes(queries, candidates, targets, log_q)
     if len(queries) == 0 and group is None:
-        nothing = queries.float().sum(1)  # keeps the graph alive
+        wide = torch.promote_types(queries.dtype, torch.float32)
+        nothing = (queries.sum(1) + candidates[:0].sum()).to(wide)  # keeps the graph alive
         return SoftmaxResult(nothing, nothing.detach() if entropy else None)
     ranks = Alone(len(candidates)) if group is None else Spread(group, queries, candidates)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
@@ -112,6 +114,7 @@ class _CandidateSoftmax(torch.autograd.Function):
         return ranks.own(loss), ranks.own(entropy.clamp_min(0)), sound
 
     @staticmethod
+    @once_differentiable  # what was saved is constant to autograd: a second derivative would lack most of its terms
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
         """g (o - e_y) for the queries and sum_i g p h - sum_{y_i = j} g h for the candidates."""
         queries, candidates, local, held, bias, lse, share, mean = ctx.saved_tensors

@@ -69,6 +69,7 @@ def candidate_pool(targets: Tensor, negatives: Tensor, *, capacity: int | None =
             expected="[M] with at least one target, and [K]",
         )
     capacity = len(targets) if capacity is None else capacity
+    negatives = negatives.to(torch.int64)
     ordered, origin = targets.to(torch.int64).sort()
     fresh = torch.ones_like(ordered, dtype=torch.bool)
     fresh[1:] = ordered[1:] != ordered[:-1]

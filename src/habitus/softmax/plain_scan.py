@@ -3,7 +3,8 @@
     R  queries of a batch, padded to a multiple of 16      T  candidates of a tile      d  width      g = 64  a group
 
 All tiles have one shape, the targets' own tile too. Matrix products choose their inner kernel by shape, and equal
-rows in products of different shapes can differ in the last bit: a tie would then be lost or a rank flipped.
+rows in products of different shapes can differ in the last bit: a tie would then be lost or a rank flipped. For the
+same reason tiles have one layout, and products in float64, which differ by place within a tile, are rounded.
 """
 
 import torch
@@ -73,13 +74,15 @@ class PlainScan:
     def _scores(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """The tile of scores with these candidates, masked where the tile is wider than they are many."""
         count = len(rows)
-        if count < self.columns or rows.dtype != self.dtype:
+        if count < self.columns or rows.dtype != self.dtype or rows.stride(1) != 1:
             self.tile[:count] = rows
             self.tile[count:] = 0
             rows = self.tile
         z = torch.mm(self.queries, rows.T, out=self.scores)
         if bias is not None:
             z[:, :count] += bias
+        if z.dtype == torch.float64:
+            z.copy_(z.float())
         z[:, count:] = MASKED
         return z
 

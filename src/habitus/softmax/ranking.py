@@ -8,6 +8,7 @@ float32 as accumulated, never rounded to the embeddings' type, and a target's sc
 scores it is compared with.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from habitus.errors import ModelError
 from habitus.softmax import leaders
 from habitus.softmax.backend import SoftmaxBackend, refusal
-from habitus.softmax.checks import check_targets, not_finite
+from habitus.softmax.checks import check_scale, check_targets, largest, not_finite
 from habitus.softmax.plain_scan import GROUP, PlainScan
 from habitus.softmax.table import Candidates, CandidateTable
 from habitus.softmax.tile_scan import TileScan, slots_for
@@ -60,6 +61,7 @@ def catalogue_scores(
     The work is done where the queries are. Candidates may be there too, in host memory, in mapped files, or a list of
     such pieces; rows beyond `num_valid` are not looked at. Working memory stays near `memory_bytes`.
     """
+    _check_k(k)
     scans = _scanned(queries, candidates, targets, k, log_q, num_valid, memory_bytes)
     read = [readout(scan.sums()) for scan in scans]
     wanted = _joined([scan.target_scores() for scan in scans])
@@ -99,8 +101,7 @@ def top_k(
     memory_bytes: int = MEMORY_BYTES,
 ) -> TopK:
     """The k best candidates of each query: scores [M, k] and positions [M, k], best first, ties by lower position."""
-    if k < 1:
-        raise ModelError(f"k is {k}.", expected="at least 1")
+    _check_k(k)
     scans = _scanned(queries, candidates, None, k, log_q, num_valid, memory_bytes)
     best = _joined([scan.leaders() for scan in scans])
     return TopK(leaders.scores_of(best), leaders.ids_of(best))
@@ -120,15 +121,18 @@ def _scanned(
     _check(queries, table, targets, k, log_q)
     device = queries.device
     bias = None if log_q is None else -log_q.to(device, torch.float32)
+    reach, shift = largest(queries), 0.0 if bias is None else largest(bias)
     with torch.autocast(device.type, enabled=False):
         scans = _begin(queries, table, targets, k, bias, memory_bytes)
         block_rows = max(4096, memory_bytes // 4 // (table.width * table.dtype.itemsize))
         for start, block in table.blocks(block_rows, device):
-            if bool(not_finite(block)):
+            most = largest(block)
+            if not math.isfinite(most):
                 raise ModelError(
                     f"The candidates hold NaN or infinity between rows {start} and {start + len(block)}.",
                     next_step="Check the embedding cache that they came from.",
                 )
+            check_scale(reach, most, table.width, shift)
             part = None if bias is None else bias[start : start + len(block)]
             for scan in scans:
                 scan.see(block, part, start)
@@ -164,6 +168,11 @@ def _begin(
     return scans
 
 
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ModelError(f"k is {k}.", expected="at least 1")
+
+
 def _check(queries: Tensor, table: CandidateTable, targets: Tensor | None, k: int, log_q: Tensor | None) -> None:
     """Raise unless the arguments belong together."""
     if queries.ndim != 2 or len(queries) == 0 or queries.shape[1] != table.width:
@@ -181,6 +190,8 @@ def _check(queries: Tensor, table: CandidateTable, targets: Tensor | None, k: in
         raise ModelError(
             f"k is {k} and there are {len(table)} candidates.", expected="k at most their number, below 2^32"
         )
+    if log_q is not None and log_q.ndim != 1:
+        raise ModelError(f"log_q has shape {tuple(log_q.shape)}.", expected="one number per candidate")
     if log_q is not None and (len(log_q) < len(table) or bool(not_finite(log_q))):
         raise ModelError(
             f"log_q has {len(log_q)} entries for {len(table)} candidates, or holds NaN or infinity.",

@@ -117,14 +117,16 @@ def _dtype(piece: Rows) -> torch.dtype:
         return piece.dtype
     try:
         return torch.from_numpy(np.empty(0, piece.dtype)).dtype
-    except TypeError:
+    except (TypeError, ValueError):
         raise ModelError(
-            f"Candidates of numpy type {piece.dtype} cannot be scored.", expected="float16, float32 or float64"
+            f"Candidates of numpy type {piece.dtype} cannot be scored.",
+            expected="float16, float32 or float64 in the machine's byte order",
         ) from None
 
 
 def _tensor(piece: Rows) -> Tensor:
-    """A tensor of the piece; arrays that may not be written to are copied, since tensors can be."""
+    """A tensor of the piece; arrays that may not be written to or run backwards are copied, since no tensor does."""
     if isinstance(piece, Tensor):
         return piece
-    return torch.from_numpy(piece if piece.flags.writeable else np.array(piece))
+    shared = piece.flags.writeable and min(piece.strides) >= 0
+    return torch.from_numpy(piece if shared else np.array(piece, order="C"))
