@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from habitus.cli.app import app
 from habitus.data import Dataset
-from habitus.errors import ConfigError, ModelError
+from habitus.errors import ConfigError, DataError, ModelError
 from habitus.evaluate import EvaluateOptions, evaluate_runs
 from habitus.events.world import World
 
@@ -136,3 +136,20 @@ def test_the_same_numbers_from_one_two_and_three_processes(run: Path, dataset: D
         assert np.array_equal(found["top"], np.array(alone["top"].to_pylist()))
         np.testing.assert_allclose(found["loss"], alone["loss"].to_numpy(), rtol=0, atol=1e-6)
         np.testing.assert_allclose(found["entropy"], alone["entropy"].to_numpy(), rtol=0, atol=1e-6)
+
+
+def test_names_that_cannot_be_written_are_refused_before_any_work(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        habitus("evaluate", run, "--data", dataset.path, *SMALL, "--per-query", tmp_path)
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        habitus("embed", run, "--items", "new.parquet", "--out", tmp_path / "nowhere" / "vectors.parquet")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="file cannot be made: File exists"):
+        habitus("embed", run, "--data", dataset.path, "--out", tmp_path / "file")
+
+
+def test_odd_options_are_clear_errors(run: Path, dataset: Dataset) -> None:
+    with pytest.raises(ConfigError, match="--catalogue-items is '250,300'"):
+        habitus("evaluate", run, "--data", dataset.path, *SMALL, "--catalogue-items", "250,300")
+    with pytest.raises(ConfigError, match="device 'meta' is not supported"):
+        habitus("evaluate", run, "--data", dataset.path, *SMALL, "--device", "meta")

@@ -74,7 +74,7 @@ def evaluate(
         regimes=REGIMES[one_of("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
         queries=queries,
         batch_sequences=batch_sequences,
-        catalogue_items="all" if catalogue_items == "all" else _numbers("catalogue-items", catalogue_items)[0],
+        catalogue_items="all" if catalogue_items == "all" else _number("catalogue-items", catalogue_items),
         cutoffs=_numbers("cutoffs", cutoffs),
         histories="fitting" if histories == "fitting" else _numbers("histories", histories),
         exclude_history=exclude_history,
@@ -112,6 +112,13 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
         raise ConfigError(f"--{name} is {text!r}", expected="whole numbers, as in 1,5,10") from None
 
 
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--{name} is {text!r}", expected="all, or one whole number") from None
+
+
 def _check_files(out: Path | None, per_query: Path | None) -> None:
     """Refuse names that could not be written, before any work is done."""
     if out is not None and out.suffix not in (".json", ".parquet", ".csv"):
@@ -119,6 +126,8 @@ def _check_files(out: Path | None, per_query: Path | None) -> None:
     for path in (out, per_query):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"the folder {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} is a folder", expected="the name of a file to write")
 
 
 def _json(found: "list[Evaluation]") -> str:

@@ -109,11 +109,13 @@ class PerQueryFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            if error is None:
-                self._beside.replace(self.path)
-        self._beside.unlink(missing_ok=True)
+        try:
+            if self._writer is not None:
+                self._writer.close()
+                if error is None:
+                    self._beside.replace(self.path)
+        finally:
+            self._beside.unlink(missing_ok=True)
 
 
 def _is_repeat(queries: QueryBatch) -> np.ndarray:

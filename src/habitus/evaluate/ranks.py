@@ -79,6 +79,8 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device {name!r} is not known", expected="auto, cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported", expected="auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"device {name!r} was asked for, and torch sees no GPU here", next_step="pass --device cpu, or auto"

@@ -4,6 +4,7 @@ Shards are written one by one and kept when the work is interrupted; the manifes
 and the dataset whose vectors these are.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, Self
@@ -29,6 +30,7 @@ from habitus.typed import Typed
 SHARD_ROWS = 1 << 20
 EMBED_ROWS = 4096
 MANIFEST = "manifest.json"
+WRITABLE = "habitus embed --out names another folder; to evaluate, copy the run to where you can write"
 StoredType = Literal["bf16", "fp16", "fp32"]
 STORED_TYPES: tuple[StoredType, ...] = ("bf16", "fp16", "fp32")
 DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -119,7 +121,7 @@ def build_cache(
     path = Path(path)
     if (path / MANIFEST).exists():
         return _existing(path, bundle, dataset, dtype)
-    path.mkdir(parents=True, exist_ok=True)
+    _make_folder(path)
     identity = {"embedder": bundle.embedder_checksum, "dataset": dataset.checksum, "dtype": dtype}
     num_shards = -(-dataset.num_items // shard_rows)
     precision = bundle.recipe.train.precision
@@ -224,6 +226,16 @@ def _existing(path: Path, bundle: Bundle, dataset: Dataset, dtype: StoredType) -
             next_step=f"remove {path}, or write to another folder",
         )
     return found
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK)
+    except OSError as error:
+        raise ModelError(f"the folder {path} cannot be made: {error.strerror}", next_step=WRITABLE) from error
+    if not writable:
+        raise ModelError(f"the folder {path} cannot be written to", next_step=WRITABLE)
 
 
 def _is_finished(path: Path, identity: dict[str, str], num_rows: int) -> bool:

@@ -39,6 +39,8 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
     out = Path(out)
     if out.exists():
         raise DataError(f"{out} exists already", next_step="remove it, or name another file with --out")
+    if not out.parent.is_dir():
+        raise DataError(f"the folder {out.parent} does not exist", next_step=f"mkdir -p {out.parent}")
     ids = [bundle.schema.items.item, *bundle.schema.events.pair_columns]
     fields = list(bundle.encoders.item_kinds)
     beside = out.with_name(f".{out.name}.partial")
