@@ -225,6 +225,66 @@ def test_bad_sources_are_explained(planted: Any, tmp_path: Path) -> None:
         fit(planted.write(tmp_path / "failed.csv", failed))
 
 
+def test_a_spreadsheet_is_read_and_its_slips_are_named(planted: Any, tmp_path: Path) -> None:
+    rows = planted.rows(axes=ALLOCATION)
+    good = planted.write(tmp_path / "good.csv", rows)
+    marked = tmp_path / "marked.CSV"
+    marked.write_text("\ufeff" + good.read_text())
+    assert read_runs(marked) == read_runs(good)
+    header, first, *_ = good.read_text().splitlines()
+    for name, text, match in (
+        ("latin", None, "UTF-8"),
+        ("twice", f"{header},batch/loss\n{first},1\n", "more than once"),
+        ("long", f"{header}\n{first},1\n", "more cells than"),
+    ):
+        path = tmp_path / f"{name}.csv"
+        path.write_bytes(b"caf\xe9\n" if text is None else text.encode())
+        with pytest.raises(FitError, match=match):
+            read_runs(path)
+    for slip in ({"flops_budget": 0}, {"learning_rate": 0}, {"params": -1}, {"slots_seen": 0}, {"seed": 0.5}):
+        with pytest.raises(FitError, match=f"line 2: {next(iter(slip))}"):
+            read_runs(planted.write(tmp_path / "slip.csv", [{**rows[0], **slip}]))
+    with pytest.raises(FitError, match="cell_id is empty"):
+        read_runs(planted.write(tmp_path / "slip.csv", [{**rows[0], "cell_id": ""}]))
+    nll = planted.write(tmp_path / "nll.csv", [{**row, "batch/nll": row["batch/loss"]} for row in rows])
+    with pytest.raises(FitError, match="fall or rise"):
+        fit(nll, ["batch/nll"])
+    with pytest.raises(FitError, match="resamplings"):
+        fit(good, bootstrap=1)
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        [1],
+        {"axis": "allocation", "cells": None},
+        {"axis": "allocation", "cells": ["a0"]},
+        {"flops_budget": "much"},
+        {"flops_budget": -1e15},
+        {"learning_rate": 0},
+        {"seed": "first"},
+        {"wanted": [1]},
+    ],
+)
+def test_a_damaged_manifest_is_one_clear_error(planted: Any, tmp_path: Path, slip: Any) -> None:
+    store = write_store(tmp_path / "store", planted)
+    path = store / "sweeps" / "allocation-1.json"
+    manifest = json.loads(path.read_text())
+    if isinstance(slip, list) or "axis" in slip:
+        manifest = slip
+    else:
+        manifest["cells"][0] |= slip
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(FitError, match=r"allocation-1\.json"):
+        read_runs(store)
+
+
+def test_seeds_that_agree_to_the_last_digit_do_not_stop_the_drift(tmp_path: Path, planted: Any) -> None:
+    rows = [row for row in planted.rows() if row["axis"] == "init"]
+    laws = fit(planted.write(tmp_path / "runs.csv", [*rows, *({**row, "seed": 1} for row in rows)]))
+    assert laws.learning_rate_drift["default"].span_decades == pytest.approx(np.log10(5))
+
+
 @pytest.mark.parametrize(
     ("metric", "direction"),
     [

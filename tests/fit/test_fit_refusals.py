@@ -9,19 +9,25 @@ import pytest
 from habitus.errors import FitError
 from habitus.fit import (
     Law,
+    correlation_by_budget,
     critical_batch,
     depth_optimum,
+    direction_of,
     frontier,
     isoflop_optimum,
     learning_rate_drift,
+    leave_one_out,
     paired_regimes,
     power_law,
+    predict_power_law,
+    predict_saturating,
     rollout,
     saturating,
     spearman_matrix,
     steps_to_target,
     surface,
     surface_optimum,
+    surrogacy,
     two_term,
     two_term_by_budget,
 )
@@ -211,3 +217,92 @@ def test_extreme_numbers_stay_finite() -> None:
     law = power_law([1e15, 1e16, 1e17], [1e150, 1e100, 1e30])
     assert np.isfinite(law["coefficient"])
     assert law["exponent"] == pytest.approx(-60, abs=1)
+
+
+@each_law
+def test_numbers_near_the_limits_of_floats_are_an_error(law: Callable[[Any, Any], Law]) -> None:
+    with pytest.raises(FitError, match="another unit"):
+        law(X, 1e300 * VALLEY)
+    with pytest.raises(FitError, match="another unit"):
+        law(1e-200 * X, VALLEY)
+
+
+@each_law
+def test_sizes_that_differ_by_rounding_are_one_size(law: Callable[[Any, Any], Law]) -> None:
+    result = law(1 + 1e-15 * np.arange(8), VALLEY)
+    assert result.status == "too_few"
+    assert "1 distinct" in result.warnings[0] or "1 sizes" in result.warnings[0]
+
+
+def test_a_law_without_values_predicts_nothing() -> None:
+    with pytest.raises(FitError, match="fitted saturating law"):
+        predict_saturating(saturating([1e15, 1e16], [3.0, 2.0]), 1e20)
+    with pytest.raises(FitError, match="fitted power law"):
+        predict_power_law(power_law([1e15, 1e16], [3.0, 2.0]), 1e20)
+    with pytest.raises(FitError, match="fitted power law"):
+        predict_power_law(saturating([1e15, 1e16, 1e17, 1e18], [3.0, 2.5, 2.2, 2.1]), 1e20)
+    for budget in (0.0, -1.0, np.nan, np.inf, "much"):
+        with pytest.raises(FitError, match="positive, finite"):
+            predict_power_law(power_law([1, 2, 4, 8], [1, 2, 3, 5]), budget)  # type: ignore[arg-type]
+
+
+def test_words_and_wrong_lengths_are_explained_everywhere() -> None:
+    words = ["a", "b", "c"]
+    for call in (
+        lambda: spearman_matrix({"loss": words, "recall": [1, 2, 3]}),
+        lambda: spearman_matrix({"loss": [[1], [2]], "recall": [1, 2]}),
+        lambda: correlation_by_budget([1, 1, 2], {"loss": [1, 2], "recall": [1, 2]}),
+        lambda: surrogacy([1, 1, 1], [1, 2], {"recall": [1, 2, 3]}),
+        lambda: surrogacy([1, 1, 1], [1, 2, 3], {"recall": words}),
+        lambda: paired_regimes({"loss": [1, 2, 3]}, {"loss": [1, 2]}),
+        lambda: rollout(zip([1, 2, 3], words, strict=True), "power_law"),
+        lambda: rollout([(1, 2), (2, 0), (3, 1), (4, 1)], "saturating"),
+        lambda: leave_one_out([(1, 2), (2,)], "power_law"),
+        lambda: steps_to_target([(1, "a")], 0.5),
+        lambda: depth_optimum(X, VALLEY, at=0.0),
+        lambda: surface(X, X[::-1], VALLEY, delta=-1.0),
+        lambda: surface(X, X[::-1], VALLEY, bootstrap=1),
+    ):
+        with pytest.raises(FitError):
+            call()
+
+
+def test_a_metric_of_unknown_direction_is_refused() -> None:
+    with pytest.raises(FitError, match="fall or rise"):
+        direction_of("batch/nll")
+
+
+def test_a_term_that_the_runs_do_not_show_is_no_value_of_the_surface() -> None:
+    """A loss that depends on size alone, exactly: the data term is rounding."""
+    D = np.array([1e15, 1e16, 1e17, 1e16, 1e17, 1e15, 1e17, 1e16]) / X
+    only_size = surface(X, D, 40 * X**-0.2)
+    assert only_size.status == "not_identified" and only_size.warnings
+    rng = np.random.default_rng(0)
+    for y in (3 - 0.05 * np.log(X / 1e7) ** 2, 3 - 0.1 * np.log(X / 1e7), 3 * (1 + 0.3 * rng.standard_normal(8))):
+        law = surface(X, D, y)
+        for name, value in law.values.items():
+            low, high = law.interval(name)
+            assert low <= value <= high, (name, law.status)
+        if "size_exponent" in law.values:
+            assert 0.02 <= law["size_exponent"] <= 2.5 and 0.02 <= law["data_exponent"] <= 2.5
+
+
+def test_the_interval_of_b_crit_holds_b_crit_where_the_line_is_wrong() -> None:
+    law = critical_batch(X, 1e16 * (X / 1e7) ** -0.6)
+    for level in (0.8, 0.95):
+        low, high = law.interval("b_crit", level)
+        assert low <= law["b_crit"] <= high
+
+
+def test_a_shared_alpha_is_not_tied_to_a_grid(planted: Any) -> None:
+    K = 2.0 ** np.arange(14, 22)
+    optima = {1e15: 1.0e5, 1e16: 1.5e5, 1e17: 2.0e5, 1e18: 3.0e5}
+    rng = np.random.default_rng(1)
+    covered = []
+    for _ in range(8):
+        y = [(9 + planted.valley(K, o, 0.5, 0.45, 0.3)) * (1 + 1e-5 * rng.standard_normal(8)) for o in optima.values()]
+        laws = two_term_by_budget(np.repeat(list(optima), 8), np.tile(K, 4), np.concatenate(y), share="alpha")
+        for c, law in laws.items():
+            low, high = law.interval("x_opt")
+            covered.append(low <= optima[c] <= high)
+    assert np.mean(covered) > 0.85

@@ -18,7 +18,7 @@ def fit(
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be repeated.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the laws as JSON instead of tables.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the permutations and the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the permutations and the bootstrap.")] = 0,
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Resamplings of cells and seeds through the whole pipeline.")
     ] = 0,
@@ -32,7 +32,7 @@ def fit(
     from habitus.fit.tables import tables
 
     target = out or (store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json"))
-    if target.suffix != ".json" or not target.parent.is_dir():
+    if out is not None and (target.suffix != ".json" or not target.parent.is_dir()):
         raise ConfigError(f"--out {target}", expected="a name that ends in .json, in a folder that exists")
     laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats)
     laws.write(target)

@@ -4,6 +4,7 @@ import numpy as np
 from scipy import optimize
 
 from habitus.errors import FitError
+from habitus.fit.checks import one_positive
 from habitus.fit.result import LEVELS, Law, make_intervals
 from habitus.fit.separable import region
 from habitus.fit.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
@@ -19,8 +20,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
     """
     if law.law != "surface" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted surface")
-    if compute <= 0:
-        raise FitError(f"a budget of {compute:g} FLOPs", expected="a positive number")
+    one_positive(compute=compute)
     N, D, L = (np.asarray(law.points[name]) for name in ("N", "D", "loss"))
     fit = fit_surface(N, D, L, law.details["delta"])
     best = pseudo_fit(N, D, L, fit)

@@ -1,7 +1,7 @@
 """Arrays that a law may be fitted to, or one clear error."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from habitus.fit.result import Residuals
 
 Direction = Literal["min", "max"]
 Numbers = Sequence[float] | np.ndarray
+LARGEST = 1e150  # squares of larger numbers, and of smaller ones than 1/LARGEST, leave what a float can hold
 
 
 def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
@@ -28,6 +29,14 @@ def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
                 f"{name} holds {bad.size} value(s) that are not finite; the first is {array[bad[0]]} in row {bad[0]}",
                 expected="finite numbers",
                 next_step="leave runs without a value out, and say so; a missing value is never a number",
+            )
+        size = np.abs(array)
+        bad = np.flatnonzero((size > LARGEST) | ((size > 0) & (size < 1 / LARGEST)))
+        if bad.size:
+            raise FitError(
+                f"{name} holds {array[bad[0]]:g} in row {bad[0]}",
+                expected=f"numbers between {1 / LARGEST:g} and {LARGEST:g} in size, or zero",
+                next_step="measure it in another unit",
             )
         arrays[name] = array
     lengths = {name: len(array) for name, array in arrays.items()}
@@ -59,6 +68,35 @@ def no_row_twice(**named: np.ndarray) -> None:
             expected="each run once (several seeds of one cell differ in the metric)",
             next_step="drop the repeated rows",
         )
+
+
+def one_positive(**named: float) -> None:
+    """Refuse a single number that is no number, not finite, zero or negative."""
+    for name, value in named.items():
+        try:
+            known = 0 < float(value) < np.inf
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            raise FitError(f"{name} = {value!r}", expected="a positive, finite number")
+
+
+def num_distinct(values: np.ndarray) -> int:
+    """How many values differ by more than rounding."""
+    ordered = np.sort(values)
+    apart = np.diff(ordered) > 1e-9 * np.abs(ordered[1:])
+    return int(apart.sum()) + 1 if len(ordered) else 0
+
+
+def pairs_of(rows: Iterable[Any], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The two columns of pairs, or one clear error."""
+    try:
+        pairs = np.asarray(list(rows), dtype=np.float64)
+    except (TypeError, ValueError):
+        raise FitError(f"{what} hold something that is not a pair of numbers", expected="pairs of numbers") from None
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise FitError(f"{what} of shape {pairs.shape}", expected="pairs of numbers")
+    return pairs[:, 0], pairs[:, 1]
 
 
 def sign_of(direction: Direction) -> float:

@@ -71,21 +71,17 @@ def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int 
     names = list(table)
     if len(names) < 2:
         raise FitError(f"{len(names)} column(s)", expected="two or more metrics to compare")
-    data = {name: np.asarray(table[name], dtype=np.float64) for name in names}
-    lengths = {len(column) for column in data.values()}
-    if len(lengths) > 1:
-        raise FitError(f"columns of lengths {sorted(lengths)}", expected="one row per run in every column")
+    data, length = _columns(table)
     rng = np.random.default_rng(seed)
     pairs = [_pair(a, b, data[a], data[b], rng) for i, a in enumerate(names) for b in names[i + 1 :]]
-    return CorrelationTable(label=label, names=tuple(names), pairs=tuple(pairs), num_rows=lengths.pop())
+    return CorrelationTable(label=label, names=tuple(names), pairs=tuple(pairs), num_rows=length)
 
 
 def correlation_by_budget(budget: Numbers, table: Mapping[str, Numbers], seed: int = 0) -> tuple[CorrelationTable, ...]:
     """One table per budget, then one that pools them. Pooled ρ mostly shows that compute helps everything."""
     (C,) = columns(budget=budget)
-    within = [
-        spearman_matrix({k: np.asarray(v)[c == C] for k, v in table.items()}, f"{c:.3g}", seed) for c in np.unique(C)
-    ]
+    table, _ = _columns(table, len(C))
+    within = [spearman_matrix({k: v[c == C] for k, v in table.items()}, f"{c:.3g}", seed) for c in np.unique(C)]
     return (*within, spearman_matrix(table, "pooled", seed))
 
 
@@ -102,12 +98,13 @@ def surrogacy(
     A cell is faded where the metric's spread over K is under 2%: there is nothing to rank.
     """
     (C,) = columns(budget=budget)
-    loss = np.asarray(in_batch_loss, dtype=np.float64)
+    (loss,) = _columns({"in_batch_loss": in_batch_loss}, len(C))[0].values()
+    metrics, _ = _columns(metrics, len(C))
     rng = np.random.default_rng(seed)
     found = []
     for c in np.unique(C):
         for name, values in metrics.items():
-            column = np.asarray(values, dtype=np.float64)[c == C]
+            column = values[c == C]
             if not np.isfinite(column).any():
                 continue
             level = float(np.abs(np.nanmean(column)))
@@ -126,17 +123,29 @@ def paired_regimes(
     shared = [name for name in local if name in catalogue]
     if not shared:
         raise FitError("no metric stands in both regimes", expected="metrics such as loss and ndcg@10 under both names")
+    here, length = _columns({name: local[name] for name in shared})
+    there, _ = _columns({name: catalogue[name] for name in shared}, length)
     rng = np.random.default_rng(seed)
-    return tuple(
-        _pair(
-            f"batch/{name}",
-            f"catalogue/{name}",
-            np.asarray(local[name], dtype=np.float64),
-            np.asarray(catalogue[name], dtype=np.float64),
-            rng,
-        )
-        for name in shared
-    )
+    return tuple(_pair(f"batch/{name}", f"catalogue/{name}", here[name], there[name], rng) for name in shared)
+
+
+def _columns(table: Mapping[str, Numbers], num_rows: int | None = None) -> tuple[dict[str, np.ndarray], int]:
+    """Equally long columns of float64 and their length; what is not finite counts as missing."""
+    data = {}
+    for name, values in table.items():
+        try:
+            column = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise FitError(
+                f"{name} holds something that is not a number", expected="numbers; NaN where missing"
+            ) from None
+        if column.ndim != 1:
+            raise FitError(f"{name} has shape {column.shape}", expected="one number per run, in one row")
+        data[name] = np.where(np.isfinite(column), column, np.nan)
+    lengths = {len(column) for column in data.values()} | ({num_rows} if num_rows is not None else set())
+    if len(lengths) > 1:
+        raise FitError(f"columns of lengths {sorted(lengths)}", expected="one row per run in every column")
+    return data, max(lengths, default=0)
 
 
 def _pair(a: str, b: str, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Correlation:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from habitus.fit.checks import Numbers, all_equal, columns, no_row_twice, positive, residuals_of
+from habitus.fit.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, positive, residuals_of
 from habitus.fit.result import LEVELS, Law, make_intervals, refused
 
 FORM = "S = s_min * (1 + b_crit / B)"
@@ -22,8 +22,8 @@ def critical_batch(batch: Numbers, steps: Numbers) -> Law:
     B, S = columns(batch=batch, steps=steps)
     positive(batch=B, steps=S)
     no_row_twice(batch=B, steps=S)
-    if len(np.unique(B)) < 4:
-        why = f"{len(np.unique(B))} distinct batch sizes; a line and its curvature need 4"
+    if num_distinct(B) < 4:
+        why = f"{num_distinct(B)} distinct batch sizes; a line and its curvature need 4"
         return refused("critical_batch", FORM, "too_few", len(B), why)
     if all_equal(S):
         why = "every batch size needs the same number of steps: no slope in 1/B"
@@ -43,7 +43,11 @@ def critical_batch(batch: Numbers, steps: Numbers) -> Law:
     fitted = intercept + slope / B
     residuals = residuals_of(S, fitted, 2)
     values["r2"] = residuals.r2 or 0.0
-    intervals = _intervals(B, S, values["r2"])
+    intervals = {
+        # Least squares and the weighed noise models can part company; an interval still holds its value.
+        level: {name: (min(low, values[name]), max(high, values[name])) for name, (low, high) in named.items()}
+        for level, named in _intervals(B, S, values["r2"]).items()
+    }
     status, warnings = _verdict(values, intervals[0.95]["b_crit"], details, B)
     return Law(
         law="critical_batch",

@@ -18,6 +18,7 @@ from habitus.fit.checks import (
     all_equal,
     columns,
     no_row_twice,
+    num_distinct,
     positive,
     residuals_of,
     sign_of,
@@ -138,11 +139,11 @@ def _shared_valleys(
     split: dict[float, tuple[np.ndarray, np.ndarray]], direction: Direction
 ) -> tuple[dict[float, Law], _Shape | None]:
     sign = sign_of(direction)
-    usable = {c: (xs, ys) for c, (xs, ys) in split.items() if len(np.unique(xs)) >= _CELLS and not all_equal(ys)}
+    usable = {c: (xs, ys) for c, (xs, ys) in split.items() if num_distinct(xs) >= _CELLS and not all_equal(ys)}
     laws = {
         c: refused(
             "frontier", FORM, "too_few", len(xs),
-            f"{len(np.unique(xs))} distinct sizes (or all values equal); a budget needs {_CELLS}",
+            f"{num_distinct(xs)} distinct sizes (or all values equal); a budget needs {_CELLS}",
         )
         for c, (xs, _) in split.items()
         if c not in usable
@@ -258,8 +259,8 @@ class _Budget:
         to_height = np.array([1.0, rise, fall])
         variance = self.best.sigma2 * solved.inverse[0]
         return {
-            "log_x_opt_se": max(float(np.sqrt(to_place @ variance @ to_place)), 1e-12),
-            "y_opt_se": max(float(np.sqrt(to_height @ variance @ to_height)), 1e-15),
+            "log_x_opt_se": max(float(np.sqrt(max(to_place @ variance @ to_place, 0.0))), 1e-12),
+            "y_opt_se": max(float(np.sqrt(max(to_height @ variance @ to_height, 0.0))), 1e-15),
         }
 
     def _verdict(self, x_opt: float, interval: tuple[float, float]) -> tuple[Any, list[str]]:

@@ -15,6 +15,8 @@ from habitus.fit.checks import (
     all_equal,
     columns,
     no_row_twice,
+    num_distinct,
+    one_positive,
     positive,
     residuals_of,
     sign_of,
@@ -32,6 +34,7 @@ def isoflop_optimum(size: Numbers, metric: Numbers, direction: Direction = "min"
 
 def depth_optimum(share: Numbers, metric: Numbers, direction: Direction = "min", at: float = 0.02) -> Law:
     """The same in log share for the depth axis, with `gap`: what choosing the share `at` instead costs."""
+    one_positive(at=at)
     law = _parabola("depth_optimum", share, metric, direction)
     if "x_opt" not in law.values:
         return law
@@ -45,7 +48,7 @@ def _parabola(name: str, x: Numbers, y: Numbers, direction: Direction) -> Law:
     positive(size=x)
     no_row_twice(size=x, metric=y)
     sign = sign_of(direction)
-    distinct = len(np.unique(x))
+    distinct = num_distinct(x)
     if distinct < 4:
         why = f"{distinct} distinct sizes; a parabola and one point to judge it by need 4"
         return refused(name, FORM, "too_few", len(x), why, direction=direction)

@@ -55,6 +55,10 @@ def fit(
     allow_repeats: bool = False,
 ) -> LawsFile:
     """Every law that the runs of a store or CSV support, per metric. The same for the same seed."""
+    if seed < 0 or bootstrap < 0 or bootstrap == 1:
+        raise FitError(
+            f"seed = {seed}, bootstrap = {bootstrap}", expected="a seed from 0 up; 0 or at least 2 resamplings"
+        )
     selection = select(read_runs(source), allow_repeats)
     if not selection.runs:
         reasons = sorted({e.reason for e in selection.exclusions})
@@ -93,7 +97,9 @@ def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
                 f"metric {name!r} stands in no run ({nearest(name, sorted(present))})",
                 expected="<regime>/<metric>[@k][/<slice>], as in batch/loss or catalogue/recall@10",
             )
-    return list(asked) or [name for name in HEADLINE if name in present]
+    for name in asked:
+        direction_of(name)  # refuses what it does not know
+    return list(dict.fromkeys(asked)) or [name for name in HEADLINE if name in present]
 
 
 def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
@@ -181,11 +187,10 @@ def _drift(selection: Selection) -> dict[str, RateDrift]:
     for init in sorted({run.init for run in selection.runs if run.axis == "init"}):
         runs = [r for r in selection.runs if r.axis == "init" and r.init == init and "params" in r.knobs]
         if len({run.knobs["params"] for run in runs}) >= 2:
-            drifts[init] = learning_rate_drift(
-                [run.knobs["params"] for run in runs],
-                [run.learning_rate for run in runs],
-                [run.metrics[TAIL_LOSS] for run in runs],
-            )
+            # Two seeds that agree to the last digit are no row given twice.
+            rows = dict.fromkeys((run.knobs["params"], run.learning_rate, run.metrics[TAIL_LOSS]) for run in runs)
+            sizes, rates, losses = zip(*rows, strict=True)
+            drifts[init] = learning_rate_drift(sizes, rates, losses)
     return drifts
 
 

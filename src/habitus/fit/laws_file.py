@@ -16,6 +16,7 @@ from habitus.fit.selection import Exclusion, RateChoice
 from habitus.typed import Typed, nearest
 
 LAWS_VERSION: Literal[1] = 1
+_LARGER_IS_BETTER = ("recall", "ndcg", "mrr", "coverage", "coverage_union")
 _SMALLER_IS_BETTER = ("loss", "perplexity", "entropy", "in_batch_loss", "extra_loss")
 
 
@@ -125,5 +126,11 @@ class LawsFile(Typed):
 
 def direction_of(metric: str) -> Direction:
     """Whether smaller or larger is better: losses, perplexity and entropy fall, ranking metrics rise."""
-    bare = metric.split("/")[1] if "/" in metric else metric
-    return "min" if bare.split("@")[0] in _SMALLER_IS_BETTER else "max"
+    bare = (metric.split("/")[1] if "/" in metric else metric).split("@")[0]
+    if bare not in (*_SMALLER_IS_BETTER, *_LARGER_IS_BETTER):
+        raise FitError(
+            f"whether {metric!r} should fall or rise is not known ({nearest(bare, list(_LARGER_IS_BETTER))})",
+            expected=f"one of {', '.join((*_SMALLER_IS_BETTER, *_LARGER_IS_BETTER))}, with a regime in front",
+            next_step="give the column the name of the metric it holds, or call the law with a direction",
+        )
+    return "min" if bare in _SMALLER_IS_BETTER else "max"

@@ -10,7 +10,16 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.fit.checks import Numbers, all_equal, columns, no_row_twice, positive, residuals_of
+from habitus.fit.checks import (
+    Numbers,
+    all_equal,
+    columns,
+    no_row_twice,
+    num_distinct,
+    one_positive,
+    positive,
+    residuals_of,
+)
 from habitus.fit.result import LEVELS, Law, make_intervals, refused
 
 FORM = "y = coefficient * x^exponent"
@@ -26,8 +35,8 @@ def power_law(x: Numbers, y: Numbers, weights: Numbers | None = None, common: np
     positive(x=x, y=y)
     no_row_twice(x=x, y=y)
     n = len(x)
-    if len(np.unique(x)) < 3:
-        why = f"{len(np.unique(x))} distinct x; a line and its error need 3"
+    if num_distinct(x) < 3:
+        why = f"{num_distinct(x)} distinct x; a line and its error need 3"
         return refused("power_law", FORM, "too_few", n, why)
     w = np.ones(n) if weights is None else columns(weights=weights)[0]
     if len(w) != n:
@@ -39,10 +48,14 @@ def power_law(x: Numbers, y: Numbers, weights: Numbers | None = None, common: np
 
 def predict_power_law(law: Law, x: float, level: float = 0.95) -> tuple[float, float, float]:
     """(value, low, high) of the line at x. The interval is that of the line, not of one more sweep."""
+    if law.law != "power_law" or not law.values:
+        raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted power law")
+    one_positive(x=x)
     u, v, w = (np.asarray(law.points[name]) for name in ("log_x", "log_y", "weights"))
     line = _Line(u, v, w, _common_of(law))
     center, low, high = line.at(float(np.log(x)), level)
-    return float(np.exp(center)), float(np.exp(low)), float(np.exp(high))
+    with np.errstate(over="ignore"):
+        return float(np.exp(center)), float(np.exp(low)), float(np.exp(high))
 
 
 class _Line:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.fit.checks import columns
+from habitus.fit.checks import columns, pairs_of, positive
 from habitus.fit.power_law import power_law, predict_power_law
 from habitus.fit.result import Law
 from habitus.fit.saturating import predict_saturating, saturating
@@ -137,10 +137,13 @@ def _known(law: str) -> tuple[Callable[..., Law], Callable[..., tuple[float, flo
 
 
 def _sorted(records: Iterable[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
-    pairs = np.asarray(list(records), dtype=np.float64)
-    if pairs.ndim != 2 or pairs.shape[1] != 2:
-        raise FitError(f"records of shape {pairs.shape}", expected="pairs of compute and value")
-    C, y = columns(compute=pairs[:, 0], value=pairs[:, 1])
+    compute, value = pairs_of(records, "records")
+    C, y = columns(compute=compute, value=value)
+    positive(compute=C)
+    if (y == 0).any():
+        raise FitError(
+            "a value is zero", expected="values other than zero, since a miss is a share of what was observed"
+        )
     if len(np.unique(C)) < len(C):
         raise FitError("a budget stands twice in the records", expected="one value per budget")
     order = np.argsort(C)

@@ -1,6 +1,7 @@
 """Runs as `fit` sees them: read from a store's sweep manifests and Records, or from one flat CSV."""
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ KNOBS = (
     "slots_seen", "batch_sequences", "num_negatives", "steps", "epochs", "width", "depth", "text_depth",
     "joint_dim", "flops_nominal",
 )  # fmt: skip
+_POSITIVE = ("params", "slots_seen", "batch_sequences")
 _MANIFEST_COLUMNS = ("axis", "cell_id", "flops_budget", "learning_rate", "seed")
 _OTHER_COLUMNS = ("status", "reason", "init", "optimizer", "on_diagonal", "step", "recipe_hash", "parent_hash")
 _REGIMES = ("batch/", "catalogue/", "train/")
@@ -50,7 +52,7 @@ def read_runs(source: str | Path) -> list[Run]:
     source = Path(source)
     if source.is_dir():
         return _from_store(source)
-    if source.suffix == ".csv" and source.is_file():
+    if source.suffix.lower() == ".csv" and source.is_file():
         return _from_csv(source)
     raise FitError(
         f"{source} is neither a store folder nor a .csv file",
@@ -74,8 +76,8 @@ def _from_store(store: Path) -> list[Run]:
         axis = manifest.get("axis")
         if axis not in AXES:
             raise FitError(f"{path}: axis {axis!r} is unknown", expected=f"one of {', '.join(AXES)}")
-        for cell in manifest.get("cells", []):
-            digest = _needed(cell, "recipe_hash", path)
+        for cell in _cells(manifest, path):
+            digest = str(_needed(cell, "recipe_hash", path))
             if digest not in records:
                 record_path = store / "cells" / digest / "record.json"
                 records[digest] = Record.read(record_path) if record_path.exists() else None
@@ -91,15 +93,14 @@ def _from_store(store: Path) -> list[Run]:
 
 
 def _run_of_cell(axis: str, cell: Mapping[str, Any], record: Record | None, path: Path) -> Run:
-    wanted = cell.get("wanted") or {}
     bare = Run(
         axis=axis,
         cell_id=str(_needed(cell, "cell_id", path)),
-        budget=float(_needed(cell, "flops_budget", path)),
-        learning_rate=float(_needed(cell, "learning_rate", path)),
-        seed=int(_needed(cell, "seed", path)),
+        budget=_positive(_needed(cell, "flops_budget", path), "flops_budget", str(path)),
+        learning_rate=_positive(_needed(cell, "learning_rate", path), "learning_rate", str(path)),
+        seed=_whole(_needed(cell, "seed", path), "seed", str(path)),
         recipe_hash=str(cell["recipe_hash"]),
-        on_diagonal=bool(wanted.get("on_diagonal", True)),
+        on_diagonal=bool((cell.get("wanted") or {}).get("on_diagonal", True)),
     )
     if record is None:
         return replace(bare, status="missing", reason="no Record yet")
@@ -114,7 +115,7 @@ def _run_of_cell(axis: str, cell: Mapping[str, Any], record: Record | None, path
         "embedder_share": record.embedder_share or params.embedder / max(params.total, 1),
         "embedder_flop_share": record.embedder_flop_share,
         "flops_nominal": record.flops_nominal,
-        "slots_seen": record.slots_seen,
+        "slots_seen": record.slots_seen or None,  # a Record that does not say how many has zero
         "batch_sequences": recipe.train.batch_sequences,
         "num_negatives": recipe.train.num_negatives,
         "steps": record.steps,
@@ -140,13 +141,20 @@ def _run_of_cell(axis: str, cell: Mapping[str, Any], record: Record | None, path
 
 
 def _from_csv(path: Path) -> list[Run]:
-    with path.open(newline="", encoding="utf-8") as file:
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a byte-order mark first
+    except (OSError, UnicodeDecodeError) as error:
+        raise FitError(f"{path} cannot be read: {error}", expected="a CSV in UTF-8") from None
+    with io.StringIO(text, newline="") as file:
         reader = csv.DictReader(file)
         header = reader.fieldnames or []
         missing = [name for name in _MANIFEST_COLUMNS if name not in header]
         known = [*_MANIFEST_COLUMNS, *_OTHER_COLUMNS, *KNOBS]
         if missing:
             raise FitError(f"{path} lacks the column(s) {', '.join(missing)}", expected=", ".join(_MANIFEST_COLUMNS))
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise FitError(f"{path} has the column(s) {', '.join(twice)} more than once", expected="each column once")
         for name in header:
             if name not in known and not name.startswith(_REGIMES):
                 raise FitError(
@@ -172,23 +180,34 @@ def _row(path: Path, number: int, row: dict[str, str]) -> tuple[Run, float | Non
             )
         return value
 
+    if None in row:
+        raise FitError(f"{path}, line {number}: more cells than the header has names", expected="one cell per column")
+    if not row["cell_id"]:
+        raise FitError(
+            f"{path}, line {number}: cell_id is empty", expected="a name that all rates and seeds of a cell share"
+        )
     if row["axis"] not in AXES:
         raise FitError(f"{path}, line {number}: axis {row['axis']!r}", expected=f"one of {', '.join(AXES)}")
+    where = f"{path}, line {number}"
     present = {name for name, text in row.items() if name and text not in (None, "")}
     status = row.get("status") or "done"
     run = Run(
         axis=row["axis"],
         cell_id=row["cell_id"],
-        budget=number_in("flops_budget"),
-        learning_rate=number_in("learning_rate"),
-        seed=int(number_in("seed")),
+        budget=_positive(number_in("flops_budget"), "flops_budget", where),
+        learning_rate=_positive(number_in("learning_rate"), "learning_rate", where),
+        seed=_whole(number_in("seed"), "seed", where),
         status=status,
         reason=row.get("reason") or ("" if status == "done" else status),
         recipe_hash=row.get("recipe_hash") or "",
         init=row.get("init") or "default",
         optimizer=row.get("optimizer") or "",
         on_diagonal=(row.get("on_diagonal") or "yes").lower() not in ("no", "false", "0"),
-        knobs={name: number_in(name) for name in KNOBS if name in present},
+        knobs={
+            name: _positive(number_in(name), name, where) if name in _POSITIVE else number_in(name)
+            for name in KNOBS
+            if name in present
+        },
         metrics={name: number_in(name) for name in present if name.startswith(_REGIMES)},
     )
     if "params" not in run.knobs and {"embedder_params", "contextualizer_params"} <= present:
@@ -232,9 +251,41 @@ def _key(run: Run) -> tuple[Any, ...]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise FitError(f"{path} cannot be read: {error}", expected="a sweep manifest in JSON") from None
+    if not isinstance(manifest, dict):
+        raise FitError(f"{path} holds a {type(manifest).__name__}", expected="a sweep manifest: axis, preset, cells")
+    return manifest
+
+
+def _cells(manifest: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    cells = manifest.get("cells")
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise FitError(f"{path}: 'cells' is not a list of cells", expected="the keys of a sweep manifest")
+    if not all(isinstance(cell.get("wanted") or {}, dict) for cell in cells):
+        raise FitError(f"{path}: a cell's 'wanted' is not a table", expected="the keys of a sweep manifest")
+    return cells
+
+
+def _positive(value: Any, name: str, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise FitError(f"{where}: {name} = {value!r}", expected="a positive, finite number")
+    return number
+
+
+def _whole(value: Any, name: str, where: str) -> int:
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != float(value):
+        raise FitError(f"{where}: {name} = {value!r}", expected="a whole number")
+    return whole
 
 
 def _needed(cell: Mapping[str, Any], key: str, path: Path) -> Any:

@@ -12,6 +12,8 @@ from habitus.fit.checks import (
     all_equal,
     columns,
     no_row_twice,
+    num_distinct,
+    one_positive,
     positive,
     residuals_of,
     sign_of,
@@ -41,8 +43,8 @@ def saturating(
     positive(compute=x)
     no_row_twice(compute=x, loss=y)
     needed = 3 if fixed_floor is None else 2
-    if len(np.unique(x)) < needed:
-        why = f"{len(np.unique(x))} distinct budget(s); the curve has {needed} values"
+    if num_distinct(x) < needed:
+        why = f"{num_distinct(x)} distinct budget(s); the curve has {needed} values"
         return refused("saturating", FORM, "too_few", len(x), why)
     if all_equal(y):
         return refused("saturating", FORM, "flat", len(x), "all losses are equal: nothing scales")
@@ -87,6 +89,9 @@ def saturating(
 
 def predict_saturating(law: Law, compute: float, level: float = 0.95) -> tuple[float, float, float]:
     """(value, low, high) of L* at a budget, by profile likelihood; open ends where nothing is left to judge."""
+    if law.law != "saturating" or not law.values:
+        raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted saturating law")
+    one_positive(compute=compute)
     sign = sign_of(law.details["direction"])
     value = law["floor"] + sign * law["coefficient"] * compute ** -law["exponent"]
     x, y = (np.asarray(law.points[k]) for k in ("x", "y"))

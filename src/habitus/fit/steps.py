@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.fit.checks import Direction, columns, sign_of
+from habitus.fit.checks import Direction, columns, pairs_of, sign_of
 from habitus.typed import Typed
 
 Trajectory = Sequence[tuple[float, float]] | np.ndarray  # (step, value), in order of steps
@@ -80,10 +80,8 @@ def smoothed(values: np.ndarray, half_life: float) -> np.ndarray:
 
 
 def _split(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
-    pairs = np.asarray(trajectory, dtype=np.float64)
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-        raise FitError(f"a trajectory of shape {pairs.shape}", expected="pairs of step and value")
-    steps, values = columns(step=pairs[:, 0], value=pairs[:, 1])
+    step, value = pairs_of(trajectory, "the points of a trajectory")
+    steps, values = columns(step=step, value=value)
     if (np.diff(steps) <= 0).any():
         raise FitError("the steps of a trajectory do not increase", expected="evaluations in order, each once")
     return steps, values

@@ -13,7 +13,17 @@ from typing import Any, Literal
 import numpy as np
 from scipy import optimize
 
-from habitus.fit.checks import Numbers, all_equal, columns, no_row_twice, positive, residuals_of
+from habitus.errors import FitError
+from habitus.fit.checks import (
+    Numbers,
+    all_equal,
+    columns,
+    no_row_twice,
+    num_distinct,
+    one_positive,
+    positive,
+    residuals_of,
+)
 from habitus.fit.result import LEVELS, Law, make_intervals, refused
 from habitus.fit.separable import Best, Group, Terms, fit_separable, project, region
 
@@ -41,8 +51,12 @@ def surface(
     N, D, L = columns(N=N, D=D, loss=loss)
     positive(N=N, D=D, loss=L)
     no_row_twice(N=N, D=D, loss=L)
-    if len(L) < 7 or len(np.unique(N)) < 3:
-        why = f"{len(L)} points with {len(np.unique(N))} sizes; five values need 7 points and 3 sizes"
+    if delta != "scale":
+        one_positive(delta=delta)
+    if bootstrap and bootstrap < 2:
+        raise FitError(f"bootstrap = {bootstrap}", expected="0 for profile likelihood, or 2 and more resamplings")
+    if len(L) < 7 or num_distinct(N) < 3:
+        why = f"{len(L)} points with {num_distinct(N)} sizes; five values need 7 points and 3 sizes"
         return refused("surface", FORM, "too_few", len(L), why)
     if all_equal(L):
         return refused("surface", FORM, "flat", len(L), "all losses are equal")
@@ -50,12 +64,26 @@ def surface(
         why = "log N and log D lie on one line (a single budget?): size and data cannot be told apart"
         return refused("surface", FORM, "not_identified", len(L), why)
     fitted = fit_surface(N, D, L, delta)
+    gone = [f"{n} = {v:.3g}" for n, v in fitted.values.items() if "exponent" in n and not _in_bounds(v)]
+    if gone:
+        why = f"{', '.join(gone)} runs out of {EXPONENTS[0]}..{EXPONENTS[1]}: these runs do not show that term"
+        return refused("surface", FORM, "not_identified", len(L), why)
     best = pseudo_fit(N, D, L, fitted)
     status, warnings = _verdict(best)
     if bootstrap:
         intervals = _bootstrap(N, D, L, delta, bootstrap, seed)
     else:
         intervals = {level: _ranges(fitted, best, level) for level in LEVELS}
+        outside = [n for n, ends in intervals[0.95].items() if not _holds(ends, fitted.values[n])]
+        if outside:
+            status = "not_identified"
+            warnings.append(
+                f"{', '.join(outside)} cannot be told from zero or from the other term: read no value alone"
+            )
+        intervals = {
+            level: {n: (min(low, fitted.values[n]), max(high, fitted.values[n])) for n, (low, high) in named.items()}
+            for level, named in intervals.items()
+        }
     return Law(
         law="surface",
         form=FORM,
@@ -85,6 +113,7 @@ class SurfaceFit:
     log_d: float
 
 
+@np.errstate(all="ignore")  # an exponent that the runs do not show may run away; `surface` looks at it
 def fit_surface(N: np.ndarray, D: np.ndarray, L: np.ndarray, delta: float | Literal["scale"]) -> SurfaceFit:
     """The fit itself, without intervals: projected start, least squares in logarithms, then Huber."""
     log_n, log_d = float(np.log(N).mean()), float(np.log(D).mean())
@@ -130,6 +159,15 @@ def evaluate(values: dict[str, Any], N: np.ndarray, D: np.ndarray) -> np.ndarray
 def size_exponent_6nd(values: dict[str, Any]) -> float:
     """N* ∝ C^{β/(α+β)} where C = 6ND."""
     return values["data_exponent"] / (values["size_exponent"] + values["data_exponent"])
+
+
+def _holds(ends: tuple[float, float], value: float) -> bool:
+    """Whether an interval holds a value, give or take a thousandth of it: exact data leave only rounding."""
+    return bool(ends[0] - 1e-3 * abs(value) <= value <= ends[1] + 1e-3 * abs(value))
+
+
+def _in_bounds(exponent: float) -> bool:
+    return bool(EXPONENTS[0] <= exponent <= EXPONENTS[1])
 
 
 def _surface_terms(u: np.ndarray, v: np.ndarray) -> Terms:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.fit.checks import Direction, Numbers, all_equal, columns, no_row_twice, residuals_of, sign_of
+from habitus.fit.checks import Direction, Numbers, all_equal, columns, no_row_twice, num_distinct, residuals_of, sign_of
 from habitus.fit.result import LEVELS, Law, make_intervals, refused
 from habitus.fit.separable import Best, Group, Region, Terms, fit_separable, project, region
 
@@ -114,8 +114,8 @@ def _fit(
     swept = x > 0
     aside = {"y_at_zero": float(np.mean(y[~swept]))} if (~swept).any() else {}
     x, y = x[swept], y[swept]
-    if len(np.unique(x)) < _VALUES + 1:
-        why = f"{len(np.unique(x))} distinct positive x; five values and one point to judge them by need 6"
+    if num_distinct(x) < _VALUES + 1:
+        why = f"{num_distinct(x)} distinct positive x; five values and one point to judge them by need 6"
         return refused("two_term", FORM, "too_few", len(x), why, direction=direction, **aside)
     if all_equal(y):
         return refused("two_term", FORM, "flat", len(x), "all values are equal", direction=direction, **aside)
@@ -259,16 +259,22 @@ def _shared_alpha(
     groups = []
     for xs, ys in split.values():
         keep = xs > 0
-        if len(np.unique(xs[keep])) >= _VALUES:
+        if num_distinct(xs[keep]) >= _VALUES:
             u = np.log(xs[keep])
             groups.append(Group(valley_terms(u - u.mean()), sign * ys[keep], np.ones(keep.sum())))
     if not groups:
         raise FitError("no budget has five distinct positive x", expected="five or more swept values in one budget")
-    alphas = np.geomspace(*bounds, 60)
-    total = np.array([sum(_best_rss(g, alpha, bounds) for g in groups) for alpha in alphas])
     dof = max(sum(len(g.y) for g in groups) - 1 - 4 * len(groups), 1)
-    inside = alphas[total <= total.min() * (1 + stats.f.ppf(0.95, 1, dof) / dof)]
-    return float(alphas[total.argmin()]), float(inside.min()), float(inside.max())
+    low, high = bounds
+    for _ in range(4):  # each pass looks closer, until the interval is many steps wide
+        alphas = np.geomspace(low, high, 60)
+        total = np.array([sum(_best_rss(g, alpha, bounds) for g in groups) for alpha in alphas])
+        inside = np.flatnonzero(total <= total.min() * (1 + stats.f.ppf(0.95, 1, dof) / dof))
+        first, last = max(inside[0] - 1, 0), min(inside[-1] + 1, 59)
+        if last - first > 12:
+            break
+        low, high = alphas[first], alphas[last]
+    return float(alphas[total.argmin()]), float(alphas[first]), float(alphas[last])
 
 
 def _best_rss(group: Group, alpha: float, bounds: tuple[float, float]) -> float:
