@@ -20,6 +20,11 @@ from habitus.model.cache import EmbeddingCache, build_cache, embed_rows
 from habitus.model.new_items import embed_table
 
 
+def test_whoever_may_read_a_bundle_may_read_its_weights(make_run) -> None:  # type: ignore[no-untyped-def]
+    modes = {file.name: file.stat().st_mode for file in (make_run(1) / "bundle").iterdir()}
+    assert len(set(modes.values())) == 1, modes
+
+
 def test_bundles_that_were_tampered_with_are_refused(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     copied = tmp_path / "bundle"
     shutil.copytree(make_run(1) / "bundle", copied)

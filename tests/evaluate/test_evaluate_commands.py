@@ -148,6 +148,20 @@ def test_names_that_cannot_be_written_are_refused_before_any_work(run: Path, dat
         habitus("embed", run, "--data", dataset.path, "--out", tmp_path / "file")
 
 
+def test_folders_that_are_read_only_are_refused_before_any_work(
+    run: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Permissions do not bind every user that runs tests.
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
+    for option, name in (("--out", "found.json"), ("--per-query", "found.parquet")):
+        with pytest.raises(ConfigError, match="cannot be written to"):
+            habitus("evaluate", run, "--data", dataset.path, *SMALL, option, tmp_path / name)
+    with pytest.raises(DataError, match="cannot be written to"):
+        habitus("embed", run, "--items", "new.parquet", "--out", tmp_path / "vectors.parquet")
+    with pytest.raises(ModelError, match="catalogue cannot be written to"):
+        habitus("evaluate", run, "--data", dataset.path, *SMALL)
+
+
 def test_odd_options_are_clear_errors(run: Path, dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match="--catalogue-items is '250,300'"):
         habitus("evaluate", run, "--data", dataset.path, *SMALL, "--catalogue-items", "250,300")

@@ -123,9 +123,13 @@ def _check_files(out: Path | None, per_query: Path | None) -> None:
     """Refuse names that could not be written, before any work is done."""
     if out is not None and out.suffix not in (".json", ".parquet", ".csv"):
         raise ConfigError(f"--out {out} has no known suffix", expected=".json, .parquet or .csv")
+    import os
+
     for path in (out, per_query):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"the folder {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise ConfigError(f"the folder {path.parent} cannot be written to", next_step="name a file elsewhere")
         if path is not None and path.is_dir():
             raise ConfigError(f"{path} is a folder", expected="the name of a file to write")
 

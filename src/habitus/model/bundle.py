@@ -1,6 +1,7 @@
 """The bundle: a trained model on disk with all that is needed to embed a new item or a history. Never a pickle."""
 
 import hashlib
+import shutil
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,6 +94,8 @@ def save_bundle(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: st
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         save_file(weights, stage / "model.safetensors")
         recipe.write(stage / "recipe.toml")
+        # safetensors gives its file to its owner alone; whoever may read the rest of a bundle may read the weights.
+        shutil.copymode(stage / "recipe.toml", stage / "model.safetensors")
         for name in ("schema.toml", "encoders.json", _TOKENIZER):
             source = dataset.path / name
             if source.exists():

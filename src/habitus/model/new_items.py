@@ -1,5 +1,6 @@
 """Items that are in no dataset, from a table of their raw fields to vectors that every query can be scored with."""
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,8 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
         raise DataError(f"{out} exists already", next_step="remove it, or name another file with --out")
     if not out.parent.is_dir():
         raise DataError(f"the folder {out.parent} does not exist", next_step=f"mkdir -p {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise DataError(f"the folder {out.parent} cannot be written to", next_step="name a file elsewhere")
     ids = [bundle.schema.items.item, *bundle.schema.events.pair_columns]
     fields = list(bundle.encoders.item_kinds)
     beside = out.with_name(f".{out.name}.partial")
