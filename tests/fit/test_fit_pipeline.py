@@ -20,6 +20,7 @@ from habitus.fit import (
     select,
 )
 from habitus.fit.result import Status
+from habitus.fit.tables import tables
 from habitus.recipe import Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
 
@@ -157,6 +158,15 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables(planted: Any,
     again = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "b.json"), "--json"])
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert json.loads(again.stdout) == json.loads((tmp_path / "b.json").read_text())
+
+
+def test_the_tables_fit_a_terminal(planted: Any, tmp_path: Path) -> None:
+    rows = planted.rows(0.002)
+    rows[0] |= {"status": "failed", "reason": "the loss was not finite at step 12 and did not become so again later"}
+    text = tables(fit(planted.write(tmp_path / "runs.csv", rows)))
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for title in ("Embedder share", "Critical batch", "Loss laws", "Spearman", "Best learning rate", "Left out"):
+        assert title in text
 
 
 def test_a_store_is_read_from_manifests_and_records(planted: Any, tmp_path: Path) -> None:

@@ -306,3 +306,13 @@ def test_a_shared_alpha_is_not_tied_to_a_grid(planted: Any) -> None:
             low, high = law.interval("x_opt")
             covered.append(low <= optima[c] <= high)
     assert np.mean(covered) > 0.85
+
+
+def test_noise_has_no_exponent_and_intervals_are_nested() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        law = saturating(X, 3 + 0.1 * rng.standard_normal(8))
+        assert law.status in ("not_identified", "monotone")
+        for name in law.values:
+            (low, high), (wider_low, wider_high) = law.interval(name, 0.8), law.interval(name, 0.95)
+            assert wider_low <= low + 1e-3 * abs(low) and high <= wider_high + 1e-3 * abs(wider_high), name

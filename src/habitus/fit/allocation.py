@@ -5,7 +5,7 @@ from scipy import optimize
 
 from habitus.errors import FitError
 from habitus.fit.checks import one_positive
-from habitus.fit.result import LEVELS, Law, make_intervals
+from habitus.fit.result import LEVELS, Law, holding, make_intervals
 from habitus.fit.separable import region
 from habitus.fit.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
 
@@ -54,7 +54,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
         form=FORM + " at the least loss for the cost",
         status=law.status,
         values=values,
-        intervals=make_intervals(intervals),
+        intervals=make_intervals(holding(intervals, values)),
         residuals=law.residuals,
         warnings=(*law.warnings, *warnings),
         details={"compute": compute, "cost": "6ND" if cost is None else getattr(cost, "__name__", "cost")},

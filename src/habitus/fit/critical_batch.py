@@ -11,7 +11,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from habitus.fit.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, positive, residuals_of
-from habitus.fit.result import LEVELS, Law, make_intervals, refused
+from habitus.fit.result import LEVELS, Law, holding, make_intervals, refused
 
 FORM = "S = s_min * (1 + b_crit / B)"
 _NOISE_POWERS = (0.0, 1.0)  # the error of S grows as S^0 (constant) or S^1 (relative)
@@ -43,11 +43,7 @@ def critical_batch(batch: Numbers, steps: Numbers) -> Law:
     fitted = intercept + slope / B
     residuals = residuals_of(S, fitted, 2)
     values["r2"] = residuals.r2 or 0.0
-    intervals = {
-        # Least squares and the weighed noise models can part company; an interval still holds its value.
-        level: {name: (min(low, values[name]), max(high, values[name])) for name, (low, high) in named.items()}
-        for level, named in _intervals(B, S, values["r2"]).items()
-    }
+    intervals = holding(_intervals(B, S, values["r2"]), values)
     status, warnings = _verdict(values, intervals[0.95]["b_crit"], details, B)
     return Law(
         law="critical_batch",

@@ -122,6 +122,16 @@ def make_intervals(
     }
 
 
+def holding(
+    by_level: Mapping[float, Mapping[str, tuple[float, float]]], values: Mapping[str, float]
+) -> dict[float, dict[str, tuple[float, float]]]:
+    """The intervals, each wide enough to hold its value: estimate and interval can rest on different weights."""
+    return {
+        level: {name: (min(low, values[name]), max(high, values[name])) for name, (low, high) in named.items()}
+        for level, named in by_level.items()
+    }
+
+
 def refused(law: str, form: str, status: Status, n: int, why: str, **details: Any) -> Law:
     """A law without values that says why there are none."""
     return Law(

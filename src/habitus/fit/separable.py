@@ -136,7 +136,7 @@ def region(best: Best, level: float) -> "Region":
     for zoom in range(_ZOOMS):
         steps = [np.linspace(a, b, _WALK) for a, b in zip(reach_low, reach_high, strict=True)]
         walk = np.stack(np.meshgrid(*steps, indexing="ij"), axis=-1).reshape(-1, k)
-        log_theta = np.concatenate([center[None], center + walk @ axes.T])
+        walked = log_theta = np.concatenate([center[None], center + walk @ axes.T])
         inside = ((log_theta >= low - 1e-12) & (log_theta <= high + 1e-12)).all(1)
         log_theta = log_theta[inside]
         rss = _total_rss(best.groups, log_theta)
@@ -144,6 +144,11 @@ def region(best: Best, level: float) -> "Region":
         kept = np.concatenate([np.zeros((1, k)), walk])[inside][allowed]
         if zoom < _ZOOMS - 1:
             reach_low, reach_high = _next_window(kept, reach_low, reach_high)
+    # A window wider than the box has few steps inside it: what lies beyond is looked at on the box's own edge.
+    edge = np.unique(np.clip(walked[~inside], low, high), axis=0)
+    log_theta = np.concatenate([log_theta[allowed], edge])
+    rss = np.concatenate([rss[allowed], _total_rss(best.groups, edge)])
+    allowed = rss - best.rss <= slack_allowed
     log_theta, rss = log_theta[allowed], rss[allowed]
     slack = np.clip(slack_allowed - (rss - best.rss), 0.0, None)
     touches = bool((np.abs(log_theta - low) < 0.02).any() or (np.abs(log_theta - high) < 0.02).any())

@@ -24,7 +24,7 @@ from habitus.fit.checks import (
     positive,
     residuals_of,
 )
-from habitus.fit.result import LEVELS, Law, make_intervals, refused
+from habitus.fit.result import LEVELS, Law, holding, make_intervals, refused
 from habitus.fit.separable import Best, Group, Terms, fit_separable, project, region
 
 FORM = "L = floor + size_coef/N^size_exponent + data_coef/D^data_exponent"
@@ -80,10 +80,7 @@ def surface(
             warnings.append(
                 f"{', '.join(outside)} cannot be told from zero or from the other term: read no value alone"
             )
-        intervals = {
-            level: {n: (min(low, fitted.values[n]), max(high, fitted.values[n])) for n, (low, high) in named.items()}
-            for level, named in intervals.items()
-        }
+        intervals = holding(intervals, fitted.values)
     return Law(
         law="surface",
         form=FORM,

@@ -1,10 +1,13 @@
 """The laws as plain tables, in the paper's order."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from habitus.fit.laws_file import LawsFile
 from habitus.fit.result import Law
+
+WIDTH = 80
 
 
 def tables(laws: LawsFile) -> str:
@@ -48,49 +51,57 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def with_interval(law: Law, name: str, scale: float = 1.0) -> str:
-    """'2.1 [1.6, 2.9]' for a value with its 95% interval; the status where there is no value."""
-    if name not in law.values:
-        return law.status
-    mark = "" if law.ok else f" ({law.status})"
+def ends(law: Law, name: str, scale: float = 1.0) -> str:
+    """'[1.6, 2.9]', the 95% interval of a value; '-' where there is none."""
     if name not in law.intervals.get("0.95", {}):
-        return f"{number(law[name] * scale)}{mark}"
+        return "-"
     low, high = law.interval(name)
-    return f"{number(law[name] * scale)} [{number(low * scale)}, {number(high * scale)}]{mark}"
+    return f"[{number(low * scale)}, {number(high * scale)}]"
+
+
+def value(law: Law, name: str, scale: float = 1.0) -> str:
+    return number(law[name] * scale) if name in law.values else "-"
+
+
+def bullets(title: str, lines: Iterable[str]) -> str:
+    """A title and sentences, folded to the width of a terminal; empty without sentences."""
+    told = [textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines]
+    return "\n".join([title, *told]) if told else ""
 
 
 def _by_budget(laws: LawsFile, name: str, title: str, scale: float = 1.0) -> str:
-    entries = [e for e in laws.entries if e.name == name]
-    budgets = sorted({e.budget for e in entries if e.budget is not None})
-    rows = []
-    for metric in dict.fromkeys(e.metric for e in entries):
-        of_metric = {e.budget: e.law for e in entries if e.metric == metric}
-        rows.append([metric, *(with_interval(of_metric[c], "x_opt", scale) if c in of_metric else "" for c in budgets)])
-    return grid(title, ["metric", *(f"{c:.3g}" for c in budgets)], rows)
+    rows = [
+        [e.metric, f"{e.budget:.3g}", value(e.law, "x_opt", scale), ends(e.law, "x_opt", scale), e.law.status]
+        for e in laws.entries
+        if e.name == name and e.budget is not None
+    ]
+    return grid(title, ["metric", "budget", "optimum", "95%", "status"], rows)
 
 
 def _laws(laws: LawsFile, names: Sequence[str], title: str) -> str:
-    rows = []
+    """Each law with its values below it, since five values with intervals fill no readable line."""
+    lines = []
     for entry in laws.entries:
         if entry.name in names:
             law = entry.law
-            told = "; ".join(f"{name} {with_interval(law, name)}" for name in law.values if name != "exponent_se")
-            rows.append([entry.name, entry.metric, law.status, str(law.residuals.n), told or "-"])
-    return grid(title, ["law", "metric", "status", "n", "values [95%]"], rows)
+            lines.append(f"{entry.name} of {entry.metric}: {law.status}, n = {law.residuals.n}")
+            for name in law.values:
+                if name != "exponent_se":
+                    lines.append(f"    {name:<14}  {value(law, name):<10}  {ends(law, name)}".rstrip())
+    return "\n".join([f"{title}: values and 95% intervals", *lines]) if lines else ""
 
 
 def _critical_batch(laws: LawsFile) -> str:
-    rows = []
+    rows, steps = [], []
     for entry in (e for e in laws.entries if e.name == "critical_batch"):
         law = entry.law
-        steps = " ".join(
-            f"{b:g}:{s:g}" for b, s in zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
-        )
         r2 = f"{law['r2']:.2f}" if "r2" in law.values else "-"
-        rows.append(
-            [entry.metric, number(law.details.get("target", math.nan)), steps, with_interval(law, "b_crit"), r2]
-        )
-    return grid("Critical batch size", ["metric", "target", "steps by batch", "B_crit [95%]", "R2"], rows)
+        target = number(law.details.get("target", math.nan))
+        rows.append([entry.metric, target, value(law, "b_crit"), ends(law, "b_crit"), r2, law.status])
+        by_batch = zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
+        steps.append(f"{entry.metric}: steps by batch " + " ".join(f"{b:g}:{s:g}" for b, s in by_batch))
+    header = ["metric", "target", "B_crit", "95%", "R2", "status"]
+    return "\n".join(part for part in (grid("Critical batch size", header, rows), bullets("", steps).strip()) if part)
 
 
 def _rollouts(laws: LawsFile) -> str:
@@ -113,38 +124,38 @@ def _rollouts(laws: LawsFile) -> str:
 
 
 def _correlations(laws: LawsFile) -> str:
-    rows = []
-    for named in laws.correlations:
-        for table in named.tables:
-            worst = table.worst()
-            if worst is not None:
-                pair = f"{worst.first} ~ {worst.second}"
-                rows.append([named.name, named.runs, table.label, str(worst.n), pair, f"{worst.rho:+.2f}"])
-    header = ["set", "runs", "budget", "n", "pair that agrees least", "rho"]
-    return grid("Spearman correlations: the lowest of each table", header, rows)
+    parts = []
+    for name in dict.fromkeys(named.name for named in laws.correlations):
+        rows = []
+        for named in (n for n in laws.correlations if n.name == name):
+            for table in named.tables:
+                worst = table.worst()
+                if worst is not None:
+                    # All columns of a table are of one regime, which its set stands for.
+                    pair = " ~ ".join(
+                        c.removeprefix("batch/").removeprefix("catalogue/") for c in (worst.first, worst.second)
+                    )
+                    rows.append([named.runs, table.label, str(worst.n), pair, f"{worst.rho:+.2f}"])
+        header = ["runs", "budget", "n", "pair that agrees least", "rho"]
+        parts.append(grid(f"Spearman correlations, {name}: the lowest of each table", header, rows))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _drift(laws: LawsFile) -> str:
     rows = [
-        [
-            init,
-            ", ".join(f"{b.size:.3g}: {b.learning_rate:g}{'' if b.bracketed else ' (edge)'}" for b in drift.best),
-            f"{drift.span_decades:.2f}",
-        ]
+        [init, f"{b.size:.3g}", f"{b.learning_rate:g}", "no" if b.bracketed else "yes", f"{drift.span_decades:.2f}"]
         for init, drift in laws.learning_rate_drift.items()
+        for b in drift.best
     ]
-    return grid("Best learning rate by size", ["init", "size: rate", "span (decades)"], rows)
+    return grid("Best learning rate by size", ["init", "size", "rate", "at edge", "span (decades)"], rows)
 
 
 def _exclusions(laws: LawsFile) -> str:
     counts: dict[tuple[str, str], int] = {}
     for e in laws.exclusions:
         counts[(e.axis, e.reason)] = counts.get((e.axis, e.reason), 0) + 1
-    return grid(
-        "Left out", ["axis", "reason", "runs"], [[axis, why, str(n)] for (axis, why), n in sorted(counts.items())]
-    )
+    return bullets("Left out", (f"{axis}, {n} run(s): {why}" for (axis, why), n in sorted(counts.items())))
 
 
 def _warnings(laws: LawsFile) -> str:
-    told = [*laws.notes, *laws.warnings()]
-    return "\n".join(["Warnings", *(f"- {line}" for line in told)]) if told else ""
+    return bullets("Warnings", [*laws.notes, *laws.warnings()])

@@ -13,7 +13,7 @@ from scipy import stats
 
 from habitus.errors import FitError
 from habitus.fit.checks import Direction, Numbers, all_equal, columns, no_row_twice, num_distinct, residuals_of, sign_of
-from habitus.fit.result import LEVELS, Law, make_intervals, refused
+from habitus.fit.result import LEVELS, Law, holding, make_intervals, refused
 from habitus.fit.separable import Best, Group, Region, Terms, fit_separable, project, region
 
 FORM = "sign*y = a*x^alpha + b*x^-beta + E;  x* = (b*beta/(a*alpha))^(1/(alpha+beta))"
@@ -168,7 +168,7 @@ class _Valley:
                 warnings=(why,), points=points, details=details,
             )  # fmt: skip
         values = {**self._optimum(), **values}
-        intervals = {level: self._ranges(region(self.wide, level)) for level in LEVELS}
+        intervals = holding({level: self._ranges(region(self.wide, level)) for level in LEVELS}, values)
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
         if "y_at_zero" in aside and self.sign * aside["y_at_zero"] < self.sign * values["y_opt"]:
             warnings.append(f"x = 0 reaches {aside['y_at_zero']:.4g}, better than the optimum's {values['y_opt']:.4g}")
