@@ -9,6 +9,7 @@ import pytest
 from habitus.errors import FitError
 from habitus.fit import (
     Law,
+    compare_valleys,
     correlation_by_budget,
     critical_batch,
     depth_optimum,
@@ -260,6 +261,7 @@ def test_words_and_wrong_lengths_are_explained_everywhere() -> None:
         lambda: leave_one_out([(1, 2), (2,)], "power_law"),
         lambda: steps_to_target([(1, "a")], 0.5),
         lambda: depth_optimum(X, VALLEY, at=0.0),
+        lambda: compare_valleys(np.full(8, 1e6), VALLEY),
         lambda: surface(X, X[::-1], VALLEY, delta=-1.0),
         lambda: surface(X, X[::-1], VALLEY, bootstrap=1),
     ):

@@ -7,6 +7,7 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.fit.allocation import surface_optimum
+from habitus.fit.checks import num_distinct
 from habitus.fit.critical_batch import critical_batch
 from habitus.fit.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.fit.frontier import Frontier, frontier
@@ -234,7 +235,7 @@ def _rollouts(found: Frontier, metric: str) -> Iterable[NamedRollout]:
 def _forms(found: Frontier, data: Column, metric: str) -> Iterable[NamedForms]:
     for c in np.unique(data.budget):
         at = data.budget == c
-        if len(np.unique(data.x[at])) >= 4:
+        if num_distinct(data.x[at]) >= 4:
             yield NamedForms(
                 name="iso-FLOP curve", metric=metric, budget=float(c), forms=compare_valleys(data.x[at], data.y[at])
             )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.fit.checks import Numbers, columns, positive
+from habitus.fit.checks import Numbers, columns, num_distinct, positive
 from habitus.fit.result import Interval, Law, Residuals
 from habitus.fit.separable import Group, fit_separable
 from habitus.fit.two_term import EXPONENTS, valley_terms
@@ -24,6 +24,8 @@ def compare_valleys(x: Numbers, y: Numbers) -> tuple[Form, ...]:
     """Constant, parabola, cubic and two-term valley of one iso-FLOP curve, best AICc first."""
     x, y = columns(x=x, y=y)
     positive(x=x)
+    if num_distinct(x) < 4:
+        raise FitError(f"{num_distinct(x)} distinct x", expected="four or more, or a cubic passes through them all")
     u = np.log(x) - np.log(x).mean()
     forms = {
         "constant": (1, _polynomial_rss(u, y, 0)),

@@ -20,7 +20,7 @@ from habitus.fit.checks import (
     positive,
     residuals_of,
 )
-from habitus.fit.result import LEVELS, Law, make_intervals, refused
+from habitus.fit.result import LEVELS, Law, holding, make_intervals, refused
 
 FORM = "y = coefficient * x^exponent"
 
@@ -106,7 +106,7 @@ class _Line:
             form=FORM,
             status="flat" if all_equal(self.v) else "ok",
             values=values,
-            intervals=make_intervals({level: self._ranges(level, se, dof) for level in LEVELS}),
+            intervals=make_intervals(holding({level: self._ranges(level, se, dof) for level in LEVELS}, values)),
             residuals=residuals_of(self.v, self.fitted(self.u), 2),
             warnings=tuple(warnings),
             points={
