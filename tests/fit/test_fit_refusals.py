@@ -318,3 +318,14 @@ def test_noise_has_no_exponent_and_intervals_are_nested() -> None:
         for name in law.values:
             (low, high), (wider_low, wider_high) = law.interval(name, 0.8), law.interval(name, 0.95)
             assert wider_low <= low + 1e-3 * abs(low) and high <= wider_high + 1e-3 * abs(wider_high), name
+
+
+@pytest.mark.parametrize("seed", [1, 2, 42])
+def test_a_frontier_of_noise_has_nested_intervals_and_is_not_ok(seed: int) -> None:
+    x, y = np.arange(1.0, 10.0), np.random.default_rng(seed).standard_normal(9)
+    found = frontier(np.repeat([1e15, 1e16, 1e17], 9), np.tile(x, 3), np.concatenate([y, 0.9 * y, 0.85 * y]))
+    for law in found.optima.values():
+        assert law.status != "ok"
+        if "x_opt" in law.values:
+            (low, high), (wider_low, wider_high) = law.interval("x_opt", 0.8), law.interval("x_opt")
+            assert wider_low <= low and high <= wider_high

@@ -213,7 +213,10 @@ class _Budget:
             "y_opt": self.sign * float(optimum_height(theta, linear)[0]),
             "flat_range": self._flat_range(place),
         }
-        intervals = {level: self._ranges(level, values) for level in LEVELS}
+        narrow, wide = (self._ranges(level, values) for level in LEVELS)
+        # In a region with far-off islands the wider level's grid may step over one that the narrower level's met.
+        wide = {n: (min(low, narrow[n][0]), max(high, narrow[n][1])) for n, (low, high) in wide.items()}
+        intervals = dict(zip(LEVELS, (narrow, wide), strict=True))
         details.update(self._errors())
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
         return Law(
