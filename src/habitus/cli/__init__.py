@@ -5,7 +5,15 @@ import sys
 import typer
 
 # Importing a command's module registers it; the order is the order in `habitus --help`.
-from habitus.cli import describe, embed, evaluate, fit, prepare, size, world  # noqa: F401
+from habitus.cli import (  # noqa: F401
+    describe,
+    embed,
+    evaluate,
+    fit,
+    prepare,
+    size,
+    world,
+)
 from habitus.cli.app import app
 from habitus.errors import HabitusError
 
