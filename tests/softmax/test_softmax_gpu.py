@@ -9,8 +9,10 @@ from habitus.softmax import (
     candidate_pool,
     candidate_softmax,
     catalogue_scores,
+    extras_softmax,
     ranks,
     sample_negatives,
+    targets_among,
     top_k,
 )
 from habitus.softmax.tile_scan import slots_for
@@ -246,6 +248,59 @@ def test_autocast_uses_the_fused_kernels():
         loss = candidate_softmax(h, e, y, backend="cudnn").loss
     loss.sum().backward()
     assert h.grad.dtype == e.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "flash", "triton", "chunked"])
+def test_extras_and_the_own_target_alone_agree_with_float64(backend):
+    h, e, y = draw(1000, 5003, 64, scale=2.0)
+    drawn = sample_negatives(5003, 2000, torch.Generator("cuda").manual_seed(1))
+    among = targets_among(y, drawn)
+    assert 0 < among.sum() < len(y)
+    loss, entropy = extras_softmax(h, e[drawn].detach(), e[y].detach(), among, entropy=True, backend=backend)
+    loss.mean().backward()
+    # A catalogue whose rows that are neither drawn nor the query's own target are masked, one query at a time.
+    z = h.detach().double().requires_grad_()
+    scores = z @ e.detach().double().T
+    counts = torch.zeros(5003, dtype=torch.bool, device="cuda")
+    counts[drawn] = True
+    own = torch.arange(5003, device="cuda") == y[:, None]
+    log_p = scores.masked_fill(~(counts | own), -torch.inf).log_softmax(1)
+    truth = -log_p.gather(1, y[:, None])[:, 0]
+    truth.mean().backward()
+    uncertainty = -torch.where(log_p > -torch.inf, log_p.exp() * log_p, 0).sum(1).detach()
+    bound = UNIT * (h.detach().float().norm(dim=1) * e.detach().float().norm(dim=1).max()).double()
+    assert (loss - truth).abs().max() < 1e-5 * truth.max()
+    assert ((entropy - uncertainty).abs() <= bound + 1e-5).all()
+    assert relative(h.grad, z.grad) < 2e-3
+
+
+def test_a_captured_step_over_extras_replays_with_new_numbers():
+    h, e, y = draw(512, 4096, 64)
+    e = e.detach()
+    drawn = sample_negatives(4096, 1000, torch.Generator("cuda").manual_seed(1))
+    latch = Latch("cuda")
+
+    def step():
+        loss = extras_softmax(h, e[drawn], e[y], targets_among(y, drawn), latch=latch).loss
+        (h.grad,) = torch.autograd.grad(loss.mean(), h)
+        latch.advance()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+    y.random_(0, 4096)
+    drawn.copy_(sample_negatives(4096, 1000, torch.Generator("cuda").manual_seed(2)))
+    graph.replay()
+    gradient = h.grad.clone()
+    again = step()
+    assert torch.equal(loss, again) and torch.equal(gradient, h.grad)
+    assert latch.read() == 3
 
 
 def test_negatives_and_pool_on_the_device():

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from habitus.errors import ModelError
-from habitus.softmax import candidate_softmax
+from habitus.softmax import candidate_softmax, extras_softmax
 
 PIECES = (301, 200)  # candidates per rank: not equal
 M = 23  # queries per rank
@@ -24,6 +24,11 @@ def everything():
     log_q = torch.randn(sum(PIECES), generator=generator) - 5
     weights = torch.rand(2 * M, generator=generator)
     return h, e, y, log_q, weights
+
+
+def drawn(targets):
+    """As if only every second target were among the candidates: the others' rows then count beside them."""
+    return targets % 2 == 0
 
 
 def start(rank, port, folder):
@@ -45,6 +50,20 @@ def compute_part(rank, port, folder):
         )
         gradients = torch.autograd.grad((loss * weights[queries]).sum(), (own_h, own_e))
         torch.save((loss.detach(), entropy, *gradients), f"{folder}/{backend}-{rank}")
+        own_rows = e[y[queries]].clone().requires_grad_()
+        loss, entropy = extras_softmax(
+            own_h,
+            own_e,
+            own_rows,
+            drawn(y[queries]),
+            log_q=log_q[rows],
+            target_log_q=log_q[y[queries]],
+            entropy=True,
+            backend=backend,
+            group=dist.group.WORLD,
+        )
+        gradients = torch.autograd.grad((loss * weights[queries]).sum(), (own_h, own_e, own_rows))
+        torch.save((loss.detach(), entropy, *gradients), f"{folder}/{backend}-extras-{rank}")
     with pytest.raises(ModelError, match="queries of different shapes"):
         candidate_softmax(h[: M + rank], own_e, y[: M + rank], group=dist.group.WORLD)
     dist.destroy_process_group()
@@ -66,4 +85,11 @@ def test_two_processes_give_the_answer_of_one(tmp_path):
     for backend in ("cpu", "chunked"):
         parts = [torch.load(tmp_path / f"{backend}-{rank}") for rank in range(2)]
         for whole, pieces in zip((loss, entropy, to_h, to_e), zip(*parts, strict=True), strict=True):
+            assert torch.allclose(whole, torch.cat(pieces), rtol=1e-5, atol=1e-5)
+    rows = e.detach()[y].requires_grad_()
+    loss, entropy = extras_softmax(h, e, rows, drawn(y), log_q=log_q, target_log_q=log_q[y], entropy=True)
+    gradients = torch.autograd.grad((loss * weights).sum(), (h, e, rows))
+    for backend in ("cpu", "chunked"):
+        parts = [torch.load(tmp_path / f"{backend}-extras-{rank}") for rank in range(2)]
+        for whole, pieces in zip((loss, entropy, *gradients), zip(*parts, strict=True), strict=True):
             assert torch.allclose(whole, torch.cat(pieces), rtol=1e-5, atol=1e-5)

@@ -60,13 +60,16 @@ def check_targets(queries: Tensor, targets: Tensor) -> None:
 
 @torch.library.custom_op("habitus::checked", mutates_args=())
 def checked(cause: Tensor, targets: Tensor, limit: int) -> Tensor:
-    """True; raises if there is a cause, except inside graph capture. The one place where the host waits."""
+    """True; raises if there is a cause, except inside graph capture. The one place where the host waits.
+
+    `targets` may be empty where a softmax has none.
+    """
     capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     found = 0 if capturing else int(cause)
     if found:
         raise ModelError(
             f"The softmax cannot be taken: {explain(found)}.{_example(found, targets, limit)}",
-            expected=f"finite embeddings, and targets in 0..{limit - 1}",
+            expected="finite embeddings" + (f", and targets in 0..{limit - 1}" if len(targets) else ""),
         )
     return torch.ones_like(cause, dtype=torch.bool)
 

@@ -15,14 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from habitus.errors import ModelError
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
 from habitus.softmax.checks import causes, check_shapes, checked, clamped, not_finite
+from habitus.softmax.inputs import candidate_bias, check_count, in_autocast_type
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.operators import softmax_backward, softmax_forward
 from habitus.softmax.spread import Alone, Spread
-
-MASKED = -1.0e30  # the bias of a row that does not count: exp of it is 0, and it survives products with 0
 
 
 class SoftmaxResult(NamedTuple):
@@ -53,9 +51,9 @@ def candidate_softmax(
     losses. With `latch`, bad values are recorded on the device and nothing waits; without it they raise, except
     inside graph capture.
     """
-    queries, candidates = _autocast(queries), _autocast(candidates)
+    queries, candidates = in_autocast_type(queries), in_autocast_type(candidates)
     if isinstance(num_valid, int) and group is None:
-        _check_count(num_valid, len(candidates))
+        check_count(num_valid, len(candidates))
         log_q = None if log_q is None else log_q[:num_valid]
         candidates, num_valid = candidates[:num_valid], None
     check_shapes(queries, candidates, targets, log_q)
@@ -65,7 +63,7 @@ def candidate_softmax(
         return SoftmaxResult(nothing, nothing.detach() if entropy else None)
     ranks = Alone(len(candidates)) if group is None else Spread(group, queries, candidates)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
-    bias = _bias(log_q, count, len(candidates), shift=group is None)
+    bias = candidate_bias(log_q, count, len(candidates), shift=group is None)
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
     # Fused attention shows bad candidates in its result, so a large table is not read once more to find them.
@@ -121,7 +119,7 @@ class _CandidateSoftmax(torch.autograd.Function):
         ok = None if ctx.latch is None else ctx.latch.ok
         for_queries, for_candidates = ctx.needs_input_grad[:2]
         weights = ctx.ranks.gather(grad.to(lse.dtype))
-        left_out, pulled = _needed_backward(ctx, queries, candidates, bias, lse, weights, mean)
+        left_out, pulled = needed_backward(ctx, queries, candidates, bias, lse, weights, mean)
         to_queries = to_candidates = None
         if for_queries:
             if mean.numel():
@@ -138,7 +136,7 @@ class _CandidateSoftmax(torch.autograd.Function):
         return to_queries, to_candidates, None, None, None, None, None
 
 
-def _needed_backward(
+def needed_backward(
     ctx: Any, queries: Tensor, candidates: Tensor, bias: Tensor | None, lse: Tensor, weights: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The backend's backward pass, unless the saved average is all that is needed."""
@@ -146,36 +144,6 @@ def _needed_backward(
     if not for_candidates and (mean.numel() or not for_queries):
         return mean, mean
     return softmax_backward(queries, candidates, bias, lse, weights, ctx.backend, for_candidates)
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """The tensor in autocast's type where autocast is on."""
-    device = tensor.device.type
-    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
-        return tensor
-    if tensor.dtype.is_floating_point and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(device))
-    return tensor
-
-
-def _check_count(num_valid: int, rows: int) -> None:
-    if not 1 <= num_valid <= rows:
-        raise ModelError(f"num_valid is {num_valid}.", expected=f"1 to {rows}, the rows of the candidate table")
-
-
-def _bias(log_q: Tensor | None, num_valid: Tensor | None, rows: int, *, shift: bool) -> Tensor | None:
-    """-log q, and MASKED from num_valid on. A common shift changes no loss and keeps the numbers small."""
-    if log_q is None and num_valid is None:
-        return None
-    if log_q is not None:
-        log_q = log_q.detach().float()
-        bias = log_q.mean() - log_q if shift else -log_q
-    else:
-        assert num_valid is not None
-        bias = torch.zeros(rows, device=num_valid.device)
-    if num_valid is not None:
-        bias = bias.masked_fill(torch.arange(rows, device=bias.device) >= num_valid, MASKED)
-    return bias
 
 
 def _local(targets: Tensor, offset: int, rows: int) -> tuple[Tensor, Tensor]:

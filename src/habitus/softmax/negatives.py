@@ -86,3 +86,13 @@ def candidate_pool(targets: Tensor, negatives: Tensor, *, capacity: int | None =
     slot = torch.where(extra, num_targets + extra.cumsum(0) - 1, size).clamp_max(size)
     items.scatter_(0, slot, negatives)
     return CandidatePool(items[:size], num_valid, num_targets, positions)
+
+
+def targets_among(targets: Tensor, drawn: Tensor) -> Tensor:
+    """Whether each target [M] is one of the drawn items [K], as bool [M]."""
+    if len(drawn) == 0:
+        return torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
+    ordered = drawn.to(torch.int64).sort().values
+    targets = targets.to(torch.int64)
+    place = torch.searchsorted(ordered, targets).clamp_max(len(ordered) - 1)
+    return ordered[place] == targets
