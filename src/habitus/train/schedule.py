@@ -1,0 +1,54 @@
+"""The learning rate of every step: a pure function of its number, on the host or on the device."""
+
+import math
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from habitus.recipe import TrainRecipe
+
+BASE_RATE = 2e-3  # at a batch of 512 windows
+BASE_BATCH_SEQUENCES = 512
+
+
+def default_learning_rate(batch_sequences: int) -> float:
+    """The peak rate where none is swept: 2e-3·√(B/512)."""
+    return BASE_RATE * math.sqrt(batch_sequences / BASE_BATCH_SEQUENCES)
+
+
+@overload
+def learning_rate_at(step: int, recipe: TrainRecipe) -> float: ...
+@overload
+def learning_rate_at(step: Tensor, recipe: TrainRecipe) -> Tensor: ...
+def learning_rate_at(step: int | Tensor, recipe: TrainRecipe) -> float | Tensor:
+    """The rate of optimizer step `step`, counted from 0.
+
+    The warm-up rises linearly and reaches the peak at its last step; the cosine falls from there towards zero, which
+    the step after the last would have. A tensor (a 0-dim counter) gives a float32 tensor on its device: a captured
+    step computes its own rate, and nothing waits for the host.
+    """
+    warmup = warmup_steps(recipe)
+    if isinstance(step, Tensor):
+        at = step.double()
+        share = _decay_tensor((at - warmup) / max(1, recipe.steps - warmup), recipe.schedule)
+        return (recipe.learning_rate * torch.where(at < warmup, (at + 1) / max(1, warmup), share)).float()
+    if step < warmup:
+        return recipe.learning_rate * (step + 1) / warmup
+    return recipe.learning_rate * _decay((step - warmup) / max(1, recipe.steps - warmup), recipe.schedule)
+
+
+def warmup_steps(recipe: TrainRecipe) -> int:
+    """Steps that warm up: the recipe's share, rounded; at least one where the share is not zero."""
+    return max(1, round(recipe.warmup * recipe.steps)) if recipe.warmup else 0
+
+
+def _decay(done: float, schedule: str) -> float:
+    """What is left of the peak when a share `done` of the steps after the warm-up is over."""
+    return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def _decay_tensor(done: Tensor, schedule: str) -> Tensor:
+    if schedule == "constant":
+        return torch.ones_like(done)
+    return 0.5 * (1 + torch.cos(math.pi * done.clamp(max=1.0)))
