@@ -1,0 +1,201 @@
+"""Presets: the grids, batches and rates of every axis, as TOML files that a user can read, copy and change."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from habitus.errors import ConfigError
+from habitus.typed import Typed, nearest
+
+AXES = ("share", "depth", "batch", "allocation", "negatives", "init")
+_FOLDER = Path(__file__).parent / "presets"
+
+Regimes = tuple[Literal["batch", "catalogue"], ...]
+
+
+class WorldSize(Typed):
+    """The synthetic world that the preset is at home on; a dataset of one's own may differ."""
+
+    num_items: int = Field(ge=2)
+    num_users: int = Field(ge=1)
+    events_per_user: float = Field(64.0, ge=1)
+    seq_len: int = Field(256, ge=2, description="Events per window.")
+    text_len: int = Field(24, ge=1, description="Text tokens per item.")
+
+
+class Common(Typed):
+    """What all cells of all axes share."""
+
+    text_depth: int = Field(4, ge=1, description="Layers of the text encoder.")
+    head_dim: int | None = Field(None, ge=2, description="Of the contextualizer; absent: the solver's choice.")
+    share: float = Field(0.02, gt=0, lt=1, description="Embedder share where the store knows no better.")
+    data_ratio: float = Field(15.0, gt=0, description="D/N where an axis fixes it.")
+    min_steps: int = Field(100, ge=1, description="Stage-1 cells with fewer steps are not affordable.")
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = Field(2e-3, gt=0, description="At 512 windows per step; times sqrt(batch / 512).")
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: float = Field(0.05, ge=0, le=1)
+    weight_decay: float = Field(0.1, ge=0)
+    clip: float = Field(1.0, gt=0)
+    precision: Literal["bf16", "fp32"] = "bf16"
+
+
+class EvaluationChoice(Typed):
+    """Fixed for a whole store, or its losses could not be compared."""
+
+    queries: int = Field(20_000, ge=1)
+    batch_sequences: int = Field(64, ge=1, description="Windows that form one batch-local candidate pool.")
+    catalogue_items: int | Literal["all"] = "all"
+    seed: int = Field(0, ge=0)
+
+
+class Axis(Typed):
+    """What every axis has."""
+
+    budgets: tuple[float, ...] = Field((), description="Empty: the preset's.")
+    learning_rates: tuple[float, ...] = Field((1.0,), min_length=1, description="Multiples of the rule's rate.")
+    extend: int = Field(2, ge=0, description="Rates added beyond an edge where the winner sits, at most.")
+    seeds: int = Field(1, ge=1)
+    regimes: Regimes = ("batch",)
+
+
+class ShareAxis(Axis):
+    shares: tuple[float, ...] = Field(description="Embedder shares; the floor is added.")
+    floor: bool = Field(True, description="Also the smallest embedder that can be built.")
+    depth: int | None = Field(
+        None,
+        ge=1,
+        description="Of the contextualizer, for all cells, with D/N as near as the widths allow; "
+        "absent: the solver's choice, with D/N within 5%.",
+    )
+    head_dim: int | None = Field(None, ge=2, description="Instead of the common one: small heads fit more widths.")
+
+
+class DepthRow(Typed):
+    """The depth axis at one budget: depth + text_depth is constant, joint_dim and width are fixed."""
+
+    budget: float = Field(gt=0)
+    depth_sum: int = Field(ge=2)
+    joint_dim: int = Field(ge=4)
+    width: int = Field(ge=4)
+    depths: tuple[int, ...] = Field(min_length=1)
+    off_diagonal: tuple[int, ...] = Field((), description="Deeper, with the text encoder of the deepest above.")
+
+
+class DepthAxis(Axis):
+    rows: tuple[DepthRow, ...] = Field(min_length=1)
+
+
+class BatchAxis(Axis):
+    batch_sequences: tuple[int, ...] = Field(min_length=2)
+    evaluations: int = Field(40, ge=2, description="Evaluations per run, more where 50 steps lie between.")
+    max_every: int = Field(50, ge=1, description="Steps between evaluations, at most.")
+    flops_multiple: float = Field(1.0, gt=0, description="Compute of each run as a multiple of the budget.")
+
+
+class AllocationAxis(Axis):
+    """Iso-FLOP lines. `ladder` holds all shapes by size; a budget takes `num_shapes` neighbours of it."""
+
+    ladder: tuple[tuple[int, int], ...] = Field(min_length=3, description="(width, depth), small to large.")
+    num_shapes: int = Field(6, ge=3)
+    centres: tuple[tuple[float, float], ...] = Field(description="(budget, params) to centre on before any law.")
+    widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size sits, at most.")
+
+
+class NegativesAxis(Axis):
+    num_negatives: tuple[int, ...] = Field(min_length=2)
+    batch_sequences: int = Field(64, ge=1, description="One stage-2 batch for the whole store.")
+    min_steps: int = Field(200, ge=1, description="A K that leaves fewer steps is not affordable.")
+
+
+class InitRow(Typed):
+    width: int = Field(ge=4)
+    depth: int = Field(ge=1)
+    budget: float = Field(gt=0)
+
+
+class InitAxis(Axis):
+    inits: tuple[Literal["default", "mup_lr", "mup"], ...] = ("default", "mup_lr", "mup")
+    sizes: tuple[InitRow, ...] = Field(min_length=1, description="One budget per size.")
+    rates: tuple[float, ...] = Field(min_length=1, description="Learning rates themselves, not multiples.")
+
+
+class Preset(Typed):
+    """Everything that turns an axis and a budget into cells."""
+
+    name: str
+    description: str = ""
+    budgets: tuple[float, ...] = Field(min_length=1)
+    batch_by_budget: tuple[tuple[float, int], ...] = Field(min_length=1, description="(budget, windows per step).")
+    world: WorldSize
+    common: Common = Common()
+    evaluate: EvaluationChoice = EvaluationChoice()
+    share: ShareAxis
+    depth: DepthAxis
+    batch: BatchAxis
+    allocation: AllocationAxis
+    negatives: NegativesAxis
+    init: InitAxis
+
+    @model_validator(mode="after")
+    def _budgets_make_sense(self) -> Self:
+        for axis in AXES:
+            for budget in (*self.budgets, *self.axis(axis).budgets):
+                if not 0 < budget < math.inf:
+                    raise ValueError(f"budget {budget:g} is not a positive number of FLOPs")
+        return self
+
+    def axis(self, name: str) -> Axis:
+        found = getattr(self, name)
+        assert isinstance(found, Axis)
+        return found
+
+    def budgets_of(self, axis: str) -> tuple[float, ...]:
+        """The budgets that an axis takes where the user names none."""
+        if axis == "init":
+            return tuple(sorted({row.budget for row in self.init.sizes}))
+        return self.axis(axis).budgets or self.budgets
+
+    def batch_sequences(self, budget: float) -> int:
+        """Windows per step at a budget: those of the nearest one in the table."""
+        return closest(self.batch_by_budget, budget)
+
+    def rule_rate(self, batch_sequences: int) -> float:
+        """The learning rate of the √B rule."""
+        return self.common.learning_rate * math.sqrt(batch_sequences / 512)
+
+
+def closest(table: Sequence[tuple[float, int]], budget: float) -> int:
+    """The entry whose budget is nearest on a logarithmic scale."""
+    return min(table, key=lambda row: abs(math.log(row[0] / budget)))[1]
+
+
+def load_preset(name: str | Path | Preset) -> Preset:
+    """A preset by its name, or from a TOML file of one's own."""
+    if isinstance(name, Preset):
+        return name
+    text = str(name)
+    if text.endswith(".toml"):
+        return Preset.read(text)
+    known = preset_names()
+    if text not in known:
+        raise ConfigError(
+            f"preset {text!r} is unknown ({nearest(text, known)})",
+            expected=f"one of {', '.join(known)}, or the path of a .toml file",
+            next_step="to change one: `habitus sweep share --preset quick --print-preset > mine.toml`",
+        )
+    return Preset.read(_FOLDER / f"{text}.toml")
+
+
+def preset_text(name: str) -> str:
+    """The TOML text of a preset, comments included."""
+    preset = load_preset(name)
+    path = Path(name) if str(name).endswith(".toml") else _FOLDER / f"{preset.name}.toml"
+    return path.read_text(encoding="utf-8")
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
