@@ -34,3 +34,11 @@ class FitError(HabitusError):
 
 class RunError(HabitusError):
     """A run, store or worker that cannot go on."""
+
+
+class OutOfMemory(RunError):
+    """A run that the device's memory does not hold; smaller micro-batches or fewer neighbours may help."""
+
+
+class Interrupted(RunError):
+    """A run that was asked to stop and has saved where it is."""

@@ -12,6 +12,7 @@ from habitus.cli import (  # noqa: F401
     fit,
     prepare,
     size,
+    train,
     world,
 )
 from habitus.cli.app import app

@@ -1,0 +1,238 @@
+"""habitus train."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from habitus.cli.app import app
+from habitus.cli.screen import phases
+from habitus.errors import ConfigError, Interrupted
+
+if TYPE_CHECKING:
+    from habitus.data import Dataset
+    from habitus.recipe import Recipe
+    from habitus.record import Record
+    from habitus.train import Progress, TrainOptions
+
+PREVIOUS = "previous"  # as train.parent: the stage-1 run that this one follows
+EXAMPLE = """
+
+Example: `habitus train stage1.toml stage2.toml --data dataset --out run train.steps=500`
+
+Several processes: `torchrun --nproc-per-node 2 -m habitus train stage1.toml --data dataset --out run`
+"""
+
+
+@app.command(help="Train one recipe, or stage 1 and stage 2 in a row, into a run folder." + EXAMPLE)
+def train(
+    recipes: Annotated[
+        list[str], typer.Argument(help="One or two recipes (.toml), then dotted overrides as in train.steps=500.")
+    ],
+    data: Annotated[Path | None, typer.Option(help="Folder that 'habitus prepare' wrote.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; with two recipes stage1 and stage2 stand in it.")
+    ] = None,
+    parent: Annotated[Path | None, typer.Option("--from", help="Stage-1 run that a stage-2 recipe continues.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest good checkpoint; done stages are kept.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes, steps, FLOPs and memory, then stop.")
+    ] = False,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only when stopped.")] = 0,
+    keep: Annotated[int, typer.Option(help="Newest checkpoints to keep.")] = 2,
+    best: Annotated[
+        str | None, typer.Option(help="Metric, as in batch/loss, whose best checkpoint is kept as well.")
+    ] = None,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep checkpoints when the run is done.")
+    ] = False,
+    accumulate: Annotated[
+        int, typer.Option(help="Micro-batches per step, to save memory; candidates stay the whole batch's.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; as torch chooses unless said.")] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The same bits on every run on a GPU, too.")
+    ] = False,
+    compiled: Annotated[
+        bool | None, typer.Option("--compile/--no-compile", help="Compile and capture steps; on GPUs unless said.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
+) -> None:
+    from habitus.data import Dataset
+    from habitus.train.options import TrainOptions
+
+    files = [one for one in recipes if "=" not in one]
+    overrides = [one for one in recipes if "=" in one]
+    if data is None:
+        raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
+    if not 1 <= len(files) <= 2:
+        raise ConfigError(f"{len(files)} recipes were given", expected="one, or stage1.toml stage2.toml")
+    if len(files) == 2 and parent is not None:
+        raise ConfigError("two recipes and --from were given", expected="a stage-2 recipe alone with --from")
+    options = TrainOptions(
+        device=device,
+        threads=threads,
+        deterministic=deterministic,
+        save_every=save_every,
+        keep=keep,
+        best=best,
+        resume=resume,
+        accumulate=accumulate,
+        compile=compiled,
+        keep_checkpoints_at_end=keep_checkpoints,
+    )
+    dataset = Dataset.open(data)
+    if dry_run:
+        for file in files:
+            _print_size(_read(file, overrides, "0" * 64), dataset, as_json)
+        return
+    if out is None:
+        raise ConfigError("no --out was given", expected="the run folder to write, as in --out run")
+    folders = [out] if len(files) == 1 else [out / "stage1", out / "stage2"]
+    failed = _train_all(files, overrides, dataset, folders, parent, options, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _train_all(
+    files: list[str],
+    overrides: list[str],
+    dataset: "Dataset",
+    folders: list[Path],
+    parent: Path | None,
+    options: "TrainOptions",
+    as_json: bool,
+) -> bool:
+    """Train the recipes in order; whether one of them ended in a failed Record."""
+    from habitus.evaluate.ranks import joined_ranks
+    from habitus.record import Record
+    from habitus.train import train as train_one
+
+    with joined_ranks(options.device) as (ranks, _):
+
+        def note(text: str) -> None:
+            if ranks.is_first:
+                typer.echo(text, err=True)
+
+        for number, (file, folder) in enumerate(zip(files, folders, strict=True)):
+            before = parent if number == 0 else folders[0]
+            known = Record.read(before / "record.json").recipe_hash if before and _has_record(before) else None
+            recipe = _read(file, overrides, known)
+            _check_order(recipe, file, number, len(files))
+            if recipe.train.stage == 1:
+                before = None
+            with phases() as bar:
+                show = _shown(bar, f"stage {recipe.train.stage}") if ranks.is_first else None
+                try:
+                    record = train_one(
+                        recipe, dataset, folder, parent=before, options=options, progress=show, note=note
+                    )
+                except Interrupted as stopped:
+                    note(f"habitus: {stopped}")
+                    raise typer.Exit(143) from stopped
+            if ranks.is_first:
+                _print_record(record, folder, as_json)
+            if record.status == "failed":
+                return True
+    return False
+
+
+def _read(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
+    """The recipe in a file with the overrides; 'previous' as parent becomes the hash of the run before."""
+    import tomllib
+
+    from habitus.recipe import Recipe
+    from habitus.typed import overridden
+
+    path = Path(file)
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist", expected="a recipe, as 'habitus plan' writes it")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML") from None
+    values = overridden(values, overrides)
+    train_values = values.get("train")
+    if isinstance(train_values, dict) and train_values.get("stage") == 2:
+        if train_values.get("parent") in (None, PREVIOUS) and parent_hash is not None:
+            train_values["parent"] = parent_hash
+        if train_values.get("parent") == PREVIOUS:
+            raise ConfigError(
+                f"{path} continues the previous run, and there is none",
+                expected="the stage-1 recipe before it, or the run that it continues",
+                next_step="habitus train stage1.toml stage2.toml …, or pass --from RUN",
+            )
+    return Recipe.parse(values, str(path))
+
+
+def _has_record(folder: Path) -> bool:
+    if not (folder / "record.json").exists():
+        raise ConfigError(f"{folder} holds no record.json", expected="the folder of a stage-1 run that is done")
+    return True
+
+
+def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
+    if count == 2 and recipe.train.stage != number + 1:
+        raise ConfigError(
+            f"{file} is a recipe of stage {recipe.train.stage} in place {number + 1}",
+            expected="stage 1 first, then stage 2",
+        )
+
+
+def _shown(bar, name: str):  # type: ignore[no-untyped-def]
+    def show(now: "Progress") -> None:
+        if now.phase != "training":
+            bar(f"{name}: {now.phase}", now.share)
+            return
+        parts = [f"{name}: step {now.step:,}", f"loss {now.loss:.4f}"]
+        if now.events_per_second is not None:
+            parts.append(f"{now.events_per_second:,.0f} events/s")
+        if now.share_of_peak is not None:
+            parts.append(f"{now.share_of_peak:.0%} of peak")
+        if now.seconds_left is not None:
+            minutes, seconds = divmod(round(now.seconds_left), 60)
+            parts.append(f"{minutes}:{seconds:02d} left")
+        bar(", ".join(parts), now.share)
+
+    return show
+
+
+def _print_size(recipe: "Recipe", dataset: "Dataset", as_json: bool) -> None:
+    from habitus.cli.size import _print_table
+    from habitus.sizing import Inputs, cell_of_recipe
+    from habitus.train.checks import check_recipe
+
+    check_recipe(recipe, dataset)
+    cell = cell_of_recipe(recipe, Inputs.of(dataset.fields), catalogue_items=dataset.num_items)
+    if as_json:
+        typer.echo(cell.to_json(), nl=False)
+        return
+    typer.echo(f"stage {recipe.train.stage}")
+    _print_table(cell, assumed=False)
+    windows = dataset.counts("train").windows
+    typer.echo(f"epochs {recipe.train.steps * recipe.train.batch_sequences / windows:.3g} over {windows:,} windows")
+
+
+def _print_record(record: "Record", folder: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(record.to_json(), nl=False)
+        return
+    if record.status == "failed":
+        typer.echo(f"{folder}: failed: {record.reason}", err=True)
+        return
+    assert record.train is not None
+    assert record.seconds is not None
+    rate = record.throughput.get("events_per_second")
+    typer.echo(
+        f"{folder}: {record.steps:,} steps, training loss {record.train.loss:.4f} over the last 100"
+        + (f", {rate:,.0f} events/s" if rate else "")
+        + f", {record.seconds.warmup + record.seconds.train:.1f} s training, {record.seconds.evaluate:.1f} s evaluation"
+    )
+    for name in ("loss", "recall@10", "ndcg@10"):
+        for regime in record.recipe.evaluate.regimes:
+            metric = record.metrics.get(f"{regime}/{name}")
+            if metric is not None:
+                typer.echo(f"  {regime}/{name} {metric.value:.4f}" + (f" ± {metric.se:.4f}" if metric.se else ""))
