@@ -10,6 +10,7 @@ from habitus.cli import (  # noqa: F401
     embed,
     evaluate,
     fit,
+    plan,
     prepare,
     size,
     train,

@@ -1,0 +1,126 @@
+"""The Plan: the next Recipe, with where every number of it comes from and how sure it is."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from habitus.errors import ConfigError
+from habitus.recipe import Recipe
+from habitus.typed import Typed, content_hash
+
+PLAN_VERSION: Literal[1] = 1
+Source = Literal["this study", "published", "default"]
+
+
+class Quantity(Typed):
+    """One number of the plan. An absent end of the interval is open, or unknown where both are absent."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    source: Source
+    how: str = Field(description="Which law or rule gave it, in words.")
+    doubts: tuple[str, ...] = Field((), description="What the law itself warns of.")
+
+
+class Prediction(Typed):
+    """What a stage is expected to measure; 95% for one more run."""
+
+    metric: str
+    stage: Literal[1, 2]
+    value: float
+    low: float | None = None
+    high: float | None = None
+    source: Source
+    how: str
+
+
+class Memory(Typed):
+    """Bytes of a training step by part, and whether they fit the device."""
+
+    stage: Literal[1, 2]
+    bytes: dict[str, int]
+    device: str | None = None
+    device_bytes: int | None = None
+    fits: bool | None = Field(None, description="Absent where no device is named.")
+    change: str | None = Field(None, description="The setting to change where it does not fit.")
+
+
+class PrintedRecipe(Typed):
+    """The paper's recipe at this budget, as printed: D/N in the 6ND convention. Never as affordable."""
+
+    params: float
+    data_ratio_6nd: float
+    slots: float
+    embedder_share: float
+    batch_sequences: int
+    learning_rate: float
+    num_negatives: tuple[float, float]
+    flops: float = Field(description="What Equation 1 charges for it.")
+    times_budget: float = Field(description="flops over the budget it is printed for.")
+
+
+class Difference(Typed):
+    """One knob under both sets of laws."""
+
+    knob: str
+    ours: float
+    published: float
+    ratio: float = Field(description="ours / published")
+    inside: bool | None = Field(
+        None, description="Whether the published value lies in our interval, where there is one."
+    )
+
+
+class Extrapolation(Typed):
+    budget: float = Field(description="Stage 1's budget.")
+    smallest: float = Field(description="Smallest budget behind the size law.")
+    largest: float
+    factor: float = Field(description="budget / largest; below 1 inside or under the range.")
+
+
+class Plan(Typed):
+    """For a budget and a metric: both recipes, every number with interval and source, and the doubts."""
+
+    schema_version: Literal[1] = PLAN_VERSION
+    metric: str
+    flops: float = Field(description="Of both stages together, nominal.")
+    stage1_flops: float
+    stage2_flops: float
+    flops_item_cache: float | None = Field(None, description="Embedding the catalogue once; apart from both stages.")
+    optimizer: str
+    laws: str = Field(description="Where the laws come from.")
+    dataset_checksum: str | None = None
+    quantities: dict[str, Quantity]
+    predictions: tuple[Prediction, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    extrapolation: Extrapolation | None = None
+    printed: PrintedRecipe | None = None
+    differences: tuple[Difference, ...] = ()
+    warnings: tuple[str, ...] = ()
+    stage1: Recipe
+    stage2: Recipe | None = None
+
+    def __getitem__(self, name: str) -> Quantity:
+        return self.quantities[name]
+
+    def hash(self) -> str:
+        """SHA-256 of the plan's content."""
+        return content_hash(self.to_values())
+
+    def write_recipes(self, folder: str | Path) -> list[Path]:
+        """stage1.toml and stage2.toml in a folder (or beside a name that ends in .toml, which becomes stage 1)."""
+        target = Path(folder)
+        first = target if target.suffix == ".toml" else target / "stage1.toml"
+        try:
+            first.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{first.parent} cannot be made: {error.strerror}", expected="a folder") from None
+        second = first.with_name("stage2.toml" if first.name == "stage1.toml" else f"{first.stem}-stage2.toml")
+        self.stage1.write(first)
+        if self.stage2 is None:
+            second.unlink(missing_ok=True)
+            return [first]
+        self.stage2.write(second)
+        return [first, second]
