@@ -38,13 +38,15 @@ def _plain_text(model: BehaviorModel, tokens: Tensor) -> Tensor:
     return torch.where(used.any(1, keepdim=True), mean, text.missing)
 
 
-def plain_queries(model: BehaviorModel, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
-    """Queries [B, L, h]."""
+def plain_queries(
+    model: BehaviorModel, batch: BatchTensors, event_embeddings: Tensor, one_user: bool = False
+) -> Tensor:
+    """Queries [B, L, h]. Where one user fills every window, causal attention needs no mask."""
     part = model.contextualizer
     x = F.linear(event_embeddings, part.input.weight) + part.events(batch.fields, like=event_embeddings)
     segments, slots = batch.segments, batch.segments.shape[1]
     same = segments[:, :, None] == segments[:, None, :]
-    mask = (same & torch.ones(slots, slots, dtype=torch.bool, device=x.device).tril())[:, None]
+    mask = None if one_user else (same & torch.ones(slots, slots, dtype=torch.bool, device=x.device).tril())[:, None]
     exponents = torch.arange(0, part.head_dim, 2, device=x.device) / part.head_dim
     angles = batch.positions[..., None] * 10_000.0**-exponents  # [B, L, d/2]
     for block in part.blocks:
@@ -52,13 +54,13 @@ def plain_queries(model: BehaviorModel, batch: BatchTensors, event_embeddings: T
     return norm(F.linear(norm(x, part.norm.weight), part.output.weight), None) * part.gain * part.query_scale
 
 
-def plain_block(block: Block, x: Tensor, mask: Tensor, angles: Tensor | None = None) -> Tensor:
-    """One layer on [batch, length, width]."""
+def plain_block(block: Block, x: Tensor, mask: Tensor | None, angles: Tensor | None = None) -> Tensor:
+    """One layer on [batch, length, width]; causal where there is no mask."""
     q, k, v = F.linear(norm(x, block.attention_norm.weight), block.qkv.weight).chunk(3, -1)
     q, k, v = (part.unflatten(-1, (block.heads, -1)).transpose(1, 2) for part in (q, k, v))  # [batch, H, length, d]
     if angles is not None:
         q, k = _turn(q, angles), _turn(k, angles)
-    out = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=mask)
+    out = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=mask, is_causal=mask is None)
     x = x + F.linear(out.transpose(1, 2).flatten(2), block.attention_out.weight)
     return x + F.linear(F.gelu(F.linear(norm(x, block.mlp_norm.weight), block.mlp_up.weight)), block.mlp_out.weight)
 

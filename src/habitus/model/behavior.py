@@ -71,18 +71,27 @@ class BehaviorModel(nn.Module):
         Table lookups stay as they are: compiled, their gradients would add in no fixed order.
         """
         embedder, contextualizer = self.embedder, self.contextualizer
-        pieces: list[nn.Module | None] = [*contextualizer.blocks, embedder.fusion, embedder.numbers]
-        pieces += [embedder.vectors, contextualizer.events.numbers]
-        pieces += [c for c in (embedder.categories, contextualizer.events.categories) if c is not None and c.one_hot]
-        methods: list[tuple[nn.Module, str]] = [(contextualizer, name) for name in ("enter", "layout", "leave")]
+        # A contextualizer has one shape per recipe, so its sizes are compiled in: left to itself, PyTorch turns the
+        # rows of a second model in one process into symbols. Texts do come in several sizes.
+        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.events.numbers]
+        varying: list[nn.Module | None] = [embedder.fusion, embedder.numbers, embedder.vectors]
+        for part, pieces in ((contextualizer.events.categories, fixed), (embedder.categories, varying)):
+            pieces += [part] if part is not None and part.one_hot else []
+        methods: list[tuple[nn.Module, str, bool | None]] = [
+            (contextualizer, name, False) for name in ("enter", "layout", "leave")
+        ]
         if embedder.text is not None:
-            pieces += embedder.text.blocks
-            methods += [(embedder.text, "enter"), (embedder.text, "leave")]
-        for piece in pieces:
-            if piece is not None:
-                piece.compile()
-        for owner, name in methods:
-            setattr(owner, name, torch.compile(getattr(owner, name)))
+            varying += embedder.text.blocks
+            methods += [(embedder.text, "enter", None), (embedder.text, "leave", None)]
+        for pieces, dynamic in ((fixed, False), (varying, None)):
+            for piece in pieces:
+                if piece is not None:
+                    piece.compile(dynamic=dynamic)
+        for owner, name, dynamic in methods:
+            setattr(owner, name, torch.compile(getattr(owner, name), dynamic=dynamic))
+        # All models of a process share the code of their layers, and beyond this many shapes it would run uncompiled.
+        config = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, 64)
         return self
 
     def _check_tokens(self, items: ItemTensors) -> None:

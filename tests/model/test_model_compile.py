@@ -1,0 +1,44 @@
+"""What compiling piece by piece promises, with a compiler that only looks: nothing is generated, so it is fast."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from habitus.data.fields import Fields
+from habitus.model import BehaviorModel, batch_tensors, item_tensors
+from habitus.recipe import ModelRecipe
+
+
+@pytest.mark.slow
+def test_every_contextualizer_of_a_process_is_compiled_for_its_own_sizes(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[tuple[bool, list[Any]]] = []
+    in_contextualizer = False
+
+    def look(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append((in_contextualizer, inputs))
+        return graph.forward
+
+    usual = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **options: usual(*given, **options, backend=look))
+    torch._dynamo.reset()
+    fields = Fields(item=made.fields.item[1:2], event=(), text_len=12)
+    for width, B, items in ((32, 2, 30), (64, 3, 40), (96, 4, 50)):
+        recipe = ModelRecipe(joint_dim=16, width=width, depth=2, text_len=12, head_dim=32)
+        model = BehaviorModel(fields, recipe)
+        plain, windows = BehaviorModel(fields, recipe), batch_tensors(made.batch(fields, B, 16, items))
+        features = item_tensors(made.items(fields, items), recipe)
+        model.compile_blocks()
+        in_contextualizer = False
+        vectors = model.embed_items(features)
+        in_contextualizer = True
+        queries = model.queries(windows, vectors[windows.items])
+        torch.testing.assert_close(queries, plain.queries(windows, plain.embed_items(features)[windows.items]))
+    contextualizers = [inputs for inside, inputs in graphs if inside]
+    # enter, layout, leave and the layer: each once per model, whatever the depth.
+    assert len(contextualizers) == 3 * 4
+    assert not any(isinstance(value, torch.SymInt) for inputs in contextualizers for value in inputs)
+    assert torch._dynamo.config.recompile_limit >= 64
