@@ -1,0 +1,138 @@
+"""habitus serve."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from habitus.cli.app import app
+from habitus.errors import ConfigError
+
+EXAMPLE = """
+
+Example: `habitus serve run --data dataset`, then open http://127.0.0.1:8000
+
+`--data` is needed once per run. A token for others on the network: `HABITUS_TOKEN=… habitus serve run --host 0.0.0.0`
+"""
+TOKEN_VARIABLE = "HABITUS_TOKEN"
+
+
+@app.command(help="Answer recommendations, vectors and item updates over HTTP." + EXAMPLE)
+def serve(
+    run: Annotated[
+        Path, typer.Argument(help="Run folder, or a link to one: SIGHUP or POST /v1/admin/swap opens it anew.")
+    ],
+    data: Annotated[
+        Path | None, typer.Option(help="Prepared dataset of the run; needed the first time it is served.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"File with the bearer token; or set {TOKEN_VARIABLE}.")
+    ] = None,
+    index: Annotated[str, typer.Option(help="exact, hnsw, ivfpq or auto.")] = "exact",
+    items: Annotated[
+        Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse item updates.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads of a computation; 0 leaves it to torch.")] = 0,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 1 << 20,
+    max_history: Annotated[int, typer.Option(help="Events of one history.")] = 2_000,
+    max_k: Annotated[int, typer.Option(help="Recommendations in one answer.")] = 1_000,
+    timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 10.0,
+    read_timeout: Annotated[float, typer.Option(help="Seconds for headers, and for a body, to arrive.")] = 10.0,
+    max_batch: Annotated[int, typer.Option(help="Requests computed together.")] = 64,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a request may wait for company.")] = 2.0,
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait; beyond it 503.")] = 512,
+    max_connections: Annotated[int, typer.Option(help="Open connections; beyond it 503.")] = 1_000,
+    shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight after SIGTERM.")] = 30.0,
+    access_log: Annotated[bool, typer.Option("--access-log", help="A line per request.")] = False,
+) -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed", next_step="pip install 'habitus[serve]'") from None
+    import logging
+
+    import torch
+
+    from habitus.data.prepare import one_of
+    from habitus.serve.index import KINDS
+    from habitus.serve.items import ItemStore
+    from habitus.serve.limits import ServerLimits
+    from habitus.serve.retriever import Retriever
+    from habitus.serve.service import Service
+    from habitus.serve.serving import address_of, bind, is_loopback
+    from habitus.serve.serving import serve as run_server
+
+    limits = ServerLimits.parse(
+        {
+            "max_body_bytes": max_body,
+            "max_history": max_history,
+            "max_k": max_k,
+            "timeout_s": timeout,
+            "read_timeout_s": read_timeout,
+            "max_batch": max_batch,
+            "max_wait_ms": max_wait_ms,
+            "max_queue": max_queue,
+            "max_connections": max_connections,
+            "shutdown_s": shutdown_timeout,
+        },
+        "the options",
+    )
+    kind = one_of("index", index, KINDS)
+    token = _token(token_file)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.INFO if access_log else logging.WARNING)
+    if threads:
+        torch.set_num_threads(threads)
+    listener = bind(host, port)
+    if token is None and not is_loopback(listener.getsockname()[0]):
+        typer.echo(
+            f"habitus: warning: no token, and {host} can be reached from other machines: whoever reaches it may ask "
+            f"and change items. Set {TOKEN_VARIABLE} or pass --token-file.",
+            err=True,
+        )
+
+    def note(text: str) -> None:
+        typer.echo(text, err=True)
+
+    def open_run(folder: Path, store: ItemStore | None) -> Retriever:
+        return Retriever.open(
+            folder, data=data, device=device, index=kind, items=store or items, read_only=read_only, note=note
+        )
+
+    service = Service(run, open_run, limits, share_items=items is not None)
+    # One line on standard output once it answers, so that whoever started it knows the port.
+    run_server(
+        service,
+        listener,
+        token=token,
+        access_log=access_log,
+        ready=lambda: typer.echo(f"habitus: {service.num_items:,} items at {address_of(listener)}"),
+    )
+
+
+def _token(path: Path | None) -> str | None:
+    """The token of a file or of the environment; never of the command line, which every user of a machine can read."""
+    if path is not None:
+        try:
+            found = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the token file {path} cannot be read: {error}") from None
+        source = str(path)
+    elif TOKEN_VARIABLE in os.environ:
+        found, source = os.environ[TOKEN_VARIABLE].strip(), TOKEN_VARIABLE
+    else:
+        return None
+    if len(found) < 16 or not found.isascii() or not found.isprintable() or " " in found:
+        raise ConfigError(
+            f"the token in {source} has {len(found)} characters or odd ones",
+            expected="16 printable ASCII characters or more, without spaces",
+            next_step="python -c 'import secrets; print(secrets.token_urlsafe(32))'",
+        )
+    return found
