@@ -114,12 +114,12 @@ def _publish(bundle: Bundle, dataset: Dataset, folder: Path) -> None:
     """Copy what serving needs of a dataset beside the run."""
     try:
         with staged_folder(folder) as stage:
-            shutil.copyfile(dataset.path / "items" / IDS, stage / IDS)
+            _copy(dataset, f"items/{IDS}", stage / IDS)
             categories = {}
             for number, spec in enumerate(dataset.fields.item):
                 if spec.kind == "category":
                     name = f"codes-{number:02d}.npy"
-                    shutil.copyfile(dataset.path / item_file(number), stage / name)
+                    _copy(dataset, item_file(number), stage / name)
                     categories[spec.name] = name
             files = {file.name: sha256_of(file) for file in sorted(stage.iterdir())}
             CatalogueManifest(
@@ -133,6 +133,12 @@ def _publish(bundle: Bundle, dataset: Dataset, folder: Path) -> None:
             expected="a run folder that can be written to when it is first served",
             next_step="copy the run to where you can write",
         ) from error
+
+
+def _copy(dataset: Dataset, name: str, to: Path) -> None:
+    shutil.copyfile(dataset.path / name, to)
+    if sha256_of(to) != dataset.manifest.files[name].sha256:
+        raise ModelError(f"{dataset.path / name} has changed since it was prepared", next_step="prepare it again")
 
 
 def _served(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> ServedCatalogue:

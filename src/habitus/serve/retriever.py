@@ -96,10 +96,8 @@ class Retriever:
 
     @property
     def num_items(self) -> int:
-        """Items that may be recommended now."""
-        with self._mutex:
-            self._catch_up()
-            return self._live.num_live
+        """Items that may be recommended now; never waits."""
+        return self._live.num_live
 
     @property
     def index_info(self) -> IndexInfo:

@@ -13,7 +13,9 @@ from habitus.serve.index import SearchIndex
 from habitus.serve.live import LiveItems
 from habitus.serve.scan import exact_search
 
-# Beyond k and what was seen, so many more are fetched where a filter will leave some out.
+# More than k are fetched where some will be left out: as many as were seen, up to a bound, and with a filter four
+# times as many. Where that is not enough, the rows that pass are searched by themselves.
+MOST_SEEN = 512
 OVERFETCH = 4
 GATHER_ROWS = 1 << 16
 Answer = tuple[np.ndarray, np.ndarray, float]  # scores and rows, best first; log-sum-exp over all live items
@@ -87,4 +89,4 @@ class Searcher:
 
 
 def _fetched(one: Asked) -> int:
-    return (one.k + len(one.seen)) * (OVERFETCH if one.filter else 1)
+    return (one.k + min(len(one.seen), MOST_SEEN)) * (OVERFETCH if one.filter else 1)
