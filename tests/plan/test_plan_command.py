@@ -40,7 +40,7 @@ def test_hours_on_a_device_are_a_budget(tmp_path: Path) -> None:
     text = habitus("plan", "--gpu", "h200", "--gpus", 8, "--hours", 24, "--register", tmp_path / "plan.json", "--json")
     made = Plan.parse(json.loads(text), "output")
     assert made["hours"].value == pytest.approx(24, rel=0.01)
-    assert json.loads((tmp_path / "plan.json").read_text())["plan"]["flops"] == made.flops
+    assert json.loads((tmp_path / "plan.json").read_text())["flops"] == made.flops
 
 
 def test_options_that_contradict_or_lack_are_refused(laws_path: Path) -> None:

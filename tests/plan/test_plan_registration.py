@@ -62,7 +62,7 @@ def test_another_recipe_or_an_edited_plan_is_noticed(made: Plan, tmp_path: Path)
     run = run_of(made.model_copy(update={"stage1": longer}), tmp_path / "run")
     assert check(run).notes == ("stage 1 did not run the registered recipe",)
     values = json.loads((tmp_path / "plan.json").read_text())
-    values["plan"]["predictions"][0]["value"] = 0.0
+    values["predictions"][0]["value"] = 0.0
     (tmp_path / "plan.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="changed after it was registered"):
         check(run)

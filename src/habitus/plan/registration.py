@@ -14,19 +14,20 @@ from habitus.typed import Typed, content_hash
 NAME = "plan.json"
 
 
-class Registered(Typed):
-    """A plan as it was before the run. `hash` is of everything else in the file."""
+class Registered(Plan):
+    """A plan as it was before the run. `registered_hash` is of everything else in the file."""
 
     registered_at: str
-    plan: Plan
-    hash: str
+    registered_hash: str
 
     @classmethod
     def of(cls, plan: Plan, registered_at: str) -> "Registered":
-        return cls(registered_at=registered_at, plan=plan, hash=_hash(plan, registered_at))
+        values = {**plan.to_values(), "registered_at": registered_at}
+        return cls.parse({**values, "registered_hash": content_hash(values)}, "the plan")
 
     def unchanged(self) -> bool:
-        return self.hash == _hash(self.plan, self.registered_at)
+        values = self.to_values()
+        return values.pop("registered_hash") == content_hash(values)
 
 
 class Comparison(Typed):
@@ -67,14 +68,13 @@ def register(plan: Plan, path: Path) -> Registered:
 def check(run: Path, against: Path | None = None) -> Check:
     """What the registered plan said against what the run measured."""
     plan_path = against or _plan_near(run)
-    registered = Registered.read(plan_path)
-    if not registered.unchanged():
+    plan = Registered.read(plan_path)
+    if not plan.unchanged():
         raise ConfigError(
             f"{plan_path} was changed after it was registered: its hash is not that of its content",
             expected="the file as `habitus plan --register` wrote it",
         )
     records = _records(run)
-    plan = registered.plan
     notes = []
     same = {}
     for stage, record in records.items():
@@ -86,8 +86,8 @@ def check(run: Path, against: Path | None = None) -> Check:
             notes.append(f"stage {stage} was trained on another dataset than the plan was made for")
     notes += [f"{name} did not run the registered recipe" for name, is_same in same.items() if not is_same]
     return Check(
-        registered_at=registered.registered_at,
-        hash=registered.hash,
+        registered_at=plan.registered_at,
+        hash=plan.registered_hash,
         same_recipe=same,
         comparisons=tuple(_comparisons(plan, records)),
         notes=tuple(notes),
@@ -162,7 +162,3 @@ def _plan_near(run: Path) -> Path:
         expected="the file that `habitus plan --register` wrote before the run",
         next_step="name it: habitus plan --check RUN --against plan.json",
     )
-
-
-def _hash(plan: Plan, registered_at: str) -> str:
-    return content_hash({"plan": plan.to_values(), "registered_at": registered_at})
