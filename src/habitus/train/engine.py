@@ -104,8 +104,13 @@ class Engine:
 
     def tail_means(self) -> tuple[float, float | None, float] | None:
         """Means over the last steps of the in-batch, extra and whole loss; None before the first step."""
-        seen = self.tail[np.isfinite(self.tail[:, 2])]
-        if not len(seen):
-            return None
-        in_batch, extra, loss = (math.fsum(column) / len(seen) for column in seen.T)
-        return in_batch, None if math.isnan(extra) else extra, loss
+        return tail_means(self.tail)
+
+
+def tail_means(tail: np.ndarray) -> tuple[float, float | None, float] | None:
+    """The means of the rows that were written."""
+    seen = tail[np.isfinite(tail[:, 2])]
+    if not len(seen):
+        return None
+    in_batch, extra, loss = (math.fsum(column) / len(seen) for column in seen.T)
+    return in_batch, None if math.isnan(extra) else extra, loss

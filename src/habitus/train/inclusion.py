@@ -35,3 +35,8 @@ class Inclusion:
     def extras(self, rows: np.ndarray, device: torch.device) -> Tensor:
         """log q of being one of the extras."""
         return torch.full((len(rows),), self._extra, device=device)
+
+    def tables(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """log q of every item: in the batch, in the union, among the extras."""
+        every = np.arange(len(self._in_batch))
+        return self.in_batch(every, device), self.union(every, device), self.extras(every, device)

@@ -64,10 +64,11 @@ def _loop(run: Run, stop: StopRequest) -> Record:
     """Step after step: train, note, evaluate, save; then the end."""
     steps = run.recipe.train.steps
     step = saved = run.state.step  # steps done; the position in the data is the same number
+    stopping = stop.asked
     while True:
         if run.must_evaluate(step):
             run.evaluate(step)
-        if stop.asked:
+        if stopping:
             run.save(step)
             raise Interrupted(
                 f"asked to stop; saved after step {step:,} of {steps:,} in {run.out}",
@@ -80,8 +81,9 @@ def _loop(run: Run, stop: StopRequest) -> Record:
             return run.finish(step)
         run.engine.step(step)
         step += 1
+        stopping = stop.asked
         # On a GPU results come in blocks, some steps late, unless something is about to depend on them.
-        wait = step == steps or stop.asked or run.must_evaluate(step) or run.must_save(step)
+        wait = stopping or step == steps or run.must_evaluate(step) or run.must_save(step)
         for result in run.engine.results(wait=wait):
             if result.problem:
                 return run.fail(result.step, _explained(run, result))

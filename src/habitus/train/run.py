@@ -17,17 +17,18 @@ from habitus.model.bundle import load_bundle, save_bundle
 from habitus.model.cache import EmbeddingCache, check_same_fields
 from habitus.recipe import Recipe
 from habitus.record import Record
+from habitus.train.captured import CapturedEngine
 from habitus.train.checkpoints import Best, Checkpoint, State, newest_good, prune, save_checkpoint
 from habitus.train.checks import Parent
 from habitus.train.engine import Engine
+from habitus.train.engines import build_engine
 from habitus.train.evaluating import evaluate_finished, evaluate_now, trajectory_points
-from habitus.train.feeding import Feeder
 from habitus.train.journal import Journal
 from habitus.train.meter import Meter
 from habitus.train.options import TrainOptions
 from habitus.train.recording import Outcome, make_record, publish
-from habitus.train.stages import FrozenStage, JointStage, Work
-from habitus.train.vectors import FrozenVectors, catalogue_of
+from habitus.train.stages import Work
+from habitus.train.vectors import catalogue_of
 
 Note = Callable[[str], None]
 _LESS_IS_BETTER = ("loss", "perplexity", "entropy")
@@ -79,12 +80,10 @@ class Run:
         self.cache = catalogue_of(bundle, self.dataset, self.out / "catalogue", self.parent.path, self.meter.phase)
         return bundle.model.freeze().train()
 
-    def _engine(self) -> Engine:
-        feeder = Feeder(self.dataset, self.recipe, self.device, self.ranks, self.options.accumulate)
-        if self.cache is None:
-            return Engine(self.model, self.recipe, JointStage(self.model, self.dataset, self.recipe, feeder))
-        vectors = FrozenVectors(self.cache, self.device)
-        return Engine(self.model, self.recipe, FrozenStage(self.model, self.dataset, self.recipe, feeder, vectors))
+    def _engine(self) -> Engine | CapturedEngine:
+        return build_engine(
+            self.model, self.dataset, self.recipe, self.options, self.cache, self.device, self.ranks, self.note
+        )
 
     def _go_on(self, found: Checkpoint) -> None:
         try:

@@ -1,0 +1,297 @@
+"""Steps on a GPU as captured graphs: the host only says which windows come next and never waits for a loss.
+
+Two graphs follow each other on one stream. `prepare` moves the batch that lies ready into place and puts the next
+one together; it also tells how large that one is. `step` is everything else, from embedding to the optimizer, in
+one graph per bucket. The host reads the size of batch t + 1 while the device still works on step t, so that neither
+waits for the other.
+"""
+
+import copy
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from habitus.data import Dataset
+from habitus.model import BehaviorModel
+from habitus.model.bundle import autocast
+from habitus.randomness import Stream, shuffle_keys
+from habitus.recipe import Recipe
+from habitus.softmax import Latch
+from habitus.softmax.latch import explain
+from habitus.softmax.negatives import NUM_KEYS
+from habitus.train.buckets import Buckets
+from habitus.train.engine import TAIL, StepResult, tail_means
+from habitus.train.objectives import FrozenObjective, JointObjective
+from habitus.train.optimizers import build_optimizer, clip_gradients
+from habitus.train.resident import Assembled, ResidentEvents, ResidentItems
+from habitus.train.schedule import learning_rate_at
+from habitus.train.stages import Work
+from habitus.train.windows import WindowOrder
+
+_PROBED = 8  # batches that are looked at to find the size of the first bucket
+_RING = 512  # steps whose losses the device remembers
+_BLOCK = 32  # steps after which they are sent to the host
+_LOSS, _NORM = 1 << 8, 1 << 9  # causes beside those of the softmax
+
+
+class CapturedEngine:
+    """Trains like `Engine`, on a GPU that holds the data."""
+
+    kind = "captured"
+
+    def __init__(
+        self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, device: torch.device, table: Tensor | None
+    ) -> None:
+        self.recipe, self.device = recipe.train, device
+        self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
+        self.events = ResidentEvents(dataset, device)
+        self.items = ResidentItems.of(dataset, recipe, device, features=table is None)
+        self.optimizer = build_optimizer(model, recipe.train)
+        self.parameters = [info.parameter for info in self.optimizer.infos]
+        # Evaluation comes in other shapes, so it keeps the model as it is; the twin has the same parameters.
+        twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).compile_blocks()
+        names = self.events.names
+        self.objective: JointObjective | FrozenObjective
+        if table is None:
+            self.objective = JointObjective(twin, dataset, recipe, self.items, names)
+        else:
+            self.objective = FrozenObjective(twin, dataset, recipe, table, names)
+        self.latch = Latch(device)  # its counter is the step
+        self.ring = torch.zeros(_RING, 4, device=device)  # in_batch, extra, loss, gradient's norm
+        self.totals = torch.zeros(4, dtype=torch.int64, device=device)  # as in Work
+        self.tail = np.full((TAIL, 3), np.nan)
+        self.has_extra = table is not None and recipe.train.num_negatives > 0
+        self.incoming = _Incoming(self, recipe.train.batch_sequences)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.begun = self.known = 0  # steps handed to the device; steps whose result the host has read
+        self._sent: tuple[torch.cuda.Event, int, Tensor, Tensor] | None = None
+        self._warm = False
+
+    def step(self, step: int) -> None:
+        """Hand one step to the device."""
+        if self.incoming.holds != step:
+            self.incoming.begin(step)
+        bucket = self.incoming.bucket()
+        if bucket not in self.graphs:
+            self._capture_step(bucket)
+        self.incoming.move_on(min(step + 1, self.recipe.steps - 1))
+        self.graphs[bucket].replay()
+        self.begun = step + 1
+
+    def _one_step(self, bucket: int) -> None:
+        """What a graph holds: from the batch in place to the optimizer's step and the notes about it."""
+        with autocast(self.device, self.recipe.precision):
+            found = self.objective(
+                self.incoming.current, self.incoming.keys, self.incoming.buckets.size(bucket), self.latch
+            )
+        loss = found.loss
+        loss.backward()
+        with torch.no_grad():
+            norm = clip_gradients(self.parameters, self.recipe.clip)
+            cause = ~torch.isfinite(loss) * _LOSS + ~torch.isfinite(norm) * _NORM
+            self.latch.record(cause)
+            now = self.latch.state[0]
+            self.optimizer.step(learning_rate_at(now, self.recipe))
+            extra = found.in_batch if found.extra is None else found.extra
+            row = torch.stack((found.in_batch.float(), extra.float(), loss.float(), norm.float()))
+            self.ring.index_copy_(0, (now % _RING)[None], row[None])
+            self.totals += torch.stack((*self.incoming.current.counts[1:4], found.scores))
+            self.latch.advance()
+
+    def _capture_step(self, bucket: int) -> None:
+        """Make the graph of a bucket. The trial run that it needs leaves no trace in weights or counts."""
+        self.incoming.settle_into_place()
+        held = [*self.parameters, *self.optimizer.state_tensors().values(), self.latch.state, self.ring, self.totals]
+        before = [tensor.detach().clone() for tensor in held]
+
+        def trial() -> None:
+            for _ in range(2):  # the second one finds every kernel compiled
+                self.optimizer.zero_grad()
+                self._one_step(bucket)
+
+        on_side_stream(trial, self.device)
+        self.optimizer.zero_grad()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.incoming.graph.pool()):  # graphs never run at the same time
+            self._one_step(bucket)
+        with torch.no_grad():
+            for tensor, value in zip(held, before, strict=True):
+                tensor.copy_(value)
+        self.graphs[bucket] = graph
+
+    def results(self, *, wait: bool = False) -> list[StepResult]:
+        """Steps whose losses have come back; they come in blocks, unless `wait` asks for all that were begun."""
+        if wait or not self._warm:
+            self._warm, self._sent = True, None
+            return self._read(self.ring.cpu(), self.latch.state.cpu(), self.begun)
+        found: list[StepResult] = []
+        if self._sent is not None and self._sent[0].query():
+            _, upto, ring, latch = self._sent
+            self._sent = None
+            found = self._read(ring, latch, upto)
+        if self._sent is None and self.begun - self.known >= _BLOCK:
+            ring = torch.empty_like(self.ring, device="cpu", pin_memory=True).copy_(self.ring, non_blocking=True)
+            latch = torch.empty_like(self.latch.state, device="cpu", pin_memory=True)
+            latch.copy_(self.latch.state, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._sent = event, self.begun, ring, latch
+        elif self._sent is not None and self.begun - self.known > _RING - _BLOCK:
+            self._sent[0].synchronize()  # the ring is about to come round
+        return found
+
+    def _read(self, ring: Tensor, latch: Tensor, upto: int) -> list[StepResult]:
+        _, first_bad, cause = latch.tolist()
+        found = []
+        for step in range(self.known, upto):
+            in_batch, extra, loss, norm = ring[step % _RING].tolist()
+            problem = _in_words(cause, loss, norm) if step == first_bad else None
+            shown = extra if self.has_extra else None
+            found.append(StepResult(step, learning_rate_at(step, self.recipe), in_batch, shown, loss, norm, problem))
+            if problem:
+                break
+            self.tail[step % TAIL] = in_batch, math.nan if shown is None else shown, loss
+        self.known = upto
+        return found
+
+    def work(self) -> Work:
+        """What all steps so far have multiplied; waits for the device."""
+        items, tokens, pairs, scores = self.totals.tolist()
+        frozen = isinstance(self.objective, FrozenObjective)
+        return Work(0, 0, 0, scores) if frozen else Work(items, tokens, pairs, scores)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything but the model's weights that the next step depends on, or that the Record will show."""
+        return {"tail": torch.from_numpy(self.tail.copy()), **self.optimizer.state_tensors()}
+
+    def load_state(self, tensors: dict[str, Tensor], work: Work) -> None:
+        """Go on from a checkpoint whose weights the model holds already."""
+        tensors = dict(tensors)
+        self.tail = tensors.pop("tail").numpy().copy()
+        self.optimizer.load_state_tensors(tensors)
+        self.begun = self.known = int(self.optimizer.count)
+        self.latch.state[0] = self.begun
+        self.totals.copy_(torch.tensor([work.items, work.text_tokens, work.text_pairs, work.scores]))
+
+    def tail_means(self) -> tuple[float, float | None, float] | None:
+        """Means over the last steps of the in-batch, extra and whole loss; None before the first step."""
+        return tail_means(self.tail)
+
+
+class _Incoming:
+    """The batch in place, the one after it, and how large that one is."""
+
+    def __init__(self, engine: CapturedEngine, batch_sequences: int) -> None:
+        self.engine = engine
+        self.holds = -1  # the step whose batch lies ready
+        device = engine.device
+        size = batch_sequences + NUM_KEYS
+        self.sent = torch.zeros(size, dtype=torch.int64, device=device)  # windows, and keys of the extras
+        self.sending = torch.zeros(size, dtype=torch.int64, pin_memory=True)
+        self.counts = torch.zeros(5, dtype=torch.int64, pin_memory=True)
+        self.known = torch.cuda.Event()
+        self.buckets = self._fitted()
+        self.ready = self._assembled()
+        self.ready_keys = torch.zeros(NUM_KEYS, dtype=torch.int64, device=device)
+        self.current = self.ready.cloned()
+        self.keys = self.ready_keys.clone()
+        self.graph = self._captured()
+
+    def begin(self, step: int) -> None:
+        """Put the batch of a step in readiness; waits for the device."""
+        self._send(step)
+        self._renew()
+        self._tell()
+        self.holds = step
+
+    def bucket(self) -> int:
+        """The bucket of the batch that lies ready. Its size was sent while the device worked on the step before."""
+        self.known.synchronize()
+        targets, items, tokens = self.counts[:3].tolist()
+        return self.buckets.holding(*self._size(targets, items, tokens))
+
+    def move_on(self, following: int) -> None:
+        """Move the ready batch into place and put the following one together."""
+        self._send(following)
+        self.graph.replay()
+        self._tell()
+        self.holds = following
+
+    def settle_into_place(self) -> None:
+        """Copy the ready batch into place without making another: for trial runs."""
+        for place, ready in zip(self.current.flat(), self.ready.flat(), strict=True):
+            place.copy_(ready)
+        self.keys.copy_(self.ready_keys)
+
+    def _renew(self) -> None:
+        for ready, made in zip(self.ready.flat(), self._assembled().flat(), strict=True):
+            ready.copy_(made)
+        self.ready_keys.copy_(self.sent[-NUM_KEYS:])
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        def both() -> None:
+            self.settle_into_place()
+            self._renew()
+
+        on_side_stream(both, self.engine.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            both()
+        return graph
+
+    def _assembled(self) -> Assembled:
+        return self.engine.events.assemble(self.sent[:-NUM_KEYS], self.engine.items.lengths)
+
+    def _send(self, step: int) -> None:
+        # The copy that read this memory last is over: the host has waited for what came after it.
+        recipe = self.engine.recipe
+        self.sending[:-NUM_KEYS] = torch.from_numpy(self.engine.order.of_step(step))
+        self.sending[-NUM_KEYS:] = torch.from_numpy(shuffle_keys(recipe.seed, Stream.NEGATIVES, step))
+        self.sent.copy_(self.sending, non_blocking=True)
+
+    def _tell(self) -> None:
+        self.counts.copy_(self.ready.counts, non_blocking=True)
+        self.known.record()
+
+    def _fitted(self) -> Buckets:
+        """Buckets for the first batches of the run, whatever step it goes on from: sizes show in the last digits."""
+        seen = []
+        for step in range(min(_PROBED, self.engine.recipe.steps)):
+            self._send(step)
+            made = self._assembled()
+            targets, items, tokens = made.counts[:3].tolist()
+            seen.append(self._size(targets, items, tokens))
+        most = len(made.rows)
+        text_len = 0 if self.engine.items.tokens is None else self.engine.items.tokens.shape[1]
+        return Buckets.fitted(seen, most, most * text_len)
+
+    def _size(self, targets: int, items: int, tokens: int) -> tuple[int, int]:
+        """What must fit: all distinct items and their tokens, or in stage 2 the targets alone."""
+        return (targets, 0) if isinstance(self.engine.objective, FrozenObjective) else (items, tokens)
+
+
+def on_side_stream(work: Callable[[], None], device: torch.device) -> None:
+    """Do the work on a stream of its own, as a trial run before capture must."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def use_compile_cache() -> None:
+    """Let compiled kernels outlive the process, in the user's cache folder unless the environment names one."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled"))
+
+
+def _in_words(cause: int, loss: float, norm: float) -> str:
+    parts = [explain(cause)] if explain(cause) else []
+    parts += [f"the loss is {loss}"] if cause & _LOSS else []
+    parts += [f"the gradient's norm is {norm}"] if cause & _NORM else []
+    return "; ".join(parts)

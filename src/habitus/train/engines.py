@@ -1,0 +1,69 @@
+"""Which engine trains a run: captured steps where they can be, plain ones elsewhere, and why is said aloud."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.evaluate.ranks import Ranks
+from habitus.model import BehaviorModel
+from habitus.model.cache import EmbeddingCache
+from habitus.recipe import Recipe
+from habitus.train.captured import CapturedEngine, use_compile_cache
+from habitus.train.engine import Engine
+from habitus.train.feeding import Feeder
+from habitus.train.options import TrainOptions
+from habitus.train.resident import resident_bytes
+from habitus.train.stages import FrozenStage, JointStage
+from habitus.train.vectors import FrozenVectors
+
+_SHARE_FOR_DATA = 0.5  # of the free device memory
+
+
+def build_engine(
+    model: BehaviorModel,
+    dataset: Dataset,
+    recipe: Recipe,
+    options: TrainOptions,
+    cache: EmbeddingCache | None,
+    device: torch.device,
+    ranks: Ranks,
+    note: Callable[[str], None],
+) -> Engine | CapturedEngine:
+    """The engine of a run. On a GPU steps are compiled and captured unless something stands against it."""
+    vectors = None if cache is None else FrozenVectors(cache, device)
+    reason = _obstacle(dataset, options, vectors, device, ranks)
+    if options.compile and reason:
+        raise ConfigError(f"steps cannot be compiled and captured: {reason}", next_step="leave --compile out")
+    if not reason:
+        use_compile_cache()
+        table: Tensor | None = None if vectors is None else vectors.table
+        return CapturedEngine(model, dataset, recipe, device, table)
+    if device.type == "cuda":
+        note(f"steps are run one operation at a time, several times slower: {reason}")
+    feeder = Feeder(dataset, recipe, device, ranks, options.accumulate)
+    if vectors is None:
+        return Engine(model, recipe, JointStage(model, dataset, recipe, feeder))
+    return Engine(model, recipe, FrozenStage(model, dataset, recipe, feeder, vectors))
+
+
+def _obstacle(
+    dataset: Dataset, options: TrainOptions, vectors: FrozenVectors | None, device: torch.device, ranks: Ranks
+) -> str:
+    """Why steps are not captured; empty where they are."""
+    if device.type != "cuda":
+        return "the device is no GPU"
+    if options.compile is False:
+        return "it was asked for (--no-compile)"
+    if ranks.world > 1:
+        return f"{ranks.world} processes share the batch"
+    if options.accumulate > 1:
+        return f"the batch comes in {options.accumulate} parts"
+    if vectors is not None and vectors.table is None:
+        return "the item vectors do not fit the device"
+    needed, free = resident_bytes(dataset), torch.cuda.mem_get_info(device)[0]
+    if needed > _SHARE_FOR_DATA * free:
+        return f"the data takes {needed / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free on the device"
+    return ""
