@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +217,8 @@ class Service:
         """The run, opened and asked once; with items of its own, it first gets those that were added here."""
         new = self._open_run(resolved, self.retriever.store if shared else None)
         if not shared:
-            for item_id, fields in _changes_of(self.retriever):
-                _repeat(new, "delete" if fields is None else "put", item_id, fields or {})
+            for change in _changes_of(self.retriever):
+                _repeat(new, *change)
         column = new.bundle.schema.events.item_column
         first = new.some_items(1)[0]
         new.recommend([Request(({column: first} if not isinstance(first, dict) else first,), k=1)])
@@ -243,9 +243,13 @@ def _apply(retriever: Retriever, verb: str, item_id: Any, fields: Mapping[str, A
         retriever.delete_item(item_id)
 
 
-def _changes_of(retriever: Retriever) -> list[tuple[Any, Mapping[str, Any] | None]]:
-    """The run-time state of items, oldest change first: id and fields, None for a withdrawn item."""
-    return [(key, None if entry.withdrawn else entry.fields) for key, entry in retriever.store.changes(0)[1]]
+def _changes_of(retriever: Retriever) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """The updates that bring another run's items to the state of this one's."""
+    for key, entry in retriever.store.changes(0)[1]:
+        if entry.fields:
+            yield "put", key, entry.fields
+        if entry.withdrawn:
+            yield "delete", key, {}
 
 
 def _repeat(retriever: Retriever, verb: str, item_id: Any, fields: Mapping[str, Any]) -> None:
