@@ -1,0 +1,112 @@
+"""What cells will take: seconds from measured rates of this store where there are any, bytes from their structure."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from habitus.recipe import Recipe
+from habitus.sizing import Cell, Inputs, cell_of_recipe
+from habitus.sweep.cells import Planned
+from habitus.sweep.store import Store
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """seconds = start + steps · per_step + executed FLOPs / flops_per_second + evaluation."""
+
+    start: float
+    per_step: float
+    flops_per_second: float
+    evaluate: float
+    source: str
+
+    def seconds(self, cell: Cell, evaluations: int = 1) -> float:
+        """The time of one cell, alone on its device."""
+        train = cell.steps * self.per_step + cell.executed_flops / self.flops_per_second
+        return self.start + train + evaluations * self.evaluate
+
+
+# Before a store has Records. CPU: one thread of the machine named in docs/notebook.md. CUDA: one H200.
+_ASSUMED = {
+    "cpu": Speeds(0.3, 0.008, 1.5e10, 0.5, "assumed for one CPU thread"),
+    "cuda": Speeds(6.0, 0.0025, 1.5e14, 2.0, "assumed for one H200"),
+}
+
+
+def speeds_of(store: Store | None, device: str, inputs: Inputs) -> Speeds:
+    """Speeds by non-negative least squares over the store's finished Records on such a device."""
+    assumed = _ASSUMED[device]
+    rows: list[tuple[int, float, float]] = []
+    start: list[float] = []
+    evaluate: list[float] = []
+    for digest in store.digests() if store else ():
+        record = store.record(digest) if store else None
+        if record is None or record.seconds is None or record.status != "done" or record.steps < 1:
+            continue
+        if ("cpu" in str(record.hardware.get("device", "cpu"))) != (device == "cpu"):
+            continue
+        executed = cell_of_recipe(record.recipe, inputs).executed_flops
+        rows.append((record.steps, executed, record.seconds.train))
+        start.append(record.seconds.warmup)
+        evaluate.append(record.seconds.evaluate / evaluations_of(record.recipe))
+    if len(rows) < 3:
+        return assumed
+    import numpy as np
+    from scipy.optimize import nnls
+
+    steps, work, seconds = (np.array(column, float) for column in zip(*rows, strict=True))
+    # Relative errors count: a cell of an hour and one of a second should both be right to a tenth.
+    (per_step, per_flop), _ = nnls(np.stack([steps, work], axis=1) / seconds[:, None], np.ones(len(rows)))
+    return Speeds(
+        float(np.median(start)) + assumed.start,
+        float(per_step),
+        1 / float(per_flop) if per_flop > 0 else 1e30,
+        float(np.median(evaluate)),
+        f"measured on {len(rows)} Records of this store",
+    )
+
+
+def evaluations_of(recipe: Recipe) -> int:
+    """How often a run is evaluated, the end included."""
+    every = recipe.evaluate.every
+    return 1 + ((recipe.train.steps - 1) // every if every else 0)
+
+
+def seconds_of(speeds: Speeds, cells: Iterable[Planned]) -> dict[str, float]:
+    """Estimated seconds of each run, by its hash."""
+    return {p.hash: speeds.seconds(p.cell, evaluations_of(p.recipe)) for p in cells}
+
+
+def wall_seconds(seconds: Sequence[float], workers: int) -> float:
+    """The time that all runs take on so many workers: even shares, but no shorter than the longest run."""
+    return max([sum(seconds) / max(1, workers), *seconds], default=0.0)
+
+
+def device_kind(device: str) -> str:
+    """cpu or cuda; `auto` looks for a GPU without loading torch where there cannot be one."""
+    if device.startswith("cuda"):
+        return "cuda"
+    if device == "cpu" or not Path("/dev/nvidiactl").exists():
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usual_workers(kind: str) -> int:
+    """How many workers a machine gets where the user does not say: one per core, or a few on a GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return cores if kind == "cpu" else min(4, cores)
+
+
+def device_bytes(kind: str) -> int:
+    """Memory that cells may share: the GPU's, or what the machine has free."""
+    if kind == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(0).total_memory * 0.92)
+    try:
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.9)
+    except (ValueError, OSError):
+        return 0
