@@ -1,0 +1,29 @@
+"""`habitus report`: from a store to one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from habitus.cli.app import app
+
+_EXAMPLE = "Example: `habitus report out/store --out out/report.html --png out/figures`"
+
+
+@app.command(epilog=_EXAMPLE)
+def report(
+    store: Annotated[Path, typer.Argument(help="A run store, or a flat CSV of runs.")],
+    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="A folder for the figures as PNG files.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A plan in JSON, for the recipe on top; default: STORE/plan.json where it exists."),
+    ] = None,
+) -> None:
+    """Write one HTML page with every figure and table that the store supports. It opens offline."""
+    from habitus.report import report as write_report
+
+    written = write_report(store, out, png=png, plan=plan)
+    typer.echo(f"wrote {written} ({written.stat().st_size / 1e6:.2f} MB)")
+    if png is not None:
+        typer.echo(f"wrote {len(list(png.glob('*.png')))} figures to {png}")

@@ -1,0 +1,158 @@
+"use strict";
+(function () {
+  var root = document.documentElement, query = new URLSearchParams(location.search);
+  var sheets = JSON.parse(document.getElementById("sheets").textContent);
+  var all = function (css, from) { return Array.prototype.slice.call((from || document).querySelectorAll(css)); };
+
+  // Appearance: the reader's choice, else the system's.
+  var button = document.getElementById("theme");
+  var kept = null;
+  try { kept = localStorage.getItem("habitus-theme"); } catch (e) { /* a page without storage still works */ }
+  function isDark() {
+    var chosen = root.getAttribute("data-theme");
+    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  }
+  function named() { button.textContent = isDark() ? "Light" : "Dark"; }
+  function appear(theme) { if (theme === "dark" || theme === "light") root.setAttribute("data-theme", theme); named(); }
+  appear(query.get("theme") || kept);
+  button.addEventListener("click", function () {
+    var next = isDark() ? "light" : "dark";
+    appear(next);
+    try { localStorage.setItem("habitus-theme", next); } catch (e) { /* as above */ }
+  });
+
+  // The metric served: every block shows that view, or the nearest one it has and says so.
+  var select = document.getElementById("metric");
+  function choose(metric) {
+    var bare = metric.split("/").slice(1).join("/");
+    all("[data-switch]").forEach(function (block) {
+      var views = all(".view", block).filter(function (v) { return v.closest("[data-switch]") === block; });
+      var wanted = [metric, "catalogue/" + bare, "batch/" + bare], found = null;
+      wanted.some(function (name) {
+        found = views.find(function (v) { return v.dataset.m.split(" ").indexOf(name) >= 0; }) || null;
+        return found;
+      });
+      var shown = found || views[0];
+      views.forEach(function (v) { v.hidden = v !== shown; });
+      var exact = shown.dataset.m.split(" ").indexOf(metric) >= 0, note = block.querySelector(".other");
+      note.hidden = exact;
+      note.textContent = exact ? "" : "Not measured for " + metric + "; shown for " + shown.dataset.m.replace(" ", " and ") + ".";
+    });
+    all("tr[data-r]").forEach(function (row) { row.classList.toggle("mine", row.dataset.r === metric); });
+    hide();
+  }
+  select.addEventListener("change", function () { choose(select.value); });
+
+  // Values of single points: pointer, or arrow keys on a focused figure.
+  var tip = document.getElementById("tip"), active = null;
+  function hide() { tip.hidden = true; if (active) active.classList.remove("on"); active = null; }
+  function show(mark) {
+    if (mark === active) return;
+    hide();
+    active = mark;
+    mark.classList.add("on");
+    tip.textContent = mark.dataset.t;
+    tip.hidden = false;
+    var at = mark.getBoundingClientRect(), box = tip.getBoundingClientRect();
+    var left = Math.min(Math.max(8, at.left + at.width / 2 - box.width / 2), innerWidth - box.width - 8);
+    var top = at.top - box.height - 8;
+    tip.style.left = left + "px";
+    tip.style.top = (top < 8 ? at.bottom + 8 : top) + "px";
+  }
+  all(".panels").forEach(function (panels) {
+    panels.addEventListener("pointermove", function (event) {
+      var svg = event.target.closest(".panel > svg"), best = null, least = 28 * 28;
+      if (!svg) return hide();
+      if (event.target.dataset && event.target.dataset.t) return show(event.target);
+      if (svg.classList.contains("heat")) return hide();
+      all("[data-t]", svg).forEach(function (mark) {
+        var r = mark.getBoundingClientRect();
+        var dx = r.left + r.width / 2 - event.clientX, dy = r.top + r.height / 2 - event.clientY, d = dx * dx + dy * dy;
+        if (d < least) { least = d; best = mark; }
+      });
+      if (best) show(best); else hide();
+    });
+    panels.addEventListener("pointerleave", hide);
+    panels.addEventListener("blur", hide);
+    panels.addEventListener("keydown", function (event) {
+      var step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (event.key === "Escape") return hide();
+      if (!step) return;
+      var marks = all("[data-t]", panels);
+      if (!marks.length) return;
+      event.preventDefault();
+      var at = marks.indexOf(active);
+      show(marks[at < 0 ? (step > 0 ? 0 : marks.length - 1) : (at + step + marks.length) % marks.length]);
+    });
+  });
+  addEventListener("scroll", hide, { passive: true });
+
+  // Data: as a file, or as a table below the figure.
+  function download(key) {
+    var link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([sheets[key]], { type: "text/csv" }));
+    link.download = key + ".csv";
+    link.click();
+    setTimeout(function () { URL.revokeObjectURL(link.href); }, 1000);
+  }
+  function rows(text) {
+    var found = [], row = [], cell = "", quoted = false;
+    for (var i = 0; i < text.length; i++) {
+      var c = text[i];
+      if (quoted) { if (c === '"') { if (text[i + 1] === '"') { cell += c; i++; } else quoted = false; } else cell += c; }
+      else if (c === '"') quoted = true;
+      else if (c === ",") { row.push(cell); cell = ""; }
+      else if (c === "\n") { row.push(cell); found.push(row); row = []; cell = ""; }
+      else cell += c;
+    }
+    return found;
+  }
+  function toggle(data) {
+    var article = data.closest("article"), old = article.querySelector(".sheet");
+    data.setAttribute("aria-expanded", String(!old));
+    data.textContent = old ? "Show data" : "Hide data";
+    if (old) return old.remove();
+    var box = document.createElement("div"), table = document.createElement("table");
+    box.className = "sheet";
+    box.tabIndex = 0;
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", "Data of " + article.querySelector("h3").textContent);
+    rows(sheets[data.dataset.key]).slice(0, 2001).forEach(function (cells, i) {
+      var line = (i ? table.tBodies[0] || table.createTBody() : table.createTHead()).insertRow();
+      cells.forEach(function (text, j) {
+        var cell = document.createElement(i && j ? "td" : "th");
+        if (!(i && j)) cell.scope = i ? "row" : "col";
+        cell.textContent = text;
+        line.appendChild(cell);
+      });
+    });
+    box.appendChild(table);
+    article.appendChild(box);
+  }
+  document.addEventListener("click", function (event) {
+    var hit = event.target.closest("button.csv, button.data");
+    if (!hit) return;
+    if (hit.classList.contains("csv")) download(hit.dataset.key); else toggle(hit);
+  });
+
+  // Sections: closed on small screens, the current one marked.
+  var toc = document.getElementById("toc");
+  if (innerWidth < 1180) toc.open = false;
+  if ("IntersectionObserver" in window) {
+    var links = {};
+    all("nav a").forEach(function (a) { links[a.hash.slice(1)] = a; });
+    var watch = new IntersectionObserver(function (seen) {
+      seen.forEach(function (entry) {
+        if (entry.isIntersecting && links[entry.target.id]) {
+          all("nav a[aria-current]").forEach(function (a) { a.removeAttribute("aria-current"); });
+          links[entry.target.id].setAttribute("aria-current", "true");
+        }
+      });
+    }, { rootMargin: "-20% 0px -70% 0px" });
+    all("section[id]").forEach(function (s) { watch.observe(s); });
+  }
+
+  var asked = query.get("metric");
+  if (asked && all("option", select).some(function (o) { return o.value === asked; })) select.value = asked;
+  choose(select.value);
+}());

@@ -1,0 +1,200 @@
+"""What was run, what was left out, and what a reader must know: study map, exclusions, disclosure, warnings."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from habitus.fit.runs import AXES, Run
+from habitus.report.marks import Block, Sheet, Table, View
+from habitus.report.study import Study
+from habitus.report.words import count, listed, plural, power_of_ten, rate, sentence, significant
+
+NOT_VARIED = (
+    "training context length, and with it attention's own L² term",
+    "regularisation of the embedder",
+    "the full grid of share × width × depth",
+    "intermediate evaluation batches",
+)
+
+
+def study_map(study: Study) -> Block:
+    """Axes against budgets: cells done, failed and not run."""
+    budgets = study.budgets
+    axes = [a for a in AXES if any(run.axis == a for run in study.runs)]
+    rows, raw = [], []
+    for axis in axes:
+        cells = []
+        for budget in budgets:
+            runs = [run for run in study.runs if run.axis == axis and run.budget == budget]
+            cells.append(_map_cell(runs))
+            if runs:
+                counts = Counter(run.status for run in runs)
+                raw.append(
+                    (
+                        axis,
+                        budget,
+                        len({r.cell_id for r in runs}),
+                        len(runs),
+                        counts["done"],
+                        counts["failed"],
+                        counts["missing"],
+                    )
+                )
+        rows.append((axis, *cells))
+    done = sum(run.status == "done" for run in study.runs)
+    cells_done = len({(r.axis, r.budget, r.cell_id) for r in study.runs if r.status == "done"})
+    where = f"{plural(len(axes), 'axis', 'axes')} and {plural(len(budgets), 'budget')}"
+    words = f"{plural(cells_done, 'cell')} in {plural(done, 'finished run')} over {where}"
+    lost = len(study.runs) - done
+    words += f"; {plural(lost, 'run')} failed or not run" if lost else "; none failed"
+    header = ("axis", *(power_of_ten(b) for b in budgets))
+    sheet = Sheet(("axis", "flops_budget", "cells", "runs", "done", "failed", "missing"), tuple(raw))
+    return Block("map", "Study map", (View(sentence(words), table=Table(header, tuple(rows))),), sheet)
+
+
+def exclusions(study: Study) -> Block:
+    groups: dict[tuple[str, str], list[float]] = {}
+    for e in study.laws.exclusions:
+        groups.setdefault((e.axis, e.reason), []).append(e.budget)
+    rows = tuple(
+        (axis, str(len(at)), listed(power_of_ten(b) for b in sorted(set(at))), why)
+        for (axis, why), at in sorted(groups.items())
+    )
+    raw = tuple((e.axis, e.budget, e.cell_id, e.learning_rate, e.seed, e.reason) for e in study.laws.exclusions)
+    words = (
+        f"{plural(len(raw), 'run')} of {len(study.runs):,} left out of the laws"
+        if raw
+        else "no run was left out of the laws"
+    )
+    table = Table(("axis", "runs", "budgets", "reason"), rows) if rows else None
+    sheet = Sheet(("axis", "flops_budget", "cell_id", "learning_rate", "seed", "reason"), raw)
+    return Block("exclusions", "Exclusions", (View(sentence(words), table=table),), sheet)
+
+
+def disclosure(study: Study) -> Block:
+    """Definitions, ranges, optimizer, seeds, versions, checksums, and what was not varied."""
+    rows = [*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study)]
+    rows.append(("not varied", "; ".join(NOT_VARIED)))
+    rows += [("about the paper", note) for note in study.published.notes]
+    table = Table(("what", "as it was here"), tuple(rows))
+    words = f"{plural(len(study.records), 'Record')} read; {listed(study.told)}"
+    return Block(
+        "disclosure", "Disclosure", (View(sentence(words), table=table),), Sheet(("what", "value"), tuple(rows))
+    )
+
+
+def warnings(study: Study) -> Block:
+    told = [*study.laws.notes, *study.laws.warnings()]
+    words = f"{plural(len(told), 'warning')} from the fits" if told else "the fits gave no warnings"
+    groups = Counter(told)
+    rows = tuple((str(i + 1), text) for i, text in enumerate(groups))
+    table = Table(("", "warning"), rows) if rows else None
+    return Block(
+        "warnings", "Warnings", (View(sentence(words), table=table),), Sheet(("warning",), tuple((t,) for t in groups))
+    )
+
+
+def _map_cell(runs: list[Run]) -> str:
+    """'8 cells' or '7 of 8 cells, 2 runs failed'."""
+    if not runs:
+        return "–"
+    cells = {r.cell_id for r in runs}
+    done = {r.cell_id for r in runs if r.status == "done"}
+    words = plural(len(cells), "cell") if done == cells else f"{len(done)} of {plural(len(cells), 'cell')}"
+    for status, word in (("failed", "failed"), ("missing", "not run")):
+        lost = sum(r.status == status for r in runs)
+        words += f", {plural(lost, 'run')} {word}" if lost else ""
+    return words
+
+
+def _definitions(study: Study) -> list[tuple[str, str]]:
+    return [(name, text) for name, text in study.laws.definitions.items()]
+
+
+def _ranges(study: Study) -> list[tuple[str, str]]:
+    done = [run for run in study.runs if run.status == "done"]
+    rows = [
+        ("runs", f"{len(study.runs):,} planned, {len(done):,} finished, {len(study.laws.exclusions):,} left out"),
+        ("budgets", f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"),
+        ("seeds", listed(str(s) for s in sorted({run.seed for run in study.runs})[:12])),
+        ("learning rates", _span((run.learning_rate for run in done), rate)),
+    ]
+    for name, word in (
+        ("params", "sizes N"),
+        ("slots_seen", "data D"),
+        ("embedder_share", "shares s"),
+        ("epochs", "epochs"),
+    ):
+        values = [run.knobs[name] for run in done if name in run.knobs]
+        if values:
+            rows.append((word, _span(values, count if name in ("params", "slots_seen") else significant)))
+    return rows
+
+
+def _recipes(study: Study) -> list[tuple[str, str]]:
+    if not study.records:
+        return [("recipes", "read from a flat table, which holds none")]
+    recipes = [record.recipe for record in study.records]
+    kinds = {
+        "optimizer": (str(r.train.optimizer) for r in recipes),
+        "schedule": (f"{r.train.schedule}, warm-up {100 * r.train.warmup:g}%" for r in recipes),
+        "weight decay": (f"{r.train.weight_decay:g}" for r in recipes),
+        "gradient clipping": (f"{r.train.clip:g}" for r in recipes),
+        "precision": (str(r.train.precision) for r in recipes),
+        "start (init)": (str(r.model.init) for r in recipes),
+        "window": (f"{r.data.seq_len} events" for r in recipes),
+        "text": (f"{r.model.text_len} tokens" for r in recipes),
+        "loss": (
+            "cross-entropy over the unique targets of the global batch" if r.train.stage == 1
+            else f"mean of in-batch and {r.train.extra_pool} channel" + (", log q corrected" if r.train.log_q else "")
+            for r in recipes
+        ),
+        "evaluation": (
+            f"{r.evaluate.queries:,} queries, {r.evaluate.batch_sequences} windows per batch-local pool, "
+            f"catalogue of {r.evaluate.catalogue_items} items, seed {r.evaluate.seed}" for r in recipes
+        ),
+    }  # fmt: skip
+    return [(name, _counted(values)) for name, values in kinds.items()]
+
+
+def _machines(study: Study) -> list[tuple[str, str]]:
+    records = study.records
+    if not records:
+        return [("source", study.laws.source)]
+    rows = [
+        ("presets", listed(study.presets) or "not stated"),
+        ("dataset checksum", _counted(r.dataset_checksum for r in records)),
+        (
+            "query sets",
+            _counted(r.evaluation.query_set_checksum for r in records if r.evaluation is not None) or "not stated",
+        ),
+        ("hardware", _counted(_flat(r.hardware) for r in records if r.hardware) or "not stated"),
+        ("versions", _counted(_flat(r.versions) for r in records if r.versions) or "not stated"),
+    ]
+    spent = sum(r.flops_nominal or 0.0 for r in records)
+    seconds = sum(r.seconds.warmup + r.seconds.train + r.seconds.evaluate for r in records if r.seconds is not None)
+    rows.append(
+        ("compute spent", f"{spent:.3g} nominal FLOPs" + (f" in {seconds / 3600:.3g} hours of runs" if seconds else ""))
+    )
+    return rows
+
+
+def _flat(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _counted(values: Iterable[str]) -> str:
+    """'adamw' or 'adamw (40 runs), muon (2 runs)'."""
+    counts = Counter(values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    told = [f"{value} ({plural(n, 'run')})" for value, n in counts.most_common(6)]
+    return ", ".join(told) + (f" and {len(counts) - 6} others" if len(counts) > 6 else "")
+
+
+def _span(values: Iterable[float], form: Callable[[float], str]) -> str:
+    known = list(values)
+    if not known:
+        return "not stated"
+    low, high = form(min(known)), form(max(known))
+    return low if low == high else f"{low} to {high}"

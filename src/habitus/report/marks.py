@@ -1,0 +1,142 @@
+"""What is drawn, without how: panels of marks, tables, and the blocks of the page that hold them.
+
+`svg.py` and `png.py` each draw a Panel; colours are names (`b0`..`b9` budgets from small to large, `main`, `paper`,
+`muted`, `s0`..`s7` series without an order) that the page's style sheet and the PNG writer give a value.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["plain", "count", "percent", "flops", "rate"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its label, scale and the kind of number it shows."""
+
+    label: str
+    log: bool = False
+    kind: Kind = "plain"
+    low: float | None = None
+    high: float | None = None
+    zero_at: float | None = None  # where zero is drawn on a logarithmic axis
+    ticks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Points:
+    """Dots, each with the words shown when it is pointed at; `low` and `high` are error bars along `bars`."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    tips: Sequence[str] = ()
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    bars: Literal["x", "y"] = "y"
+    hollow: bool = False
+    shape: Literal["circle", "diamond", "square"] = "circle"
+    large: bool = False
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve, with a label at its right end."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    label: str = ""
+    dashed: bool = False
+    thick: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """An interval along a curve."""
+
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    colour: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A straight line across the panel at one value of one axis."""
+
+    at: float
+    along: Literal["x", "y"]  # "x": vertical, at a value of x
+    colour: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix of numbers from -1 to 1; None stays empty, faded cells are pale."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    tips: tuple[tuple[str, ...], ...]
+    faded: tuple[tuple[bool, ...], ...] = ()
+
+
+Mark = Points | Line | Band | Rule
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One drawing: axes and marks, or a matrix."""
+
+    title: str
+    x: Axis | None = None
+    y: Axis | None = None
+    marks: tuple[Mark, ...] = ()
+    heat: Heat | None = None
+    labels: Literal["end", "margin"] = "end"  # where labels stand: at the end of their line, or beside the panel
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows; the first column names the row. `told` are notes below it."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    told: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """What a block shows for one metric; metric '' is for all of them."""
+
+    reading: str
+    metric: str = ""
+    panels: tuple[Panel, ...] = ()
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The numbers behind a block, as they are downloaded."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]  # text, numbers, None where a value is missing
+
+
+@dataclass(frozen=True)
+class Block:
+    """A figure or a table of the page: one view, or one per metric."""
+
+    key: str
+    title: str
+    views: tuple[View, ...]
+    sheet: Sheet
+    how: str = ""  # how to read it, one sentence
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def drawn(self) -> bool:
+        return any(view.panels for view in self.views)

@@ -1,0 +1,29 @@
+"""The verb: a store in, one HTML page out."""
+
+from pathlib import Path
+
+from habitus.errors import ConfigError
+from habitus.files import write_atomic
+from habitus.report.contents import contents
+from habitus.report.page import page
+from habitus.report.study import read_study
+
+
+def report(
+    store: str | Path, out: str | Path, *, png: str | Path | None = None, plan: str | Path | None = None
+) -> Path:
+    """Write the report of a store (or a flat CSV of runs) to `out`; with `png`, its figures as PNG files too."""
+    store, out = Path(store), Path(out)
+    if out.suffix.lower() not in (".html", ".htm") or not out.parent.is_dir():
+        raise ConfigError(f"--out {out}", expected="a name that ends in .html, in a folder that exists")
+    study = read_study(store, None if plan is None else Path(plan))
+    found = contents(study)
+    try:
+        write_atomic(out, page(study, found).encode())
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}", expected="a file name in a folder") from error
+    if png is not None:
+        from habitus.report.png import write_pngs
+
+        write_pngs(found, study, Path(png))
+    return out
