@@ -13,9 +13,12 @@ from habitus.cli import (  # noqa: F401
     plan,
     prepare,
     report,
+    runs,
     serve,
     size,
+    sweep,
     train,
+    study,
     world,
 )
 from habitus.cli.app import app

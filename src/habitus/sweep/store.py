@@ -58,6 +58,7 @@ class Store:
     def __init__(self, path: Path, info: StoreInfo) -> None:
         self.path = path
         self.info = info
+        self._read: dict[str, tuple[int, Record]] = {}  # by hash, with the time of the file
 
     @classmethod
     def open(cls, path: str | Path) -> "Store":
@@ -154,8 +155,12 @@ class Store:
     def record(self, digest: str) -> Record | None:
         """The Record of a cell, once it is known to be as it was published; None where there is none yet."""
         path = self.cell(digest) / RECORD
-        if not path.exists():
+        try:
+            modified = path.stat().st_mtime_ns
+        except FileNotFoundError:
             return None
+        if digest in self._read and self._read[digest][0] == modified:
+            return self._read[digest][1]
         try:
             record = Record.read(path)
         except ConfigError as error:
@@ -165,6 +170,7 @@ class Store:
         seal = path.with_name(SEAL)
         if seal.exists() and Seal.read(seal).record_sha256 != sha256_of(path):
             raise self._edited(path, "its checksum is not the one that it was published with")
+        self._read[digest] = (modified, record)
         return record
 
     def digests(self) -> list[str]:

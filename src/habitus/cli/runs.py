@@ -1,0 +1,112 @@
+"""`habitus runs`: what a store holds, what is at work, what failed, and how long it will take."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from habitus.cli.app import app
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from habitus.sweep.listing import Listing
+
+_EXAMPLE = "Example: `habitus runs out/store --axis allocation --status failed`"
+
+
+@app.command(epilog=_EXAMPLE)
+def runs(
+    store: Annotated[Path, typer.Argument(help="A run store.")],
+    axis: Annotated[str | None, typer.Option(help="Only runs of this axis.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only done, failed, running, stalled or waiting.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Only runs at this budget, in FLOPs.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep looking until everything is done.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+    summary: Annotated[bool, typer.Option("--summary", help="Only the sums.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """List the runs of a store with their state, and sum them: time spent, failures with reasons, time left."""
+    import json
+    import time
+
+    from habitus.cli.sweep import wide_console
+    from habitus.sweep.design import check_axis
+    from habitus.sweep.listing import check_state, listing
+
+    if axis is not None:
+        check_axis(axis)
+    check_state(status)
+
+    def look() -> "Listing":
+        return listing(store, axis=axis, state=status, budget=budget)
+
+    if not watch:
+        found = look()
+        if json_output:
+            typer.echo(json.dumps(found.to_values(), indent=2))
+        else:
+            wide_console().print(_page(found, summary))
+        return
+    from rich.live import Live
+
+    with Live(console=wide_console(), refresh_per_second=4) as live:
+        while True:
+            found = look()
+            live.update(_page(found, summary=True))
+            if all(run.state in ("done", "failed") for run in found.runs):
+                return
+            time.sleep(every)
+
+
+def _page(found: "Listing", summary: bool) -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from habitus.cli.sweep import duration
+
+    parts: list[RenderableType] = []
+    if not summary:
+        table = Table(box=None, pad_edge=False)
+        for name in ("run", "axis", "cell"):
+            table.add_column(name, overflow="fold")
+        for name in ("budget", "params", "steps", "rate", "seed", "loss", "time"):
+            table.add_column(name, justify="right", overflow="fold")
+        table.add_column("state")
+        for run in found.runs:
+            table.add_row(
+                run.digest[:8],
+                ", ".join(run.axes),
+                run.cell_id,
+                f"{run.budget:.3g}",
+                f"{run.params:,}",
+                f"{run.steps:,}",
+                f"{run.learning_rate:.3g}",
+                str(run.seed),
+                "" if run.loss is None else f"{run.loss:.4f}",
+                "" if run.seconds is None else duration(run.seconds),
+                Text(run.state + (f": {run.reason}" if run.reason else f" on {run.worker}" if run.worker else "")),
+            )
+        parts.append(table)
+    sums = Table(box=None, pad_edge=False)
+    states = ("done", "failed", "running", "stalled", "waiting")
+    for name in ("axis", "budget"):
+        sums.add_column(name, justify="left" if name == "axis" else "right")
+    for name in (*states, "time spent"):
+        sums.add_column(name, justify="right")
+    groups = sorted({(axis, run.budget) for run in found.runs for axis in run.axes or ("",)})
+    for axis, budget in groups:
+        here = [run for run in found.runs if axis in (run.axes or ("",)) and run.budget == budget]
+        counts = [str(sum(run.state == state for run in here)) for state in states]
+        sums.add_row(axis, f"{budget:.3g}", *counts, duration(sum(run.seconds or 0.0 for run in here)))
+    totals = [str(sum(run.state == state for run in found.runs)) for state in states]
+    sums.add_row("all", "", *totals, duration(sum(run.seconds or 0.0 for run in found.runs)), style="bold")
+    parts.append(sums)
+    values = found.to_values()
+    for reason, count in values["failures"].items():
+        parts.append(Text(f"failed {count}×: {reason}"))
+    told = ", ".join(f"{values[name]} {name}" for name in ("claims", "duplicates", "abandoned", "retries"))
+    left = "" if found.seconds_left is None else f"; about {duration(found.seconds_left)} left"
+    parts.append(Text(f"{told}; {found.workers} worker(s) at work" + left, style="dim"))
+    return Group(*parts)

@@ -1,0 +1,194 @@
+"""`habitus sweep`: one axis of the study, run into a store."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from habitus.cli.app import app
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from habitus.sweep import CellStatus, SweepProgress, SweepResult
+
+_EXAMPLE = "Example: `habitus sweep allocation --data out/dataset --store out/store --preset quick --dry-run`"
+
+
+@app.command(epilog=_EXAMPLE)
+def sweep(
+    axis: Annotated[str, typer.Argument(help="share, depth, batch, allocation, negatives or init.")],
+    data: Annotated[Path | None, typer.Option(help="A prepared dataset.")] = None,
+    store: Annotated[Path | None, typer.Option(help="The run store; made where there is none.")] = None,
+    budgets: Annotated[str | None, typer.Option(help="FLOPs, as in 1e13,1e14; default: the preset's.")] = None,
+    preset: Annotated[str, typer.Option(help="tiny, quick, standard, paper, or a .toml file.")] = "standard",
+    learning_rates: Annotated[
+        str | None,
+        typer.Option(help="How many (3), which (1e-3,2e-3), or multiples of the √B rule (0.5x,1x,2x)."),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of each cell; default: the preset's.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Default: one per core, or a few on a GPU.")] = None,
+    backend: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    max_hours: Annotated[float | None, typer.Option(help="Stop then; the same command goes on later.")] = None,
+    allow_repeats: Annotated[bool, typer.Option("--allow-repeats", help="Run cells beyond one epoch too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and their cost, and stop.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    print_preset: Annotated[bool, typer.Option("--print-preset", help="Print the preset's file, and stop.")] = False,
+) -> None:
+    """Run one axis of a study: sized cells at each budget, one Record each, in a store that loses nothing.
+
+    What the store already has is not run again; an interrupted sweep goes on where it was.
+    """
+    from habitus.errors import ConfigError
+    from habitus.sweep.design import budgets_from, check_axis
+    from habitus.sweep.preset import preset_text
+
+    check_axis(axis)
+    if print_preset:
+        typer.echo(preset_text(preset), nl=False)
+        return
+    if data is None or store is None:
+        raise ConfigError(
+            "--data and --store are needed", next_step=f"habitus sweep {axis} --data DATASET --store STORE --dry-run"
+        )
+    from habitus.data.dataset import Dataset
+    from habitus.sweep import sweep as run_sweep
+
+    kinds: dict[str, Literal["local", "ray"]] = {"local": "local", "ray": "ray"}
+    if backend not in kinds:
+        raise ConfigError(f"--backend {backend}", expected="local or ray")
+    with _shown(axis, quiet=json_output or dry_run) as (progress, note):
+        result = run_sweep(
+            axis,
+            Dataset.open(data, verify=not dry_run),
+            store,
+            budgets=budgets_from(budgets) if budgets is not None else (),
+            preset=preset,
+            learning_rates=learning_rates,
+            seeds=seeds,
+            workers=workers,
+            backend=kinds[backend],
+            device=device,
+            max_hours=max_hours,
+            allow_repeats=allow_repeats,
+            dry_run=dry_run,
+            progress=progress,
+            note=note,
+        )
+    if json_output:
+        import json
+
+        typer.echo(json.dumps(result.to_values(), indent=2))
+    else:
+        _print(result)
+    if not dry_run and not result.complete:
+        raise typer.Exit(3)
+
+
+@contextlib.contextmanager
+def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress"], None], Callable[[str], None]]]:
+    """A progress bar and a place for notes, both on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+
+    def note(text: str) -> None:
+        console.print(text, style="dim", markup=False)
+
+    if quiet or not console.is_terminal:
+        yield (lambda _progress: None), note
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rest]}")
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
+        task = bar.add_task(axis, total=None, rest="")
+
+        def progress(where: "SweepProgress") -> None:
+            rest = f"{where.running} running" + (f", {where.failed} failed" if where.failed else "")
+            if where.seconds_left is not None:
+                rest += f", about {duration(where.seconds_left)} left"
+            bar.update(task, completed=where.done, total=where.total, rest=rest)
+
+        yield progress, note
+
+
+def _print(result: "SweepResult") -> None:
+    console = wide_console()
+    console.print(_table(result))
+    for out in result.design.left_out:
+        wanted = ", ".join(f"{name} {value}" for name, value in out.wanted.items() if name != "flops")
+        console.print(f"left out at {out.flops_budget:.3g}: {wanted}: {out.reason}", style="dim", markup=False)
+    for text in result.design.decided:
+        console.print(text, style="dim", markup=False)
+    console.print(_summary(result), markup=False)
+
+
+def _table(result: "SweepResult") -> "RenderableType":
+    """One row per cell: its learning rates and seeds differ in nothing that is shown."""
+    from rich.table import Table
+
+    from habitus.cli.size import _binary as binary
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("budget", "cell", "params", "share", "batch", "steps", "D/N", "FLOPs", "rates", "time", "memory"):
+        table.add_column(name, justify="left" if name in ("cell", "rates") else "right", overflow="fold")
+    table.add_column("state")
+    groups: dict[tuple[float, str], list[CellStatus]] = {}
+    for run in result.runs:
+        groups.setdefault((run.planned.row.flops_budget, run.planned.row.cell_id), []).append(run)
+    for (budget, cell_id), runs in groups.items():
+        cell, rates = runs[0].planned.cell, sorted({run.planned.row.learning_rate for run in runs})
+        seeds = {run.planned.row.seed for run in runs}
+        states = [run.status + (f": {run.reason}" if run.reason else "") for run in runs]
+        table.add_row(
+            f"{budget:.3g}",
+            cell_id.rpartition("-")[0],
+            f"{cell.params:,}",
+            f"{cell.embedder_share:.1%}",
+            str(cell.batch_sequences),
+            f"{cell.steps:,}",
+            f"{cell.data_ratio:.3g}",
+            f"{cell.flops:.3g}",
+            ", ".join(f"{rate:.2g}" for rate in rates) + (f" × {len(seeds)} seeds" if len(seeds) > 1 else ""),
+            duration(sum(run.seconds for run in runs)),
+            binary(cell.bytes["total"]),
+            ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
+        )
+    return table
+
+
+def wide_console() -> "Console":
+    """A console as wide as the terminal; in a pipe as wide as the tables are."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def _summary(result: "SweepResult") -> str:
+    done, failed, missing = (result.number(s) for s in ("done", "failed", "missing"))
+    text = f"{result.axis}: {len(result.runs)} runs, {done} done, {failed} failed, {missing} missing"
+    text += f"; {result.design.flops:.3g} FLOPs in all"
+    if missing:
+        text += (
+            f", {result.flops_missing:.3g} of them missing, about {duration(result.estimated_seconds)} with "
+            f"{result.workers} worker(s) ({result.estimate_source})"
+        )
+    if result.stopped:
+        text += f"\nstopped: {result.stopped}; the same command goes on"
+    lost = result.counts.get("duplicates", 0) + result.counts.get("abandoned", 0)
+    if lost:
+        text += f"\n{result.counts['duplicates']} duplicate(s) discarded, {result.counts['abandoned']} abandoned"
+    return text
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
