@@ -18,7 +18,6 @@ from habitus.cli import (  # noqa: F401
     size,
     sweep,
     train,
-    study,
     world,
 )
 from habitus.cli.app import app
