@@ -166,7 +166,7 @@ def _outcomes(work: Work, payloads: list[Any]) -> list[Any]:
     except Exception as error:
         if len(payloads) > 1:
             return [_outcomes(work, [payload])[0] for payload in payloads]
-        if not isinstance(error, HabitusError | OSError):
+        if not isinstance(error, HabitusError):
             log.exception("a request could not be answered")
         return [error]
     if len(results) != len(payloads):

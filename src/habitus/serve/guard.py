@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from habitus.serve.telemetry import Telemetry
-from habitus.serve.wire import RefusedError, dumps
+from habitus.serve.wire import RefusedError, dumps, failure
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +98,6 @@ class Guard:
                 expected="the header 'Authorization: Bearer TOKEN'",
                 next_step="ask whoever runs the service for its token",
             )
-
-
-def failure() -> RefusedError:
-    """The answer where the fault is ours; what happened is in the log, never in the answer."""
-    return RefusedError(500, "the request could not be answered", next_step="see the service's log")
 
 
 async def send_refusal(send: Send, refused: RefusedError) -> None:

@@ -43,9 +43,11 @@ def create_app(service: Service, *, token: str | None, loopback_only: bool) -> G
         lifespan=lifespan,
         docs_url=None,  # their pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
         responses=ERRORS,
     )
     app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     _add_endpoints(app, service)
     return Guard(app, service.telemetry, token=token, loopback_only=loopback_only)
@@ -182,6 +184,10 @@ async def _refused(_: HttpRequest, error: Exception) -> HttpResponse:
     if error.retry_s:
         response.headers["retry-after"] = str(error.retry_s)
     return response
+
+
+async def _failed(_: HttpRequest, __: Exception) -> HttpResponse:
+    return _json(wire.failure().body, 500)
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> HttpResponse:

@@ -51,6 +51,8 @@ def serve(
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to an address; port 0 takes a free one."""
     try:
+        if not 0 <= port < 1 << 16:
+            raise OverflowError("ports are 0 to 65535")  # the lookup would take the remainder
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)

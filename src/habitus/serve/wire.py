@@ -32,6 +32,11 @@ class RefusedError(Exception):
         return cls(status, error.problem, expected=error.expected, next_step=error.next_step)
 
 
+def failure() -> RefusedError:
+    """The answer where the fault is ours; what happened is in the log, never in the answer."""
+    return RefusedError(500, "the request could not be answered", next_step="see the service's log")
+
+
 class _Body(Typed):
     model_config = ConfigDict(strict=True)
 

@@ -1,0 +1,173 @@
+"""The application in this process: what happens when there is more to do than time or room."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from habitus.cli.app import app as command_line
+from habitus.errors import ConfigError
+from habitus.serve import Request, Retriever
+from habitus.serve.http import create_app
+from habitus.serve.limits import ServerLimits
+from habitus.serve.service import Service
+from habitus.serve.serving import bind, is_loopback
+
+HISTORY = [{"item_id": 1}, {"item_id": 2}]
+
+
+@pytest.fixture
+def service(trained_run: Path) -> Iterator[Callable[..., Service]]:
+    def make(**limits: Any) -> Service:
+        return Service(
+            trained_run,
+            lambda run, store: Retriever.open(run, device="cpu", read_only=True),
+            ServerLimits(**limits),
+            share_items=False,
+        )
+
+    return make  # type: ignore[return-value]
+
+
+def within(service: Service, scene: Callable[[httpx.AsyncClient], Awaitable[Any]], token: str | None = None) -> Any:
+    """What a scene with a client of the started application returns."""
+
+    async def main() -> Any:
+        app = create_app(service, token=token, loopback_only=True)
+        await service.start()
+        try:
+            transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await scene(client)
+        finally:
+            await service.stop()
+
+    return asyncio.run(main())
+
+
+async def many(client: httpx.AsyncClient, count: int) -> list[httpx.Response]:
+    asked = [client.post("/v1/recommend", json={"history": HISTORY, "k": 3}) for _ in range(count)]
+    return list(await asyncio.gather(*asked))
+
+
+def test_a_full_queue_is_a_503_that_says_when_to_come_back(service: Callable[..., Service]) -> None:
+    answers = within(service(max_batch=1, max_queue=2), lambda client: many(client, 30))
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 2
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"] == "2 requests wait already"
+    answered = {answer.text for answer in answers if answer.status_code == 200}
+    assert len(answered) == 1
+
+
+def test_time_that_is_over_is_a_504(service: Callable[..., Service]) -> None:
+    made = service(timeout_s=1e-6)
+    answers = within(made, lambda client: many(client, 3))
+    assert [answer.status_code for answer in answers] == [504] * 3
+    assert answers[0].json()["error"] == "no answer within 1e-06 s"
+
+
+def test_requests_of_a_batch_are_answered_as_they_would_be_alone(
+    service: Callable[..., Service], trained_run: Path
+) -> None:
+    histories = [[{"item_id": number}] for number in range(40)] + [[{"item_id": 10**6}]]
+
+    async def scene(client: httpx.AsyncClient) -> list[httpx.Response]:
+        asked = [client.post("/v1/recommend", json={"history": history}) for history in histories]
+        return list(await asyncio.gather(*asked))
+
+    made = service()
+    answers = within(made, scene)
+    batches = {
+        sample.name: sample.value for metric in made.telemetry.batch_sizes.collect() for sample in metric.samples
+    }
+    assert batches["habitus_batch_size_count"] <= 4
+    retriever = Retriever.open(trained_run, device="cpu", read_only=True)
+    for history, answer in zip(histories[:-1], answers, strict=False):
+        alone = retriever.recommend([Request(tuple(history))])[0]
+        assert [one["item_id"] for one in answer.json()["items"]] == [one.item_id for one in alone.items]
+    assert answers[-1].status_code == 422
+
+
+def test_updates_of_a_read_only_service_are_a_403(service: Callable[..., Service]) -> None:
+    async def scene(client: httpx.AsyncClient) -> list[int]:
+        put = await client.put("/v1/items/5", json={"fields": {"title": "x"}})
+        return [put.status_code, (await client.delete("/v1/items/5")).status_code]
+
+    assert within(service(), scene) == [403, 403]
+
+
+def test_a_fault_of_ours_is_a_500_without_its_words(
+    service: Callable[..., Service], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = service()
+    made.retriever.bundle.model.contextualizer.register_forward_pre_hook(_fail)
+
+    async def scene(client: httpx.AsyncClient) -> httpx.Response:
+        return (await many(client, 1))[0]
+
+    answer = within(made, scene)
+    assert answer.status_code == 500
+    assert answer.json() == {
+        "error": "the request could not be answered",
+        "expected": "",
+        "next_step": "see the service's log",
+    }
+    assert "the disc is on fire" in caplog.text
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("the disc is on fire")
+
+
+def test_a_stopping_service_says_so(service: Callable[..., Service]) -> None:
+    made = service()
+
+    async def scene(client: httpx.AsyncClient) -> tuple[int, int]:
+        made.stopping = True
+        health = (await client.get("/v1/health")).status_code
+        await made.batcher.stop()
+        return health, (await many(client, 1))[0].status_code
+
+    assert within(made, scene) == (503, 503)
+
+
+def test_ports_and_tokens_that_cannot_be_used_are_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = bind("127.0.0.1", 0)
+    taken.listen()
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        bind("127.0.0.1", taken.getsockname()[1])
+    taken.close()
+    with pytest.raises(ConfigError, match="cannot listen"):
+        bind("127.0.0.1", 70_000)
+    (tmp_path / "token").write_text("short")
+    for arguments, words in (
+        (["--token-file", str(tmp_path / "token")], "has 5 characters"),
+        (["--token-file", str(tmp_path / "none")], "cannot be read"),
+        (["--max-batch", "0"], "max_batch"),
+        (["--index", "best"], "index"),
+    ):
+        found = CliRunner().invoke(command_line, ["serve", str(run), *arguments])
+        assert isinstance(found.exception, ConfigError), found.output
+        assert words in str(found.exception)
+    monkeypatch.setenv("HABITUS_TOKEN", "with a space in it")
+    found = CliRunner().invoke(command_line, ["serve", str(run)])
+    assert "HABITUS_TOKEN" in str(found.exception)
+    assert "with a space" not in str(found.exception)
+
+
+def test_loopback_addresses_are_known() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("127.8.8.8")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("::")
+    assert not is_loopback("10.0.0.1")
