@@ -13,13 +13,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from habitus.data import Dataset
 from habitus.data.catalogue import item_file
+from habitus.data.dataset import SplitName
 from habitus.errors import ModelError
 from habitus.evaluate.runs import cache_folder, check_dataset, find_cache
 from habitus.files import sha256_of, staged_folder
+from habitus.model import batch_tensors
 from habitus.model.bundle import Bundle
 from habitus.model.cache import MANIFEST as CACHE_MANIFEST
 from habitus.model.cache import CacheManifest, EmbeddingCache, build_cache
@@ -28,7 +33,8 @@ from habitus.typed import Typed
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
-IDS = "ids.parquet"
+IDS, QUERIES = "ids.parquet", "queries.safetensors"
+SAMPLE_QUERIES, SAMPLE_WINDOWS = 2_048, 64
 Progress = Callable[[str, float], None]
 
 
@@ -36,6 +42,7 @@ class CatalogueManifest(Typed):
     """manifest.json of RUN/serve/catalogue."""
 
     format_version: int = FORMAT_VERSION
+    bundle_checksum: str
     dataset_checksum: str
     num_items: int
     categories: dict[str, str] = Field(description="File of the codes by field.")
@@ -51,6 +58,7 @@ class ServedCatalogue:
     cache: EmbeddingCache
     kind: IdKind
     lookup: IdLookup
+    sample_queries: Tensor  # float32 [n, joint_dim]: the model's, for histories of the dataset
 
     @property
     def num_items(self) -> int:
@@ -75,7 +83,7 @@ def open_catalogue(
             note(f"{bundle.run_path} has no embedding cache; embedding {dataset.num_items:,} items")
             cache = build_cache(bundle, dataset, cache_folder(bundle, dataset), progress=progress)
         if not (folder / MANIFEST).exists():
-            _publish(bundle, dataset, folder)
+            _publish(bundle, dataset, cache, folder)
         return _served(folder, bundle, cache)
     if not (folder / MANIFEST).exists():
         raise ModelError(
@@ -110,7 +118,7 @@ def _own_cache(bundle: Bundle) -> EmbeddingCache:
     )
 
 
-def _publish(bundle: Bundle, dataset: Dataset, folder: Path) -> None:
+def _publish(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache, folder: Path) -> None:
     """Copy what serving needs of a dataset beside the run."""
     try:
         with staged_folder(folder) as stage:
@@ -121,9 +129,15 @@ def _publish(bundle: Bundle, dataset: Dataset, folder: Path) -> None:
                     name = f"codes-{number:02d}.npy"
                     _copy(dataset, item_file(number), stage / name)
                     categories[spec.name] = name
+            save_file({"queries": _sample_queries(bundle, dataset, cache)}, stage / QUERIES)
+            shutil.copymode(stage / IDS, stage / QUERIES)  # safetensors gives its files to their owner alone
             files = {file.name: sha256_of(file) for file in sorted(stage.iterdir())}
             CatalogueManifest(
-                dataset_checksum=dataset.checksum, num_items=dataset.num_items, categories=categories, files=files
+                bundle_checksum=bundle.checksum,
+                dataset_checksum=dataset.checksum,
+                num_items=dataset.num_items,
+                categories=categories,
+                files=files,
             ).write(stage / MANIFEST)
     except FileExistsError:
         pass  # another process has published the same files meanwhile
@@ -135,6 +149,25 @@ def _publish(bundle: Bundle, dataset: Dataset, folder: Path) -> None:
         ) from error
 
 
+@torch.no_grad()
+def _sample_queries(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache) -> Tensor:
+    """Some queries of the model, to measure approximate indexes with: of validation users, where there are any."""
+    split: SplitName = "validation" if dataset.counts("validation").windows else "train"
+    device, found = bundle.device, []
+    for position in range(dataset.num_batches(split, SAMPLE_WINDOWS)):
+        batch = dataset.batch(split, SAMPLE_WINDOWS, position=position)
+        rows, places = np.unique(batch.items, return_inverse=True)
+        events = cache.rows(rows).to(device).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
+        with bundle.autocast():
+            queries = bundle.model.queries(batch_tensors(batch, device), events)
+        found.append(queries[torch.from_numpy(batch.targets >= 0).to(device)].float().cpu())
+        if sum(map(len, found)) >= 4 * SAMPLE_QUERIES:
+            break
+    # Neighbouring queries of one user resemble each other, so they are taken from all over.
+    together = torch.cat(found)
+    return together[torch.linspace(0, len(together) - 1, min(SAMPLE_QUERIES, len(together))).long()].contiguous()
+
+
 def _copy(dataset: Dataset, name: str, to: Path) -> None:
     shutil.copyfile(dataset.path / name, to)
     if sha256_of(to) != dataset.manifest.files[name].sha256:
@@ -143,9 +176,9 @@ def _copy(dataset: Dataset, name: str, to: Path) -> None:
 
 def _served(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> ServedCatalogue:
     manifest = CatalogueManifest.read(folder / MANIFEST)
-    if manifest.format_version != FORMAT_VERSION or manifest.dataset_checksum != bundle.manifest.dataset_checksum:
+    if manifest.format_version != FORMAT_VERSION or manifest.bundle_checksum != bundle.checksum:
         raise ModelError(
-            f"{folder} is of another dataset or version of habitus",
+            f"{folder} is of another model, or of another version of habitus",
             next_step=f"remove {folder} and pass --data DATASET",
         )
     for name, checksum in manifest.files.items():
@@ -161,4 +194,5 @@ def _served(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> ServedCatalo
         )
     codes = {field: np.load(folder / name, mmap_mode="r") for field, name in manifest.categories.items()}
     kind = IdKind.of(bundle.schema, ids)
-    return ServedCatalogue(ids, codes, cache, kind, IdLookup(kind, ids))
+    queries = load_file(folder / QUERIES)["queries"]
+    return ServedCatalogue(ids, codes, cache, kind, IdLookup(kind, ids), queries)

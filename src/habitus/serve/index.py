@@ -1,29 +1,23 @@
 """Indexes over the catalogue: exact, or approximate with a recall that was measured when it was built."""
 
+import shutil
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from pydantic import Field
 from torch import Tensor
 
-from habitus.errors import ConfigError
+from habitus.errors import ConfigError, ModelError
 from habitus.model.bundle import Bundle
-from habitus.serve.catalogue import ServedCatalogue
+from habitus.serve.approximate import ApproximateKind, IndexInfo, build_approximate, import_faiss, open_approximate
 from habitus.serve.live import LiveItems
 from habitus.serve.scan import Found, exact_search
-from habitus.typed import Typed
 
 IndexKind = Literal["exact", "hnsw", "ivfpq", "auto"]
 KINDS: tuple[IndexKind, ...] = ("exact", "hnsw", "ivfpq", "auto")
+# Items from which 'auto' takes an approximate index on a processor. A GPU scores millions of items in milliseconds.
+AUTO_HNSW, AUTO_IVFPQ = 200_000, 10_000_000
 Note = Callable[[str], None]
 Progress = Callable[[str, float], None]
-
-
-class IndexInfo(Typed):
-    """What is searched with."""
-
-    kind: str
-    recall_at_10: float = Field(description="Against exact search, measured when the index was built; 1 for exact.")
 
 
 class SearchIndex(Protocol):
@@ -39,16 +33,45 @@ class SearchIndex(Protocol):
 class ExactIndex:
     """Scores every item."""
 
-    info = IndexInfo(kind="exact", recall_at_10=1.0)
+    def __init__(self) -> None:
+        self.info = IndexInfo(kind="exact", recall_at_10=1.0)
 
     def search(self, queries: Tensor, k: int, live: LiveItems) -> Found:
         return exact_search(queries, live.pieces(), k, live.bias())
 
 
 def open_index(
-    kind: IndexKind, bundle: Bundle, catalogue: ServedCatalogue, note: Note, progress: Progress | None = None
+    kind: IndexKind, bundle: Bundle, live: LiveItems, note: Note, progress: Progress | None = None
 ) -> SearchIndex:
-    """The index of a kind; an approximate one is built where it is missing, and `note` is told so."""
+    """The index of a kind; an approximate one is built where it is missing, and `note` is told so.
+
+    It belongs in RUN/serve/index-<kind>; one of other vectors is replaced. `live` holds no run-time items yet.
+    """
     if kind not in KINDS:
         raise ConfigError(f"index {kind!r} is not known", expected=" or ".join(KINDS))
-    return ExactIndex()
+    chosen = _automatic(live) if kind == "auto" else kind
+    if chosen == "exact" or chosen == "auto":
+        return ExactIndex()
+    folder = bundle.run_path / "serve" / f"index-{chosen}"
+    checksums = bundle.embedder_checksum, bundle.manifest.dataset_checksum
+    found = open_approximate(folder, chosen, checksums)
+    if found is None:
+        note(f"building an index of {live.num_base:,} items in {folder}")
+        if folder.exists():
+            shutil.rmtree(folder)
+        queries = live.catalogue.sample_queries.to(live.device, live.dtype)
+        try:
+            found = build_approximate(folder, chosen, live, queries, checksums, progress)
+        except OSError as error:
+            raise ModelError(
+                f"{folder} cannot be written: {error.strerror}", next_step="use --index exact, or copy the run"
+            ) from error
+        note(f"recall@10 against exact search: {found.info.recall_at_10:.4f}")
+    return found
+
+
+def _automatic(live: LiveItems) -> ApproximateKind | Literal["exact"]:
+    if live.device.type != "cpu" or live.num_base < AUTO_HNSW:
+        return "exact"
+    import_faiss()
+    return "hnsw" if live.num_base < AUTO_IVFPQ else "ivfpq"

@@ -18,11 +18,12 @@ from habitus.evaluate.ranks import device_named
 from habitus.model import batch_tensors
 from habitus.model.bundle import Bundle, load_bundle
 from habitus.serve import values
-from habitus.serve.catalogue import ServedCatalogue, open_catalogue
+from habitus.serve.approximate import IndexInfo
+from habitus.serve.catalogue import open_catalogue
 from habitus.serve.filters import Filter, Filters
 from habitus.serve.histories import History, HistoryEncoder, packed
 from habitus.serve.ids import Key
-from habitus.serve.index import IndexInfo, IndexKind, SearchIndex, open_index
+from habitus.serve.index import IndexKind, SearchIndex, open_index
 from habitus.serve.items import Entry, ItemStore
 from habitus.serve.live import LiveItems
 from habitus.serve.new_items import ItemEncoder
@@ -45,18 +46,19 @@ class Retriever:
     """One run, opened to be asked. Its methods may be called from several threads."""
 
     def __init__(
-        self, bundle: Bundle, catalogue: ServedCatalogue, index: SearchIndex, store: ItemStore, *, read_only: bool
+        self, bundle: Bundle, live: LiveItems, index: SearchIndex, store: ItemStore, *, read_only: bool
     ) -> None:
+        kind = live.catalogue.kind
         self.bundle = bundle
         self.limits = Limits(window=bundle.recipe.data.seq_len)
         self.read_only = read_only
         self.store = store
-        self._live = LiveItems(catalogue, bundle.device)
+        self._live = live
         self._filters = Filters(bundle.encoders.item_values, self._live, self.limits)
         self._searcher = Searcher(self._live, self._filters, index)
-        self._histories = HistoryEncoder(bundle.schema, bundle.encoders, catalogue.kind, self.limits)
-        self._items = ItemEncoder(bundle, catalogue.kind, self.limits)
-        self._kind = catalogue.kind
+        self._histories = HistoryEncoder(bundle.schema, bundle.encoders, kind, self.limits)
+        self._items = ItemEncoder(bundle, kind, self.limits)
+        self._kind = kind
         self._index = index
         self._version = 0  # of the store's changes that are in `_live`
         self._mutex = threading.RLock()
@@ -85,9 +87,10 @@ class Retriever:
         told = note or (lambda _: None)
         bundle = load_bundle(run, device_named(device))
         catalogue = open_catalogue(bundle, None if data is None else Path(data), told, progress)
-        chosen = open_index(index, bundle, catalogue, told, progress)
+        live = LiveItems(catalogue, bundle.device)
+        chosen = open_index(index, bundle, live, told, progress)
         store = items if isinstance(items, ItemStore) else ItemStore(items or bundle.run_path / "serve" / "items")
-        return cls(bundle, catalogue, chosen, store, read_only=read_only)
+        return cls(bundle, live, chosen, store, read_only=read_only)
 
     @property
     def checksum(self) -> str:
