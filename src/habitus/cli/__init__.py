@@ -16,6 +16,7 @@ from habitus.cli import (  # noqa: F401
     runs,
     serve,
     size,
+    study,
     sweep,
     train,
     world,

@@ -1,0 +1,158 @@
+"""`habitus study`: the main job."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from habitus.cli.app import app
+
+if TYPE_CHECKING:
+    from habitus.study import StudyProgress, StudyResult
+
+_EXAMPLE = (
+    "Examples: `habitus study --preset quick --out out/study`; "
+    "`habitus study --data dataset --out out/study --gpu-hours 8 --metric catalogue/recall@10`"
+)
+
+
+@app.command(epilog=_EXAMPLE)
+def study(
+    out: Annotated[Path, typer.Option(help="Folder of the study; give it again to go on.")],
+    data: Annotated[Path | None, typer.Option(help="Prepared dataset; else the preset's own synthetic world.")] = None,
+    preset: Annotated[str, typer.Option(help="tiny, quick, standard, paper, or a .toml: budgets and grids.")] = "quick",
+    flops: Annotated[float | None, typer.Option(help="Envelope: nominal FLOPs of all runs together.")] = None,
+    gpu_hours: Annotated[float | None, typer.Option(help="Envelope: hours on this machine.")] = None,
+    metric: Annotated[str, typer.Option(help="The metric you serve.")] = "catalogue/recall@10",
+    axis: Annotated[list[str] | None, typer.Option(help="Only this axis; may be repeated.")] = None,
+    plan_flops: Annotated[
+        float | None, typer.Option(help="Budget of the recipe; else ten times the largest of the study.")
+    ] = None,
+    allow_repeats: Annotated[
+        bool, typer.Option("--allow-repeats", help="Also runs of more than one epoch (small logs).")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at once; else one per core.")] = None,
+    backend: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    gpu: Annotated[str | None, typer.Option(help="Hardware of the planned run, as in `habitus plan`.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the synthetic world.")] = 0,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on; refused where there is nothing to go on with.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, cost and time, then stop.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Measure the scaling laws of a log: event log in; a page with figures, laws and a recipe out.
+
+    Interrupt it at any time; the same command goes on where it stopped and repeats nothing.
+    """
+    from habitus.errors import ConfigError, Interrupted
+    from habitus.study import StudyOptions
+    from habitus.study import study as run_study
+    from habitus.study.state import NAME
+
+    if resume and not (out / NAME).exists() and not (out / "probes").exists():
+        raise ConfigError(f"{out} holds no study", expected="the folder of a study that was begun")
+    options = StudyOptions(
+        data=data,
+        preset=preset,
+        axes=tuple(axis or ()),
+        flops=flops,
+        gpu_hours=gpu_hours,
+        metric=metric,
+        plan_flops=plan_flops,
+        allow_repeats=allow_repeats,
+        workers=workers,
+        backend=backend,
+        device=device,
+        gpu=gpu,
+        seed=seed,
+        max_minutes=max_minutes,
+        dry_run=dry_run,
+    )
+    screen = _Screen(quiet=json_output)
+    try:
+        with screen:
+            result = run_study(out, options, progress=screen.progress, note=screen.note)
+    except Interrupted as stopped:
+        typer.echo(f"habitus: {stopped}", err=True)
+        raise typer.Exit(143) from stopped
+    except KeyboardInterrupt:
+        typer.echo(f"habitus: interrupted; what is finished stays in {out}. The same command goes on.", err=True)
+        raise typer.Exit(130) from None
+    _print(result, json_output)
+
+
+class _Screen:
+    """A bar on a terminal; elsewhere a line when an axis begins and every half minute."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet = quiet
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"))
+        self.live = self.console.is_terminal and not quiet
+        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
+        self.task = self.bar.add_task("starting", total=1.0, told="")
+        self._axis, self._said = "", 0.0
+
+    def __enter__(self) -> "_Screen":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def note(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, markup=False)
+
+    def progress(self, now: "StudyProgress") -> None:
+        import time
+
+        from habitus.study.progress import clock
+
+        left = "" if now.seconds_left is None else f", {clock(now.seconds_left)} left"
+        failed = f", {now.failed} failed" if now.failed else ""
+        told = f"{now.done} of {now.total} runs{failed}{f', best {now.best}' if now.best else ''}{left}"
+        title = f"{now.axis} ({now.number} of {now.axes - 1})" if now.number else now.axis
+        if self.live:
+            self.bar.update(self.task, description=title, completed=now.done / max(1, now.total), told=told)
+        elif not self.quiet and (now.axis != self._axis or time.monotonic() - self._said > 30):
+            self._axis, self._said = now.axis, time.monotonic()
+            self.console.print(f"{title}: {told}", markup=False)
+
+
+def _print(result: "StudyResult", json_output: bool) -> None:
+    import json
+
+    if result.dry_run:
+        if json_output and result.state is not None:
+            typer.echo(result.state.to_json(), nl=False)
+        return
+    if json_output:
+        values = {
+            "out": str(result.out),
+            "laws": str(result.laws),
+            "plan": str(result.plan),
+            "recipes": [str(path) for path in result.recipes],
+            "report": str(result.report),
+            "seconds": round(result.seconds, 1),
+            "stated_seconds": None if result.state is None else round(result.state.seconds, 1),
+            "laws_status": result.identified,
+            "next": result.next_command,
+        }
+        typer.echo(json.dumps(values, indent=2))
+        return
+    from habitus.study.progress import clock
+
+    ok = sum(status == "ok" for status in result.identified.values())
+    typer.echo(f"{ok} of {len(result.identified)} laws behind the recipe are identified; the report says which.")
+    typer.echo(f"report: {result.report}")
+    typer.echo(f"laws:   {result.laws}")
+    typer.echo(f"plan:   {result.plan}")
+    typer.echo(f"took {clock(result.seconds)}")
+    typer.echo(f"next:   {result.next_command}")

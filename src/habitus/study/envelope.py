@@ -1,0 +1,213 @@
+"""Budgets and grids that fit the dataset and the compute given: a preset, adapted and scaled.
+
+Letters as in sizing: widths follow C^0.3, because N* follows about C^0.6.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from habitus.data.dataset import Dataset
+from habitus.errors import ConfigError
+from habitus.sizing import largest_num_negatives
+from habitus.sizing.structure import contextualizer_parts
+from habitus.sweep.cells import Design, Facts
+from habitus.sweep.design import design
+from habitus.sweep.draft import Asked
+from habitus.sweep.preset import Preset
+
+_WIDTH_EXPONENT = 0.3
+_LEAST_SHAPES = 4  # of the allocation axis at a budget: three for a parabola, one to judge it by
+_LEAST_BUDGETS = 3
+_FACTORS = tuple(10 ** (step / 12) for step in range(-60, 49))  # of the preset's budgets
+# Shapes beyond the preset's own, so that scaled budgets find neighbours too.
+_LADDER = (
+    (8, 1), (12, 1), (16, 1), (16, 2), (24, 2), (32, 2), (40, 2), (48, 3), (64, 3), (80, 3), (96, 4), (128, 4),
+    (160, 4), (192, 4), (256, 6), (320, 6), (384, 6), (448, 8), (512, 8), (576, 8), (640, 8), (768, 12), (896, 12),
+    (1024, 16), (1152, 16), (1280, 20), (1408, 20),
+)  # fmt: skip
+
+Cost = Callable[[Sequence[Design]], float]
+
+
+def adapted(preset: Preset, dataset: Dataset) -> tuple[Preset, list[str]]:
+    """The preset with batches for the dataset's window length, queries and negatives for its size; told in words."""
+    notes: list[str] = []
+    changed = preset
+    ratio = preset.world.seq_len / dataset.seq_len
+    if ratio != 1:
+        changed = _with_batches(changed, lambda windows: max(1, round(windows * ratio)))
+        notes.append(
+            f"windows of {dataset.seq_len} events instead of {preset.world.seq_len}: batches of "
+            f"{changed.batch_sequences(changed.budgets[0])} windows keep the number of slots"
+        )
+    queries = dataset.counts("validation").queries
+    if queries < changed.evaluate.queries:
+        changed = changed.model_copy(update={"evaluate": changed.evaluate.model_copy(update={"queries": queries})})
+        notes.append(f"evaluates on all {queries:,} validation queries")
+    items = dataset.num_items
+    if items != preset.world.num_items:
+        most = _affordable_negatives(changed, dataset)
+        counts = _negatives_grid(min(items, most))
+        changed = changed.model_copy(
+            update={"negatives": changed.negatives.model_copy(update={"num_negatives": counts})}
+        )
+        notes.append(f"{items:,} items: K = {', '.join(f'{k:,}' for k in counts)}")
+    return changed, notes
+
+
+def scaled(preset: Preset, factor: float) -> Preset:
+    """The preset with all budgets times `factor`; widths of fixed shapes follow."""
+    if factor == 1:
+        return preset
+    head = preset.common.head_dim or 8
+
+    def budget(value: float) -> float:
+        return float(f"{value * factor:.3g}")
+
+    def wide(width: int) -> int:
+        return max(head, round(width * factor**_WIDTH_EXPONENT / head) * head)
+
+    axes = {
+        name: getattr(preset, name).model_copy(
+            update={"budgets": tuple(budget(b) for b in getattr(preset, name).budgets)}
+        )
+        for name in ("share", "depth", "batch", "allocation", "negatives", "init")
+    }
+    rows = [
+        row.model_copy(
+            update={
+                "budget": budget(row.budget),
+                "width": wide(row.width),
+                "joint_dim": max(4, round(row.joint_dim * factor**_WIDTH_EXPONENT / 4) * 4),
+            }
+        )
+        for row in preset.depth.rows
+    ]
+    sizes = [r.model_copy(update={"budget": budget(r.budget), "width": wide(r.width)}) for r in preset.init.sizes]
+    own = preset.allocation.ladder
+    between = [s for s in _LADDER if s[0] % head == 0 and not own[0] <= s <= own[-1]]
+    axes["depth"] = axes["depth"].model_copy(update={"rows": tuple(rows)})
+    axes["init"] = axes["init"].model_copy(update={"sizes": tuple(sizes)})
+    axes["allocation"] = axes["allocation"].model_copy(
+        update={"ladder": tuple(sorted({*own, *between}, key=lambda s: s[0] ** 2 * s[1]))}
+    )
+    return preset.model_copy(update={**axes, "budgets": tuple(budget(b) for b in preset.budgets)})
+
+
+def designs(preset: Preset, facts: Facts, axes: Sequence[str], allow_repeats: bool) -> list[Design]:
+    """All axes as they would be designed before anything is known; stage-2 parents are the allocation's runs."""
+    asked = Asked(allow_repeats=allow_repeats)
+    found = []
+    for axis in axes:
+        one = design(axis, facts, preset, asked=asked)
+        drop = "allocation" in axes and axis == "negatives"
+        found.append(Design(one.axis, one.cells, one.left_out, () if drop else one.parents, one.decided))
+    return found
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A scaled preset whose designs can give laws, and what they cost."""
+
+    preset: Preset
+    factor: float
+    designs: tuple[Design, ...]
+    cost: float
+
+
+def fitting(
+    preset: Preset,
+    facts: Facts,
+    axes: Sequence[str],
+    *,
+    allow_repeats: bool,
+    limit: float | None,
+    cost: Cost,
+    unit: str,
+) -> Fitting:
+    """The preset scaled to the largest budgets whose cost is within `limit`; as it is where there is no limit.
+
+    A scale counts only where every budget of the allocation axis keeps enough shapes to fit a valley. The error
+    where none does, or where all cost more than the limit, names the least that works.
+    """
+
+    def at(factor: float) -> Fitting | None:
+        one = scaled(preset, factor)
+        made = designs(one, facts, axes, allow_repeats)
+        return Fitting(one, factor, tuple(made), cost(made)) if viable(made, axes) else None
+
+    if limit is None:
+        as_it_is = at(1.0)
+        if as_it_is is not None:
+            return as_it_is
+    possible = [found for factor in _FACTORS if (found := at(factor)) is not None]
+    if not possible:
+        raise ConfigError(
+            f"no budget gives every law enough cells: {facts.train_windows:,} training windows of "
+            f"{facts.seq_len} events are too few",
+            expected="a dataset whose single pass pays three budgets with four sizes each",
+            next_step="prepare more events or shorter windows (--seq-len), or give --allow-repeats",
+        )
+    least = min(possible, key=lambda found: found.cost)
+    if limit is None:
+        return max(possible, key=lambda found: found.factor)
+    within = [found for found in possible if found.cost <= limit]
+    if not within:
+        raise ConfigError(
+            f"{limit:.3g} {unit} are too little for any law",
+            expected=f"at least {least.cost:.2g} {unit}: budgets of "
+            + ", ".join(f"{b:.3g}" for b in least.preset.budgets)
+            + " FLOPs",
+            next_step=f"raise the envelope, or name fewer axes (--axis), of which {', '.join(axes)} are asked for",
+        )
+    return max(within, key=lambda found: found.factor)
+
+
+def viable(made: Sequence[Design], axes: Sequence[str]) -> bool:
+    """Whether each axis has a cell at all, and the allocation axis enough shapes at enough budgets."""
+    for one in made:
+        if not one.cells:
+            return False
+        if one.axis == "allocation":
+            by_budget: dict[float, set[str]] = {budget: set() for budget in one.budgets}
+            for planned in one.cells:
+                by_budget[planned.row.flops_budget].add(planned.row.cell_id)
+            rich = [budget for budget, cells in by_budget.items() if len(cells) >= _LEAST_SHAPES]
+            if len(rich) < min(_LEAST_BUDGETS, len(by_budget)):
+                return False
+    return True
+
+
+def _with_batches(preset: Preset, of: Callable[[int], int]) -> Preset:
+    batches = tuple(sorted({of(windows) for windows in preset.batch.batch_sequences}))
+    return preset.model_copy(
+        update={
+            "batch_by_budget": tuple((budget, of(windows)) for budget, windows in preset.batch_by_budget),
+            "batch": preset.batch.model_copy(update={"batch_sequences": batches}),
+            "negatives": preset.negatives.model_copy(update={"batch_sequences": of(preset.negatives.batch_sequences)}),
+            "evaluate": preset.evaluate.model_copy(update={"batch_sequences": of(preset.evaluate.batch_sequences)}),
+        }
+    )
+
+
+def _affordable_negatives(preset: Preset, dataset: Dataset) -> int:
+    """About the largest K that the middle budget pays, at the size that it is centred on."""
+    facts = Facts.of(dataset)
+    budget = preset.budgets_of("negatives")[len(preset.budgets_of("negatives")) // 2]
+    row = min(preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
+    h = max(4, round(math.sqrt(preset.common.share * row[1] / (12 * preset.common.text_depth + 2)) / 4) * 4)
+    width = max(8, round(math.sqrt(row[1] / 24)))
+    p = sum(contextualizer_parts(h, width, 2, facts.inputs).values())
+    choice = preset.negatives
+    most = largest_num_negatives(
+        budget, p, B=choice.batch_sequences, L=dataset.seq_len, h=h, min_steps=choice.min_steps
+    )
+    return max(most or 0, 64)
+
+
+def _negatives_grid(most: int) -> tuple[int, ...]:
+    """0 and eight counts up to `most`, a constant factor apart, over two decades at the most."""
+    low = max(8.0, most / 128)
+    steps = [low * (most / low) ** (k / 7) for k in range(8)]
+    return tuple(sorted({0, *(round(k) for k in steps)}))

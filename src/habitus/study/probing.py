@@ -1,0 +1,128 @@
+"""Short runs before the plan: which learning rate, and how fast this machine is."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from habitus.data.dataset import Dataset
+from habitus.sizing import Inputs
+from habitus.study.options import StudyOptions
+from habitus.sweep.cells import Facts
+from habitus.sweep.design import centred_shapes
+from habitus.sweep.estimate import Speeds, device_kind, speeds_of, usual_workers
+from habitus.sweep.known import Known
+from habitus.sweep.outcome import SweepProgress, SweepResult
+from habitus.sweep.preset import Preset
+from habitus.sweep.running import sweep
+from habitus.sweep.store import Store
+
+PROBES = "probes"
+_RATES = (0.5, 1.0, 2.0)  # of the preset's rule; extended where the best is at an edge
+_SHAPES = 3
+_LARGE_STEPS = 40  # of the largest shapes: enough to time a step, far too few to learn anything
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probes say."""
+
+    learning_rate: float  # of the rule at 512 windows, replacing the preset's
+    told: str
+    speeds: Speeds
+    overhead: float  # seconds that a sweep takes beside its runs
+    seconds: float  # of the probes themselves, in this call
+    workers: int
+
+
+def probe(
+    preset: Preset,
+    dataset: Dataset,
+    out: Path,
+    options: StudyOptions,
+    progress: Callable[[SweepProgress], None],
+    note: Callable[[str], None],
+) -> Probed:
+    """Three sizes × three rates at the smallest budget, and a few steps of the largest sizes."""
+    began = time.monotonic()
+    common: dict[str, Any] = {
+        "workers": options.workers,
+        "backend": options.backend,
+        "device": options.device,
+        "allow_repeats": True,  # these runs are in no law
+        "progress": progress,
+        "note": note,
+    }
+    smallest = min(preset.budgets_of("allocation"))
+    small = sweep("allocation", dataset, out / PROBES, budgets=(smallest,), preset=_small(preset), **common)
+    large_preset, budget = _large(preset, Facts.of(dataset))
+    large = sweep("allocation", dataset, out / PROBES, budgets=(budget,), preset=large_preset, **common)
+    store = Store.open(out / PROBES)
+    rate, told = _best_rate(small, store, preset)
+    kind = device_kind(options.device)
+    speeds = speeds_of(store, kind, Inputs.of(dataset.fields))
+    workers = options.workers or usual_workers(kind)
+    return Probed(rate, told, speeds, _overhead([small, large]), time.monotonic() - began, workers)
+
+
+def _small(preset: Preset) -> Preset:
+    """The preset with three shapes and the probe's rates on its allocation axis."""
+    allocation = preset.allocation.model_copy(
+        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "regimes": ("batch",), "seeds": 1}
+    )
+    return preset.model_copy(update={"allocation": allocation})
+
+
+def _large(preset: Preset, facts: Facts) -> tuple[Preset, float]:
+    """The preset with the top budget's shapes, and a budget that pays a few steps of them."""
+    top = max(preset.budgets_of("allocation"))
+    shapes, _ = centred_shapes(preset, Known(), top, preset.common.share)
+    ladder = tuple(shapes[-_SHAPES:])
+    width, depth = ladder[len(ladder) // 2]
+    p = 12 * depth * width * width
+    h = max(4.0, math.sqrt(preset.common.share * p / (12 * preset.common.text_depth + 2)))
+    slots = preset.batch_sequences(top) * facts.seq_len
+    step = 6 * slots * (p + facts.text_len * preset.common.share * p + 3 * slots * h)
+    allocation = preset.allocation.model_copy(
+        update={
+            "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
+            "regimes": ("batch",), "seeds": 1,
+        }
+    )  # fmt: skip
+    common = preset.common.model_copy(update={"min_steps": 2})
+    budget = float(f"{min(_LARGE_STEPS * step, top):.3g}")
+    # The batch is that of the top budget, whatever the probe's own budget.
+    batches = ((budget, preset.batch_sequences(top)),)
+    changed = {"allocation": allocation, "common": common, "batch_by_budget": batches}
+    return preset.model_copy(update=changed), budget
+
+
+def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float, str]:
+    """The rule's rate times the mean, over sizes, of the multiple that trained best."""
+    losses: dict[str, dict[float, float]] = {}
+    for run in result.runs:
+        record = store.record(run.planned.hash)
+        if record is not None and record.train is not None and record.status == "done":
+            row = run.planned.row
+            multiple = row.learning_rate / preset.rule_rate(run.planned.recipe.train.batch_sequences)
+            losses.setdefault(row.cell_id, {})[multiple] = record.train.loss
+    best = [min(by_rate, key=lambda m: by_rate[m]) for by_rate in losses.values()]
+    if not best:
+        return preset.common.learning_rate, "no probe finished: the preset's learning rate stays"
+    mean = math.exp(sum(math.log(m) for m in best) / len(best))
+    rate = float(f"{preset.common.learning_rate * mean:.2g}")
+    tried = ", ".join(f"{m:g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
+    told = f"learning rate {rate:g}·√(B/512): {mean:.2g} times the preset's, best of {tried} over {len(best)} sizes"
+    return rate, told
+
+
+def _overhead(results: list[SweepResult]) -> float:
+    """Seconds of a sweep call that no run accounts for; of the calls that ran something."""
+    found = []
+    for result in results:
+        if result.counts.get("published"):
+            busy = sum(run.seconds for run in result.runs) / max(1, min(result.workers, len(result.runs)))
+            found.append(max(0.0, result.seconds - busy))
+    return min(found, default=2.0)
