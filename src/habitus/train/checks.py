@@ -99,6 +99,11 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
         raise ConfigError(
             f"the recipe's model is not that of {parent}: {differing}", expected="the same [model] in both stages"
         )
+    if record.recipe.train.precision != recipe.train.precision:
+        raise ConfigError(
+            f"the recipe has precision {recipe.train.precision}, and {parent} had {record.recipe.train.precision}",
+            expected="one precision for both stages: it decides the item vectors",
+        )
     if record.dataset_checksum != dataset.checksum:
         raise ConfigError(
             f"{parent} was trained on another dataset than {dataset.path} "

@@ -1,0 +1,142 @@
+"""Captured steps on a GPU: the same numbers as steps that are not, both stages, resumed or not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from habitus.data import Dataset
+from habitus.record import Record
+from habitus.train import TrainOptions, captured, train
+from habitus.train.buckets import Buckets
+from habitus.train.journal import read_journal
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def run_of(recipe: Any, dataset: Dataset, out: Path, **options: Any) -> tuple[Record, list[dict[str, Any]]]:
+    """The Record and the journal's steps of a run on the GPU."""
+    parent = options.pop("parent", None)
+    record = train(recipe, dataset, out, parent=parent, options=TrainOptions(**{"device": "cuda"} | options))
+    return record, [line for line in read_journal(out / "journal.jsonl") if "loss" in line]
+
+
+def losses(lines: list[dict[str, Any]], name: str = "loss") -> torch.Tensor:
+    return torch.tensor([line[name] for line in lines], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("log_q", [False, True])
+def test_captured_steps_train_as_plain_ones_do(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, optimizer: str, log_q: bool
+) -> None:
+    recipe = recipe_of(optimizer=optimizer, log_q=log_q)
+    record, lines = run_of(recipe, dataset, tmp_path / "captured")
+    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", compile=False)
+    assert record.hardware["engine"] == "captured"
+    assert plain.hardware["engine"] == "eager"
+    # Muon multiplies in bfloat16, so its updates round more coarsely.
+    tolerance = 2e-4 if optimizer == "adamw" else 5e-3
+    torch.testing.assert_close(losses(lines), losses(plain_lines), rtol=tolerance, atol=0)
+    assert abs(lines[0]["loss"] - plain_lines[0]["loss"]) < 1e-5 * lines[0]["loss"]
+    assert record.flops_executed == plain.flops_executed
+    assert record.events_seen == plain.events_seen
+    assert record.train is not None
+    assert lines[-1]["loss"] < lines[0]["loss"]
+
+
+def test_a_gpu_trains_as_a_cpu_does(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    _, lines = run_of(recipe_of(), dataset, tmp_path / "cuda")
+    _, on_cpu = run_of(recipe_of(), dataset, tmp_path / "cpu", device="cpu")
+    torch.testing.assert_close(losses(lines), losses(on_cpu), rtol=1e-3, atol=0)
+
+
+def test_bfloat16_stays_near_float32(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    _, half = run_of(recipe_of(precision="bf16"), dataset, tmp_path / "half")
+    _, full = run_of(recipe_of(), dataset, tmp_path / "full")
+    torch.testing.assert_close(losses(half), losses(full), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("num_negatives, extra_pool", [(0, "union"), (64, "union"), (64, "extras"), (300, "union")])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_stage_2_is_captured_too(
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path, num_negatives: int,
+    extra_pool: str, precision: str,
+) -> None:  # fmt: skip
+    if precision == "bf16":
+        parent = tmp_path / "parent"
+        run_of(recipe_of(precision="bf16"), dataset, parent)
+    recipe = recipe_of(
+        stage=2, parent=Record.read(parent / "record.json").recipe_hash, num_negatives=num_negatives,
+        extra_pool=extra_pool, precision=precision,
+    )  # fmt: skip
+    record, lines = run_of(recipe, dataset, tmp_path / "captured", parent=parent)
+    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", parent=parent, compile=False)
+    assert record.hardware["engine"] == "captured"
+    tolerance = 2e-4 if precision == "fp32" else 2e-2
+    for name in ("loss", "in_batch_loss", *(["extra_loss"] if num_negatives else [])):
+        torch.testing.assert_close(losses(lines, name), losses(plain_lines, name), rtol=tolerance, atol=0)
+    assert record.flops_executed == plain.flops_executed
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_ends_with_the_same_bits(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, precision: str
+) -> None:
+    recipe = recipe_of(precision=precision)
+    options: dict[str, Any] = {"deterministic": True, "save_every": 8, "keep": 9, "keep_checkpoints_at_end": True}
+    straight, _ = run_of(recipe, dataset, tmp_path / "straight", **options)
+
+    class EnoughError(Exception):
+        pass
+
+    def give_up(step: int) -> None:
+        if step == 16:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        train(recipe, dataset, tmp_path / "halved", options=TrainOptions(device="cuda", **options), on_save=give_up)
+    resumed, lines = run_of(recipe, dataset, tmp_path / "halved", resume=True, **options)
+    assert [line["step"] for line in lines] == list(range(24))
+    for name in ("model", "optimizer"):
+        file = f"checkpoints/step-00000024/{name}.safetensors"
+        one, two = load_file(tmp_path / "straight" / file), load_file(tmp_path / "halved" / file)
+        assert all(torch.equal(one[key], two[key]) for key in one), name
+    assert straight.train == resumed.train
+    assert straight.metrics == resumed.metrics
+
+
+def test_a_batch_that_overflows_goes_to_the_next_bucket(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, lines = run_of(recipe_of(), dataset, tmp_path / "fitted")
+    # Buckets that hold half a batch: every step overflows twice, and nothing is lost.
+    monkeypatch.setattr(captured.Buckets, "fitted", lambda seen, a, b: Buckets(64, seen[0][1] // 2, a, b))
+    record, tight = run_of(recipe_of(), dataset, tmp_path / "tight")
+    assert record.hardware["engine"] == "captured"
+    torch.testing.assert_close(losses(tight), losses(lines), rtol=2e-4, atol=0)
+
+
+def test_a_loss_that_is_not_finite_ends_in_a_failed_record(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    record, _ = run_of(recipe_of(learning_rate=1e30, warmup=0.0, clip=1e30), dataset, tmp_path / "run")
+    assert record.status == "failed"
+    assert record.reason is not None
+    assert "step" in record.reason
+    assert "learning rate" in record.reason
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["status"] == "failed"
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_evaluation_within_a_captured_run_changes_nothing(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    _, lines = run_of(recipe_of(), dataset, tmp_path / "plain")
+    record, watched = run_of(recipe_of(evaluate={"every": 5}), dataset, tmp_path / "watched")
+    assert sorted({point.step for point in record.trajectory}) == [5, 10, 15, 20, 24]
+    torch.testing.assert_close(losses(watched), losses(lines), rtol=1e-6, atol=0)
