@@ -48,6 +48,19 @@ def test_scores_equal_a_full_sort(
     np.testing.assert_allclose(found.loss, expected.loss, atol=1e-6)
     # A difference of sums in which scores of up to 20 were float32.
     np.testing.assert_allclose(found.entropy, expected.entropy, atol=2e-5)
+    for width in (0, k):
+        fewer = candidate_scores(
+            queries,
+            Candidates(pieces, 0, num_candidates),
+            rows,
+            width,
+            ranks=Ranks(),
+            memory_bytes=memory_bytes,
+            losses=False,
+        )
+        assert fewer.loss is None and fewer.entropy is None
+        assert np.array_equal(fewer.rank, expected.rank)
+        assert np.array_equal(fewer.top, expected.top[:, :width])
 
 
 def test_many_tiles_and_large_scores_equal_a_full_sort() -> None:
@@ -61,6 +74,10 @@ def test_many_tiles_and_large_scores_equal_a_full_sort() -> None:
     assert (found.rank == expected.rank).mean() > 0.99  # float32 against float64: neighbours may swap
     assert (found.top == expected.top).mean() > 0.99
     np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5, atol=1e-4)
+    ranked = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 0, ranks=Ranks(), losses=False)
+    assert np.array_equal(ranked.rank, found.rank)  # the same kernel and tiles: to the last tie
+    listed = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 100, ranks=Ranks(), losses=False)
+    assert np.array_equal(listed.rank, found.rank) and np.array_equal(listed.top, found.top)
 
 
 def test_what_is_not_finite_is_named() -> None:

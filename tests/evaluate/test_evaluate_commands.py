@@ -69,10 +69,32 @@ def test_history_can_be_left_out(run: Path, dataset: Dataset) -> None:
     assert "catalogue/recall@10/repeat" not in found[0]["metrics"]
 
 
+def test_only_the_metrics_asked_for_are_computed_and_are_the_same(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+    every = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, "--json", "--baselines"))
+    for groups, absent in (("ranking", ("loss", "coverage")), ("ranking,coverage", ("loss",)), ("loss", ("recall",))):
+        file = tmp_path / f"{groups}.parquet"
+        asked = ["--metrics", groups, "--json", "--baselines", "--per-query", file]
+        found = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, *asked))
+        assert [one["scorer"] for one in found] == [one["scorer"] for one in every]
+        for one, whole in zip(found, every, strict=True):
+            assert one["metrics"]
+            for name, metric in one["metrics"].items():
+                assert metric == whole["metrics"][name]
+            assert not any(f"/{word}" in name for name in one["metrics"] for word in absent)
+        assert ("top" in pq.read_table(file).column_names) == ("coverage" in groups)
+    shown = habitus("evaluate", run, "--data", dataset.path, *SMALL, "--metrics", "ranking")
+    assert "recall@100" in shown and "perplexity" not in shown
+    assert "loss" in habitus("evaluate", run, "--data", dataset.path, *SMALL, "--metrics", "loss")
+    alone = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, "--metrics", "coverage", "--json"))
+    assert set(alone[0]["metrics"]) == {name for name in every[0]["metrics"] if "coverage" in name}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "no --data"),
+        (["RUN", "--data", "DATA", "--metrics", "recall"], "metrics .'recall'."),
+        (["RUN", "--data", "DATA", "--metrics", "loss", "--exclude-history"], "losses were asked for without"),
         (["--data", "DATA"], "nothing to score"),
         (["RUN", "--data", "DATA", "--regime", "train"], "--regime 'train'"),
         (["RUN", "--data", "DATA", "--cutoffs", "0,10"], "k = 0"),

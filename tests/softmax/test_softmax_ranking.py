@@ -91,7 +91,9 @@ def test_candidates_may_live_anywhere(place, tmp_path):
 def test_working_memory_follows_the_argument(monkeypatch):
     seen = []
     plain = ranking.PlainScan
-    monkeypatch.setattr(ranking, "PlainScan", lambda *arguments: seen.append(plain(*arguments)) or seen[-1])
+    monkeypatch.setattr(
+        ranking, "PlainScan", lambda *given, **options: seen.append(plain(*given, **options)) or seen[-1]
+    )
     h, e, y = draw(300, 5000, 16)
     catalogue_scores(h, e, y, k=10, memory_bytes=1 << 20)
     assert all(2 * scan.scores.nbytes + scan.tile.nbytes <= 1 << 20 for scan in seen)

@@ -39,6 +39,10 @@ def evaluate(
         str,
         typer.Option(help="History lengths reported apart; 'fitting' are 3,5,10,20,50,100 as far as windows reach."),
     ] = "fitting",
+    metrics: Annotated[
+        str,
+        typer.Option(help="all, or some of loss, ranking (recall, ndcg, mrr), coverage: fewer are faster."),
+    ] = "all",
     exclude_history: Annotated[
         bool, typer.Option("--exclude-history", help="Leave the items out that the query sees; no loss then.")
     ] = False,
@@ -61,7 +65,7 @@ def evaluate(
 
     from habitus.data import Dataset
     from habitus.data.prepare import one_of, parse_bytes
-    from habitus.evaluate import EvaluateOptions, Handling, evaluate_runs
+    from habitus.evaluate import METRIC_GROUPS, EvaluateOptions, Handling, evaluate_runs
     from habitus.evaluate.per_query import PerQueryFile
     from habitus.evaluate.ranks import joined_ranks
 
@@ -78,6 +82,7 @@ def evaluate(
         cutoffs=_numbers("cutoffs", cutoffs),
         histories="fitting" if histories == "fitting" else _numbers("histories", histories),
         exclude_history=exclude_history,
+        metrics=METRIC_GROUPS if metrics == "all" else tuple(metrics.split(",")),  # type: ignore[arg-type]
         seed=seed,
     )
     with joined_ranks(device) as (ranks, chosen), ExitStack() as stack:

@@ -46,10 +46,9 @@ def _slices(one: "Evaluation", regime: str) -> "Table":
     slices = dict.fromkeys(name.split("/")[2] for name in one.metrics if name.count("/") == 2)
     rows = []
     for part in slices:
-        counted = one.metrics.get(f"{regime}/recall@{k}/{part}")
-        if counted is not None:
-            cells = (_shown(one.metrics.get(f"{regime}/{name}/{part}")) for name in names)
-            rows.append((part, f"{counted.n:,}", *cells))
+        cells = [one.metrics.get(f"{regime}/{name}/{part}") for name in names]
+        if cells and cells[0] is not None:
+            rows.append((part, f"{cells[0].n:,}", *map(_shown, cells)))
     return _table(f"{regime} regime by slice", ["slice", "queries", *names], rows)
 
 
@@ -64,7 +63,7 @@ def _side_by_side(found: "list[Evaluation]", regime: str) -> "Table":
 def _cutoff(one: "Evaluation") -> int:
     """The cut-off that short tables show: 10, or the nearest there is."""
     known = {int(name.rpartition("@")[2]) for name in one.metrics if "/recall@" in name and name.count("/") == 1}
-    return min(known, key=lambda k: (abs(k - SHOWN_CUTOFF), k))
+    return min(known, key=lambda k: (abs(k - SHOWN_CUTOFF), k), default=SHOWN_CUTOFF)
 
 
 def _order(name: str) -> tuple[int, int]:

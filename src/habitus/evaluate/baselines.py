@@ -124,16 +124,16 @@ class Oracle:
         self.dataset = dataset
         self.num_items = dataset.num_items
 
-    def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int) -> Scores:
+    def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
         asked = self._asked(queries, slice(None))
         if candidates is not None:
-            return _OracleOver(self).score(queries, candidates, k)
+            return _OracleOver(self).score(queries, candidates, k, losses=losses)
         oracle = self.world.oracle
         width = min(k, self.num_items)
-        top, _ = oracle.top(asked, width)
+        top = oracle.top(asked, width)[0] if width else np.empty((len(queries.targets), 0), np.int64)
         return Scores(
-            loss=-oracle.log_probs(asked),
-            entropy=oracle.entropies(asked),
+            loss=-oracle.log_probs(asked) if losses else None,
+            entropy=oracle.entropies(asked) if losses else None,
             rank=oracle.ranks(asked),
             top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
         )

@@ -51,15 +51,17 @@ def candidate_scores(
     *,
     ranks: Ranks,
     memory_bytes: int = MEMORY_BYTES,
+    losses: bool = True,
 ) -> Scores:
     """Scores of queries [M, d] over all candidates; `top` holds places among them, -1 beyond the last.
 
+    With k = 0 there are no lists, and without `losses` neither loss nor entropy: each is a good part of the work.
     `target_rows` [M, d] are the vectors of the targets, which must stand among the candidates with the same bits.
     Working memory stays near `memory_bytes`, whatever M and V are.
     """
     _check(queries, target_rows)
     width = min(k, candidates.total)
-    scans = _begin(queries, target_rows, width, memory_bytes)
+    scans = _begin(queries, target_rows, width, memory_bytes, losses)
     with torch.autocast(queries.device.type, enabled=False):
         for start, block in _blocks(candidates, queries, memory_bytes):
             for scan in scans:
@@ -70,8 +72,8 @@ def candidate_scores(
     top = leaders.ids_of(torch.cat([best for _, _, best in parts])).cpu().numpy()
     log_total = sums.total.log()
     return Scores(
-        loss=(sums.top + log_total - wanted).cpu().numpy(),
-        entropy=(log_total - sums.dot / sums.total).clamp_min(0).cpu().numpy(),
+        loss=(sums.top + log_total - wanted).cpu().numpy() if losses else None,
+        entropy=(log_total - sums.dot / sums.total).clamp_min(0).cpu().numpy() if losses else None,
         rank=sums.reached.long().cpu().numpy(),
         top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
     )
@@ -99,11 +101,13 @@ def _blocks(candidates: Candidates, queries: Tensor, memory_bytes: int) -> Itera
             yield candidates.first + start + at, block[at : at + step].to(queries.dtype)
 
 
-def _begin(queries: Tensor, target_rows: Tensor, k: int, memory_bytes: int) -> list[PlainScan] | list[TileScan]:
+def _begin(
+    queries: Tensor, target_rows: Tensor, k: int, memory_bytes: int, losses: bool
+) -> list[PlainScan] | list[TileScan]:
     """A fresh scan per batch of queries. All batches but the last have one size, which depends on no block."""
     tiled = not refusal(SoftmaxBackend.TRITON, queries.device, queries.dtype, queries.shape[1], False)
     if tiled:
-        most = max(128, memory_bytes // 2 // (8 * (2 * slots_for(k) + 2 * k)) // 128 * 128)
+        most = max(128, memory_bytes // 2 // (8 * (2 * slots_for(k) + 2 * k)) // 128 * 128) if k else len(queries)
         batch = -(-len(queries) // -(-len(queries) // most))
         batch = -(-batch // 128) * 128
         return [
@@ -116,9 +120,9 @@ def _begin(queries: Tensor, target_rows: Tensor, k: int, memory_bytes: int) -> l
     for at in range(0, len(queries), PLAIN_ROWS):
         part, rows = queries[at : at + PLAIN_ROWS], target_rows[at : at + PLAIN_ROWS]
         if queries.device.type != "cpu":
-            plain.append(PlainScan(part, rows, None, k, columns))
+            plain.append(PlainScan(part, rows, None, k, columns, losses=losses))
             continue
-        scan = LeanScan(part, rows, None, k, columns)
+        scan = LeanScan(part, rows, None, k, columns, losses=losses)
         if plain:
             scan.share_scratch(cast(LeanScan, plain[0]))
         plain.append(scan)
@@ -129,7 +133,7 @@ def _merged(scan: PlainScan | TileScan, ranks: Ranks) -> tuple[Sums, Tensor, Ten
     """Sums over all processes in float64, the targets' scores, and the keys of the best candidates."""
     wanted, best = scan.target_scores(), scan.leaders()
     assert wanted is not None
-    assert best is not None
+    best = torch.empty(len(wanted), 0, dtype=torch.int64, device=wanted.device) if best is None else best
     own = _sums(scan, wanted)
     stacked = torch.stack([own.top, own.total, own.dot, own.reached])
     everyone = torch.stack(ranks.gathered(stacked), 1)  # [4, W, M]

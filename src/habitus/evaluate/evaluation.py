@@ -20,6 +20,8 @@ from habitus.record import EvaluationSpec, Metric
 from habitus.typed import Typed
 
 Regime = Literal["batch", "catalogue"]
+MetricGroup = Literal["loss", "ranking", "coverage"]
+METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")
 Progress = Callable[[str, float], None]
 HISTORIES = (3, 5, 10, 20, 50, 100)
 
@@ -35,6 +37,7 @@ class EvaluateOptions:
     cutoffs: tuple[int, ...] = CUTOFFS
     histories: tuple[int, ...] | Literal["fitting"] = "fitting"  # those of HISTORIES that a window can hold
     exclude_history: bool = False
+    metrics: tuple[MetricGroup, ...] = METRIC_GROUPS  # what is not wanted is not computed where that saves time
     seed: int = 0
 
     def histories_in(self, seq_len: int) -> tuple[int, ...]:
@@ -71,8 +74,10 @@ def evaluate(
         began = time.perf_counter()
         candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
         values, union = _run(dataset, scorer, regime, queries, candidates, options, progress)
-        metrics |= summarise(regime, values, options.cutoffs, options.histories_in(dataset.seq_len))
-        metrics |= coverage_metrics(regime, values, options.cutoffs, union)
+        cutoffs = options.cutoffs if "ranking" in options.metrics else ()
+        metrics |= summarise(regime, values, cutoffs, options.histories_in(dataset.seq_len))
+        if "coverage" in options.metrics:
+            metrics |= coverage_metrics(regime, values, options.cutoffs, union)
         specification[regime] = EvaluationSpec(
             queries=len(values.rank),
             query_set_checksum=queries.checksum(),
@@ -102,6 +107,11 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
     unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
     if not options.regimes or unknown:
         raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
+    strange = [group for group in options.metrics if group not in METRIC_GROUPS]
+    if not options.metrics or strange:
+        raise ConfigError(f"metrics {list(options.metrics)}", expected=f"some of {', '.join(METRIC_GROUPS)}")
+    if options.exclude_history and set(options.metrics) == {"loss"}:
+        raise ConfigError("losses were asked for without the history", expected="ranking or coverage: no loss is left")
     if not options.cutoffs:
         raise ConfigError("no cut-offs were given", expected="one or more k, as in recall@10")
     for k in options.cutoffs:
@@ -151,13 +161,14 @@ def _run(
 ) -> tuple[PerQuery, int]:
     """The per-query values of one regime, batch after batch, and how many items were a candidate at all."""
     k = max(options.cutoffs)
-    extra = dataset.seq_len if options.exclude_history else 0
+    wide = k + dataset.seq_len if options.exclude_history else k if "coverage" in options.metrics else 0
+    losses = "loss" in options.metrics
     in_some_pool = np.zeros(dataset.num_items, bool)
     parts, events, began = [], 0, time.perf_counter()
     for batch in queries:
         pool = batch.pool if regime == "batch" else candidates
         in_some_pool[slice(None) if pool is None else pool] = True
-        scores = scorer.score(batch, pool, k + extra)
+        scores = scorer.score(batch, pool, wide) if losses else scorer.score(batch, pool, wide, losses=False)
         num_candidates = dataset.num_items if pool is None else len(pool)
         values = PerQuery.of(batch, scores, dataset.item_train_counts, num_candidates)
         parts.append(_without_history(batch, values, k) if options.exclude_history else values)

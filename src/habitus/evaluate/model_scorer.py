@@ -47,12 +47,14 @@ class ModelScorer:
         self._held: tuple[np.ndarray | None, Candidates] | None = None
         self._pool: tuple[np.ndarray, Tensor] | None = None
 
-    def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int) -> Scores:
+    def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
         """Loss, entropy, rank and top items over the given catalogue rows, or over the whole catalogue."""
         vectors = self.ranks.from_first(self.query_vectors(queries).to(self.compute))
         table = self._candidates(candidates)
         target_rows = self._target_rows(queries.targets, candidates)
-        found = candidate_scores(vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes)
+        found = candidate_scores(
+            vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes, losses=losses
+        )
         if candidates is None:
             return found
         top = np.where(found.top >= 0, candidates[found.top], -1)

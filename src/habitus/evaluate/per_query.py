@@ -81,6 +81,8 @@ class PerQuery:
         }
         for column in fields(self):
             values = getattr(self, column.name)
+            if column.name == "top" and not values.shape[1]:
+                continue  # no lists were wanted
             if column.name == "top":
                 columns["top"] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
             else:

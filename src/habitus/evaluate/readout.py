@@ -14,6 +14,8 @@ LARGEST_LOSS = 700.0  # of which a perplexity is still a number
 def summarise(regime: str, values: PerQuery, cutoffs: tuple[int, ...], histories: tuple[int, ...]) -> dict[str, Metric]:
     """Every per-query metric over all queries and over each slice that has any."""
     named = list(_per_query(values, cutoffs))
+    if not named:
+        return {}
     names = [name for name, _ in named]
     matrix = np.stack([per_query for _, per_query in named])
     metrics = {}

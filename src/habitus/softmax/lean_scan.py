@@ -20,10 +20,19 @@ LOWEST = -5.0e29  # below every score, above the scan's mask for places beyond t
 class LeanScan(PlainScan):
     """A PlainScan on the processor; the same sums, ranks and leaders to the bit."""
 
+    reads_tops = False
+
     def __init__(
-        self, queries: Tensor, target_rows: Tensor | None, target_bias: Tensor | None, k: int, columns: int
+        self,
+        queries: Tensor,
+        target_rows: Tensor | None,
+        target_bias: Tensor | None,
+        k: int,
+        columns: int,
+        *,
+        losses: bool = True,
     ) -> None:
-        super().__init__(queries, target_rows, target_bias, k, columns)
+        super().__init__(queries, target_rows, target_bias, k, columns, losses=losses)
         self.leading = torch.empty(self.scores.shape, dtype=torch.bool)
 
     def share_scratch(self, other: "LeanScan") -> None:

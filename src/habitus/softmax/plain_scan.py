@@ -21,10 +21,22 @@ MASKED = -1.0e30
 class PlainScan:
     """The read-outs of one batch of queries over candidates that come block by block."""
 
+    reads_tops = True  # whether leaders are found by way of the groups' maxima
+
     def __init__(
-        self, queries: Tensor, target_rows: Tensor | None, target_bias: Tensor | None, k: int, columns: int
+        self,
+        queries: Tensor,
+        target_rows: Tensor | None,
+        target_bias: Tensor | None,
+        k: int,
+        columns: int,
+        *,
+        losses: bool = True,
     ) -> None:
+        """Ranks where there are target rows, leaders where k is not 0, and the sums of exponentials for losses."""
         self.num_queries = len(queries)
+        self.losses = losses
+        self.needs_tops = losses or (k > 0 and self.reads_tops)
         self.dtype = torch.promote_types(queries.dtype, torch.float32)
         height = -(-len(queries) // 16) * 16
         self.queries = queries.new_zeros(height, queries.shape[1], dtype=self.dtype)
@@ -49,16 +61,18 @@ class PlainScan:
         for start in range(0, len(block), self.columns):
             rows = block[start : start + self.columns]
             z = self._scores(rows, None if bias is None else bias[start : start + self.columns])
-            tops = z.view(len(z), -1, GROUP).amax(-1)
+            tops = z.view(len(z), -1, GROUP).amax(-1) if self.needs_tops else z[:, :0]
             if self.wanted is not None:
                 # Comparisons are written as numbers: adding those up is a fast sum, counting bools is not.
                 self.reached += torch.ge(z, self.wanted[:, None], out=self.spare).sum(1)
             if self.best is not None:
                 self._find_leaders(z, tops, first_id + start)
-            self._add_exponentials(z, tops.amax(1))
+            if self.losses:
+                self._add_exponentials(z, tops.amax(1))
+            self.started = True
 
     def sums(self) -> Sums:
-        """The sums so far, float64."""
+        """The sums so far, float64; those of exponentials are zero where no losses were wanted."""
         M = self.num_queries
         return Sums(self.reference[:M].double(), self.total[:M], self.dot[:M], self.reached[:M].long())
 
@@ -99,7 +113,6 @@ class PlainScan:
         """Add a tile to the sums. The reference is 0 while scores are moderate, which saves a pass over the tile."""
         if not self.started:
             self.reference = torch.where(top.abs() > REACH, top, 0)
-            self.started = True
         moved = torch.where(top - self.reference > REACH, top, self.reference)
         fall = (self.reference - moved).double()
         if bool(fall.any()):

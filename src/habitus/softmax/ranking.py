@@ -86,7 +86,7 @@ def ranks(
     memory_bytes: int = MEMORY_BYTES,
 ) -> Tensor:
     """The rank of each query's target among all candidates, 1 is best, as int64 [M]."""
-    scans = _scanned(queries, candidates, targets, 0, log_q, num_valid, memory_bytes)
+    scans = _scanned(queries, candidates, targets, 0, log_q, num_valid, memory_bytes, losses=False)
     return torch.cat([scan.sums().reached for scan in scans]).long()
 
 
@@ -102,7 +102,7 @@ def top_k(
 ) -> TopK:
     """The k best candidates of each query: scores [M, k] and positions [M, k], best first, ties by lower position."""
     _check_k(k)
-    scans = _scanned(queries, candidates, None, k, log_q, num_valid, memory_bytes)
+    scans = _scanned(queries, candidates, None, k, log_q, num_valid, memory_bytes, losses=False)
     best = _joined([scan.leaders() for scan in scans])
     return TopK(leaders.scores_of(best), leaders.ids_of(best))
 
@@ -115,6 +115,8 @@ def _scanned(
     log_q: Tensor | None,
     num_valid: int | None,
     memory_bytes: int,
+    *,
+    losses: bool = True,
 ) -> list[PlainScan] | list[TileScan]:
     """Scans of consecutive batches of queries, each over the whole table; the table is read once."""
     table = CandidateTable(candidates, num_valid)
@@ -123,7 +125,7 @@ def _scanned(
     bias = None if log_q is None else -log_q.to(device, torch.float32)
     reach, shift = largest(queries), 0.0 if bias is None else largest(bias)
     with torch.autocast(device.type, enabled=False):
-        scans = _begin(queries, table, targets, k, bias, memory_bytes)
+        scans = _begin(queries, table, targets, k, bias, memory_bytes, losses)
         block_rows = max(4096, memory_bytes // 4 // (table.width * table.dtype.itemsize))
         for start, block in table.blocks(block_rows, device):
             most = largest(block)
@@ -146,6 +148,7 @@ def _begin(
     k: int,
     bias: Tensor | None,
     memory_bytes: int,
+    losses: bool,
 ) -> list[PlainScan] | list[TileScan]:
     """A fresh scan per batch of queries, with batches small enough for the memory allowed."""
     device = queries.device
@@ -164,7 +167,10 @@ def _begin(
             wanted = targets[start : start + batch].to(torch.int64)
             rows = table.gather(wanted, device)
             own_bias = None if bias is None else bias[wanted]
-        scans.append(TileScan(part, rows, own_bias, k) if tiled else PlainScan(part, rows, own_bias, k, columns))
+        if tiled:
+            scans.append(TileScan(part, rows, own_bias, k))
+        else:
+            scans.append(PlainScan(part, rows, own_bias, k, columns, losses=losses))
     return scans
 
 
