@@ -68,6 +68,8 @@ def settle(cell: Path, worker: str) -> None:
         Seal(record_sha256=sha256_of(cell / RECORD), worker=worker, claims=claims).write(cell / SEAL)
     shutil.rmtree(cell / ATTEMPTS, ignore_errors=True)
     clear(cell)
+    for leftover in cell.glob(".*.partial"):  # of workers that were killed while they claimed
+        leftover.unlink(missing_ok=True)
 
 
 def same_measurement(one: Record, other: Record) -> bool:

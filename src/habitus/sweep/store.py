@@ -202,10 +202,13 @@ class Store:
 def write_once(path: Path, content: bytes) -> bool:
     """Publish a whole file under a name that may be taken only once; False where another was first."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    write_atomic(beside, content)
     try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(beside, path)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):  # the second where the folder was cleared under our hands
         return False
     finally:
         beside.unlink(missing_ok=True)
