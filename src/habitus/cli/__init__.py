@@ -12,6 +12,7 @@ from habitus.cli import (  # noqa: F401
     fit,
     plan,
     prepare,
+    recommend,
     report,
     runs,
     serve,

@@ -46,11 +46,11 @@ class Retriever:
     """One run, opened to be asked. Its methods may be called from several threads."""
 
     def __init__(
-        self, bundle: Bundle, live: LiveItems, index: SearchIndex, store: ItemStore, *, read_only: bool
+        self, bundle: Bundle, live: LiveItems, index: SearchIndex, store: ItemStore, *, read_only: bool, limits: Limits
     ) -> None:
         kind = live.catalogue.kind
         self.bundle = bundle
-        self.limits = Limits(window=bundle.recipe.data.seq_len)
+        self.limits = limits
         self.read_only = read_only
         self.store = store
         self._live = live
@@ -74,6 +74,7 @@ class Retriever:
         index: IndexKind = "exact",
         items: str | Path | ItemStore | None = None,
         read_only: bool = False,
+        max_history: int = 10_000,
         note: Note | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> "Retriever":
@@ -82,7 +83,8 @@ class Retriever:
         `data`, the prepared dataset, is needed the first time a run is served: the ids of its items are copied into
         RUN/serve/catalogue, and the catalogue is embedded if it is not yet. `items` is the folder of the run-time
         items, RUN/serve/items unless said; handing over another retriever's `store` shares it, so that a new run can
-        take over from an old one without losing an item. `note` is told what a user should know.
+        take over from an old one without losing an item. `max_history` bounds the events of one request. `note` is
+        told what a user should know.
         """
         told = note or (lambda _: None)
         bundle = load_bundle(run, device_named(device))
@@ -90,7 +92,8 @@ class Retriever:
         live = LiveItems(catalogue, bundle.device)
         chosen = open_index(index, bundle, live, told, progress)
         store = items if isinstance(items, ItemStore) else ItemStore(items or bundle.run_path / "serve" / "items")
-        return cls(bundle, live, chosen, store, read_only=read_only)
+        limits = Limits(window=bundle.recipe.data.seq_len, max_history=max_history)
+        return cls(bundle, live, chosen, store, read_only=read_only, limits=limits)
 
     @property
     def checksum(self) -> str:
@@ -101,6 +104,11 @@ class Retriever:
     def num_items(self) -> int:
         """Items that may be recommended now; never waits."""
         return self._live.num_live
+
+    @property
+    def ids_are_integers(self) -> bool:
+        """Whether items are named by whole numbers; by texts otherwise."""
+        return self._kind.is_integer
 
     @property
     def index_info(self) -> IndexInfo:

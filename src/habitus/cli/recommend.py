@@ -1,0 +1,157 @@
+"""habitus recommend."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from habitus.cli.app import app
+from habitus.cli.screen import phases
+from habitus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from habitus.serve.requests import Response
+    from habitus.serve.retriever import Retriever
+
+EXAMPLE = """
+
+Example: `habitus recommend run --data dataset --histories log.parquet --k 10 --out recommended.parquet`
+
+One history: `habitus recommend run --history '[{"item_id": 5, "event_type": "view"}, {"item_id": 7}]'`
+"""
+
+
+@app.command(help="Recommend the next items for a file of histories, or for one." + EXAMPLE)
+def recommend(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    histories: Annotated[
+        str | None,
+        typer.Option(help="Event log, Parquet, CSV or JSON lines; or a table with a list of events per user."),
+    ] = None,
+    history: Annotated[
+        str | None, typer.Option(help="Instead: one history as JSON, a list of events or of plain item ids.")
+    ] = None,
+    k: Annotated[int, typer.Option("--k", help="Items per history.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="File to write: .parquet, .csv or .jsonl.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Prepared dataset of the run; needed the first time it is served.")
+    ] = None,
+    exclude_seen: Annotated[
+        bool, typer.Option("--exclude-seen", help="Leave out what the history already holds.")
+    ] = False,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="field=value of a category; only such items. May be repeated.")
+    ] = None,
+    deny: Annotated[list[str] | None, typer.Option(help="field=value of a category; no such items.")] = None,
+    index: Annotated[str, typer.Option(help="exact, hnsw, ivfpq or auto.")] = "exact",
+    items: Annotated[
+        Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
+    ] = None,
+    on_bad: Annotated[str, typer.Option(help="Histories with values that cannot be read: error or skip.")] = "error",
+    memory: Annotated[str, typer.Option(help="Memory for sorting events by user.")] = "2GiB",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace --out where it exists.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done, or the answer, as JSON.")] = False,
+) -> None:
+    from habitus.data.prepare import one_of
+    from habitus.serve.index import KINDS
+    from habitus.serve.recommend import RecommendOptions, recommend_file
+    from habitus.serve.requests import Request
+    from habitus.serve.results import SUFFIXES, check_out
+    from habitus.serve.retriever import Retriever
+
+    if (histories is None) == (history is None):
+        raise ConfigError(
+            "both --histories and --history were given" if history else "neither --histories nor --history was given",
+            expected="--histories FILE for many users, or --history JSON for one",
+        )
+    if history is None:
+        if out is None:
+            raise ConfigError("no --out was given", expected="the file to write, as in --out recommended.parquet")
+        check_out(out, SUFFIXES, replace=replace)
+    options = RecommendOptions(
+        k=k,
+        exclude_seen=exclude_seen,
+        allow=_conditions("allow", allow or []),
+        deny=_conditions("deny", deny or []),
+        on_bad=one_of("on-bad", on_bad, ("error", "skip")),
+        memory=memory,
+        replace=replace,
+    )
+    kind = one_of("index", index, KINDS)
+    with phases() as progress:
+        retriever = Retriever.open(
+            run,
+            data=data,
+            device=device,
+            index=kind,
+            items=items,
+            read_only=True,
+            max_history=10**9,  # a file may hold what a client may not send
+            note=lambda text: typer.echo(text, err=True),
+            progress=progress,
+        )
+        if history is None:
+            assert histories is not None
+            assert out is not None
+            done = recommend_file(retriever, histories, out, options, progress)
+    if history is not None:
+        events = _events(history, retriever)
+        request = Request(events, k, exclude_seen, options.allow, options.deny)
+        _show(retriever.recommend([request])[0], as_json)
+        return
+    if as_json:
+        typer.echo(done.to_json())
+        return
+    typer.echo(f"{done.path}: {done.items:,} recommendations for {done.answered:,} of {done.users:,} users")
+    for reason in done.examples:
+        typer.echo(f"  no answer: {reason}")
+
+
+def _conditions(what: str, given: list[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for one in given:
+        name, separator, value = one.partition("=")
+        if not separator or not name:
+            raise ConfigError(f"--{what} {one!r} has no '='", expected="field=value, as in --allow category=shoes")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def _events(text: str, retriever: "Retriever") -> tuple[dict[str, Any], ...]:
+    """The events of a JSON list; plain values stand for events with that item."""
+    import json
+
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--history is not JSON: {error}", expected="a list, as in '[{\"item_id\": 5}]'") from None
+    if not isinstance(values, list):
+        raise ConfigError(f"--history is a {type(values).__name__}", expected="a list of events or of item ids")
+    column = retriever.bundle.schema.events.item_column
+    return tuple(value if isinstance(value, dict) else {column: value} for value in values)
+
+
+def _show(answer: "Response", as_json: bool) -> None:
+    if as_json:
+        import json
+
+        from habitus.serve.results import plain
+
+        typer.echo(json.dumps(plain(answer), indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None)
+    for name in ("rank", "item", "score", "probability"):
+        table.add_column(name, justify="left" if name == "item" else "right")
+    for rank, one in enumerate(answer.items, 1):
+        shown = one.item_id if not isinstance(one.item_id, dict) else ", ".join(map(str, one.item_id.values()))
+        table.add_row(str(rank), Text(str(shown)), f"{one.score:.3f}", f"{one.probability:.4f}")
+    Console().print(table)
+    if answer.unknown_items:
+        typer.echo(f"left out, since unknown: {', '.join(map(str, answer.unknown_items))}", err=True)
+    for note in answer.notes:
+        typer.echo(note, err=True)
