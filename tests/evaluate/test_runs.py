@@ -15,6 +15,7 @@ from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import SCHEMA
 from habitus.model.bundle import load_bundle, save_bundle
 from habitus.recipe import Recipe
+from habitus.train.checkpoints import State, save_checkpoint
 
 OPTIONS = EvaluateOptions(queries=600, batch_sequences=8)
 
@@ -56,6 +57,51 @@ def test_a_store_is_scored_cell_by_cell_on_the_same_queries(store: Path, dataset
     assert any("whose cache is used" in note for note in notes)
     assert not (store / "cells" / "bbbb" / "catalogue").exists()
     assert found[0].metrics == found[1].metrics
+
+
+def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
+    store: Path,
+    dataset: Dataset,
+    make_run,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+) -> None:
+    """Stage 1 with two checkpoints of other weights, stage 2 with one of the frozen embedder, one that only began."""
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+    for step in (1, 20):
+        shutil.copytree(make_run(step) / "bundle", copy / "cells" / "aaaa" / "checkpoints" / f"step-{step:08d}")
+    begun = load_bundle(make_run(20))
+    state = State(step=20, recipe_hash="", dataset_checksum=dataset.checksum, work={})
+    save_checkpoint(copy / "cells" / "cccc", state, begun.model.state_dict(), {}, begun.recipe, dataset)
+    shutil.copytree(copy / "cells" / "bbbb" / "bundle", copy / "cells" / "bbbb" / "checkpoints" / "step-00000005")
+    (copy / "cells" / "aaaa" / "checkpoints" / ".step-00000030.partial").mkdir()
+    notes: list[str] = []
+    found = evaluate_runs([copy], dataset, OPTIONS, checkpoints=True, note=notes.append)
+    names = ["/".join(Path(one.scorer).relative_to(copy / "cells").parts) for one in found]
+    assert names == [
+        "aaaa/checkpoints/step-00000001",
+        "aaaa/checkpoints/step-00000020",
+        "aaaa",
+        "bbbb/checkpoints/step-00000005",
+        "bbbb",
+        "cccc/checkpoints/step-00000020",
+    ]
+    assert len({one.specification["batch"].query_set_checksum for one in found}) == 1
+    losses = dict(zip(names, (one.metrics["catalogue/loss"].value for one in found), strict=True))
+    assert losses["aaaa/checkpoints/step-00000001"] > losses["aaaa/checkpoints/step-00000020"] > losses["aaaa"]
+    assert losses["aaaa/checkpoints/step-00000020"] == losses["cccc/checkpoints/step-00000020"]
+    # The embedder of stage 2 is frozen: checkpoint and run share the parent's vectors. Stage 1 has its own each time.
+    assert losses["bbbb/checkpoints/step-00000005"] == losses["bbbb"]
+    assert not list((copy / "cells" / "bbbb").rglob("catalogue"))
+    assert len([note for note in notes if "whose cache is used" in note]) == 2
+    assert (copy / "cells" / "aaaa" / "checkpoints" / "step-00000001" / "catalogue" / "manifest.json").exists()
+    [alone] = evaluate_runs([copy / "cells" / "cccc" / "checkpoints" / "step-00000020"], dataset, OPTIONS)
+    assert alone.metrics == found[-1].metrics
+    [run, _] = evaluate_runs([copy / "cells" / "bbbb"], dataset, OPTIONS, checkpoints=True)
+    assert run.scorer.endswith("step-00000005")
+    (tmp_path / "empty" / "cells" / "dddd").mkdir(parents=True)
+    with pytest.raises(RunError, match="1 cells and neither bundle nor checkpoint"):
+        evaluate_runs([tmp_path / "empty"], dataset, OPTIONS, checkpoints=True)
 
 
 def test_the_tidy_table_holds_every_metric_of_every_run(store: Path, dataset: Dataset) -> None:

@@ -25,7 +25,7 @@ REGIMES = {"batch": ("batch",), "catalogue": ("catalogue",), "both": ("batch", "
 def evaluate(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders; a store stands for all of its cells. All get the same queries."),
+        typer.Argument(help="Runs or checkpoints; a store stands for all of its cells. All get the same queries."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder that 'habitus prepare' wrote.")] = None,
     regime: Annotated[str, typer.Option(help="batch, catalogue or both.")] = "both",
@@ -48,6 +48,9 @@ def evaluate(
     ] = False,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Score the baselines as well, and a world's oracle.")
+    ] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Score the checkpoints that the runs kept as well.")
     ] = False,
     other_dataset: Annotated[
         bool, typer.Option("--other-dataset", help="Let runs of another dataset with the same encoders through.")
@@ -94,6 +97,7 @@ def evaluate(
             options,
             Handling(chosen, other_dataset, parse_bytes(memory)),
             with_baselines=baselines,
+            checkpoints=checkpoints,
             progress=progress,
             note=lambda text: typer.echo(text, err=True) if ranks.is_first else None,
             keep=file.add if file else None,

@@ -39,18 +39,20 @@ def evaluate_runs(
     handling: Handling | None = None,
     *,
     with_baselines: bool = False,
+    checkpoints: bool = False,
     progress: Progress | None = None,
     note: Note | None = None,
     keep: Keep | None = None,
 ) -> list[Evaluation]:
     """One evaluation per run, then one per baseline where asked for, all on the same queries.
 
-    A path is a run, a bundle, or a store, of which every cell with a bundle is taken. `note` is told what a user
-    should know, such as that a cache is being built; `keep` is handed (scorer, regime, values per query).
+    A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
+    a run stands for its checkpoints too, in the order of their steps. `note` is told what a user should know, such as
+    that a cache is being built; `keep` is handed (scorer, regime, values per query).
     """
     options, handling = options or EvaluateOptions(), handling or Handling()
     told = note or (lambda _: None)
-    runs = find_runs(paths, told)
+    runs = find_runs(paths, told, checkpoints=checkpoints)
     # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
     queries = query_set(dataset, options)
     if "catalogue" in options.regimes:
@@ -90,24 +92,39 @@ def tidy(evaluations: Iterable[Evaluation]) -> pa.Table:
     return pa.Table.from_pylist(rows, pa.schema(columns))
 
 
-def find_runs(paths: Iterable[str | Path], note: Note) -> list[Path]:
-    """The folders that hold a bundle; a store stands for all of its cells that have one."""
+def find_runs(paths: Iterable[str | Path], note: Note, *, checkpoints: bool = False) -> list[Path]:
+    """The folders that hold a bundle; a store stands for all of its cells that have one.
+
+    With `checkpoints` each run is preceded by those that it kept: they hold the files of a bundle too.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         cells = path / "cells"
         if not cells.is_dir():
-            found.append(path)
+            found += (_with_checkpoints(path) or [path]) if checkpoints else [path]
             continue
         every = sorted(cell for cell in cells.iterdir() if cell.is_dir() and not cell.name.startswith("."))
-        with_bundle = [cell for cell in every if (cell / "bundle" / "bundle.json").exists()]
-        if not with_bundle:
+        by_cell = [_with_checkpoints(cell) if checkpoints else [cell] if _has_bundle(cell) else [] for cell in every]
+        usable = [scored for scored in by_cell if scored]
+        what = "neither bundle nor checkpoint" if checkpoints else "no bundle"
+        if not usable:
             raise RunError(
-                f"{path} holds {len(every)} cells and no bundle", expected="a store in which some cell was trained"
+                f"{path} holds {len(every)} cells and {what}", expected="a store in which some cell was trained"
             )
-        if len(with_bundle) < len(every):
-            note(f"{path}: {len(every) - len(with_bundle)} of {len(every)} cells have no bundle and are left out")
-        found += with_bundle
+        if len(usable) < len(every):
+            note(f"{path}: {len(every) - len(usable)} of {len(every)} cells have {what} and are left out")
+        found += [run for scored in usable for run in scored]
     return found
+
+
+def _with_checkpoints(run: Path) -> list[Path]:
+    """What a run has to score, in the order in which it was trained."""
+    kept = [step for step in sorted((run / "checkpoints").glob("step-*")) if (step / "bundle.json").exists()]
+    return [*kept, run] if _has_bundle(run) else kept
+
+
+def _has_bundle(run: Path) -> bool:
+    return any((folder / "bundle.json").exists() for folder in (run, run / "bundle"))
 
 
 def open_scorer(
@@ -148,21 +165,26 @@ def cache_folder(bundle: Bundle, dataset: Dataset) -> Path:
 
 
 def find_cache(bundle: Bundle, dataset: Dataset, note: Note, *, verify: bool = True) -> EmbeddingCache | None:
-    """The run's own cache, or that of its stage-1 parent in the same store; None where there is neither."""
+    """The model's own cache, or one of the same embedder that belongs to its run or to the run's stage-1 parent."""
     own = cache_folder(bundle, dataset)
     if (own / MANIFEST).exists():
         return EmbeddingCache.open(own, bundle, dataset, verify=verify)
-    parent = bundle.recipe.train.parent
-    if parent is None:
-        return None
-    shared = bundle.run_path.parent / parent / own.name
-    if not (shared / MANIFEST).exists():
-        return None
-    # A frozen embedder is the parent's, to the bit; should it not be, the vectors are not this run's.
-    if CacheManifest.read(shared / MANIFEST).embedder_checksum != bundle.embedder_checksum:
-        return None
-    note(f"{bundle.run_path}: its embedder is that of {parent[:12]}, whose cache is used")
-    return EmbeddingCache.open(shared, bundle, dataset, verify=verify)
+    run, parent = bundle.run_path, bundle.recipe.train.parent
+    others = []
+    if run.parent.name == "checkpoints":
+        run = run.parents[1]
+        others.append(run)
+    if parent is not None:
+        others.append(run.parent / parent)
+    for other in others:
+        shared = other / own.name
+        if not (shared / MANIFEST).exists():
+            continue
+        # A frozen embedder is the parent's, to the bit; should it not be, the vectors are not this model's.
+        if CacheManifest.read(shared / MANIFEST).embedder_checksum == bundle.embedder_checksum:
+            note(f"{bundle.run_path}: its embedder is that of {other.name[:12]}, whose cache is used")
+            return EmbeddingCache.open(shared, bundle, dataset, verify=verify)
+    return None
 
 
 def _build(bundle: Bundle, dataset: Dataset, ranks: Ranks, note: Note, progress: Progress | None) -> EmbeddingCache:
