@@ -5,7 +5,7 @@ from typing import Any
 from habitus.fit.result import Law
 from habitus.report.curves import optima, power_line, reach, saturating_line
 from habitus.report.marks import Axis, Block, Line, Mark, Panel, Points, Sheet, View
-from habitus.report.powers import COMPUTE, paper_marks, paper_optima
+from habitus.report.powers import compute_axis, paper_marks, paper_optima
 from habitus.report.study import Study
 from habitus.report.valleys import optimum_reading, run_sheet, valley_panel, views
 from habitus.report.words import exponent, number, power_of_ten, raised, reason, sentence, significant
@@ -95,33 +95,32 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
     by_parabola = study.law("size_law_parabola", metric)
     panels = [
         Panel(
-            "model size N*", COMPUTE, Axis("N*", log=True, kind="count"),
-            (*paper_marks(printed, "count"), *power_line(by_parabola, low, high, "muted", "parabolas", dashed=True),
-             *power_line(size, low, high, "main"), *optima(laws, "main", "count")),
+            "model size N*", compute_axis(study), Axis("N*", log=True, kind="count"),
+            (*power_line(by_parabola, low, high, "muted", "parabolas", dashed=True),
+             *power_line(size, low, high, "main"), *optima(laws, "main", "count"), *paper_marks(printed, "count")),
         )
     ]  # fmt: skip
     realised = _points_of(data)
     six = _points_of(by_6nd)
     paper_data = {b: b / (6 * n) for b, n in printed.items()}
-    data_marks: list[Mark] = [
-        *paper_marks(paper_data, "count"),
-        *power_line(by_6nd, low, high, "muted", "C/6N", dashed=True),
-    ]
-    data_marks += power_line(data, low, high, "main")
-    data_marks += _dots(six, "muted", "count", "D = C/(6N*)", hollow=True) + _dots(
-        realised, "main", "count", "D realised"
-    )
-    panels.append(Panel("data D* (slots)", COMPUTE, Axis("D*", log=True, kind="count"), tuple(data_marks)))
+    data_marks = power_line(by_6nd, low, high, "muted", "C/6N", dashed=True) + power_line(data, low, high, "main")
+    data_marks += _dots(six, "muted", "count", "D = C/(6N*)", hollow=True)
+    data_marks += [*_dots(realised, "main", "count", "D realised"), *paper_marks(paper_data, "count")]
+    if data_marks:
+        panels.append(
+            Panel("data D* (slots)", compute_axis(study), Axis("D*", log=True, kind="count"), tuple(data_marks))
+        )
     ratios = {b: d / float(laws[b]["x_opt"]) for b, d in realised.items() if b in laws}
     ratios_six = {b: d / float(laws[b]["x_opt"]) for b, d in six.items() if b in laws}
     paper_ratio = {b: d / printed[b] for b, d in paper_data.items()}
-    ratio_marks: list[Mark] = [*paper_marks(paper_ratio, "plain")]
+    ratio_marks: list[Mark] = []
     for values, colour, word, dashed in ((ratios_six, "muted", "C/6N", True), (ratios, "main", "realised", False)):
         if values:
             ratio_marks.append(Line(list(values), list(values.values()), colour, word, dashed))
             ratio_marks += _dots(values, colour, "plain", f"D/N {word}", hollow=dashed)
+    ratio_marks += paper_marks(paper_ratio, "plain")
     if ratio_marks:
-        panels.append(Panel("data per parameter D/N", COMPUTE, Axis("D/N", log=True), tuple(ratio_marks)))
+        panels.append(Panel("data per parameter D/N", compute_axis(study), Axis("D/N", log=True), tuple(ratio_marks)))
     panels.append(_height_panel(study, laws, metric, low, high))
     return View(_frontier_words(study, metric, ratios), metric, tuple(panels))
 
@@ -129,7 +128,7 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
 def _height_panel(study: Study, laws: dict[float, Law], metric: str, low: float, high: float) -> Panel:
     law = study.law("loss_law", metric)
     marks = [*saturating_line(law, low, high, "main"), *optima(laws, "main", "plain", "y_opt")]
-    return Panel(f"best {metric}", COMPUTE, Axis(metric), tuple(marks))
+    return Panel(f"best {metric}", compute_axis(study), Axis(metric), tuple(marks))
 
 
 def _points_of(law: Law | None) -> dict[float, float]:

@@ -58,18 +58,15 @@ def batch_table(study: Study) -> Block | None:
                 printed = printed.replace(".0 (", " (")
             steps = dict(zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True))
             others = law.details.get("other_conventions", {})
+            lines = [f"{'none' if v is None else f'{v:,.0f}'} {k.replace('_', ' ')}" for k, v in others.items()]
             rows.append(
                 (
                     metric,
                     power_of_ten(budget),
                     significant(law.details.get("target"), 4),
                     *(f"{steps[b]:,.0f}" if b in steps else "–" for b in sizes),
-                    _b_crit(law),
-                    significant(law["r2"], 2) if "r2" in law.values else "–",
-                    ", ".join(
-                        f"{'none' if v is None else f'{v:,.0f}'} {k.replace('_', ' ')}" for k, v in others.items()
-                    )
-                    or "–",
+                    "\n".join([_b_crit(law), *lines]),
+                    f"{law['r2']:.2f}" if "r2" in law.values else "–",
                     printed,
                 )
             )
@@ -81,8 +78,7 @@ def batch_table(study: Study) -> Block | None:
     if not rows:
         return None
     header = (
-        "metric", "budget", "target", *(f"B {b:g}" for b in sizes), "B_crit [95%]", "R²", "other conventions",
-        "paper",
+        "metric", "budget", "target", *(f"B {b:g}" for b in sizes), "B_crit [95%]", "R²", "paper",
     )  # fmt: skip
     sheet = Sheet(
         ("metric", "flops_budget", "target", "b_crit", "low95", "high95", "s_min", "r2", "status"),

@@ -1,11 +1,12 @@
 """Do metrics rank the runs alike? Correlations by stage, budget, regime; surrogacy of the training loss."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from habitus.fit.correlation import CorrelationTable
 from habitus.fit.laws_file import NamedTables
 from habitus.report.marks import Axis, Block, Heat, Line, Mark, Panel, Points, Sheet, Table, View
-from habitus.report.powers import COMPUTE
+from habitus.report.powers import compute_axis
 from habitus.report.study import Study
 from habitus.report.words import minus, power_of_ten, sentence
 
@@ -62,7 +63,7 @@ def correlation_matrices(study: Study) -> Block | None:
         words.append(_least(pooled, where))
     if not panels:
         return None
-    sheet = pairs_sheet([n for n in study.laws.correlations if n.name in STAGE_WORDS])
+    sheet = pairs_sheet([n for n in study.laws.correlations if n.name in STAGE_WORDS], "pooled")
     how = (
         "Spearman's ρ. Losses fall where ranking metrics rise, so −1 is agreement between a loss and a ranking metric."
     )
@@ -72,6 +73,7 @@ def correlation_matrices(study: Study) -> Block | None:
 def correlation_by_budget(study: Study) -> Block | None:
     """ρ of the loss with every other metric, budget by budget."""
     panels, words = [], []
+    raw: list[tuple[Any, ...]] = []
     for stage, where in STAGE_WORDS.items():
         tables = [t for t in tables_of(study, stage) if t.label != "pooled"]
         if not tables:
@@ -89,11 +91,12 @@ def correlation_by_budget(study: Study) -> Block | None:
                 tips = [f"{power_of_ten(b)}: loss and {bare(other)} ρ = {r:+.2f}, n = {n}" for b, r, n in there]
                 colour = f"s{i % 8}"
                 marks += [Line(xs, ys, colour, bare(other)), Points(xs, ys, colour, tips)]
+                raw += [(stage, b, other, n, r) for b, r, n in there]
         if marks:
             panels.append(
                 Panel(
                     where,
-                    COMPUTE,
+                    compute_axis(study),
                     Axis("ρ with the loss", low=-1.08, high=1.08, ticks=(-1, -0.5, 0, 0.5, 1)),
                     tuple(marks),
                 )
@@ -101,7 +104,7 @@ def correlation_by_budget(study: Study) -> Block | None:
             words.append(_wandering(tables, loss, others, where))
     if not panels:
         return None
-    sheet = pairs_sheet([n for n in study.laws.correlations if n.name in STAGE_WORDS])
+    sheet = Sheet(("set", "flops_budget", "metric", "n", "rho"), tuple(raw))
     return Block(
         "correlations-budget", "Correlation with the loss by budget",
         (View(sentence(*words), panels=tuple(panels)),), sheet,
@@ -142,12 +145,14 @@ def correlation_tables(study: Study) -> list[Block]:
     return blocks
 
 
-def pairs_sheet(named: Sequence[NamedTables]) -> Sheet:
+def pairs_sheet(named: Sequence[NamedTables], only: str = "") -> Sheet:
+    """One line per pair of columns; `only` keeps the tables of that label."""
     raw = [
         (n.name, n.runs, t.label, p.first, p.second, p.n, p.rho, p.chance_low, p.chance_high)
         for n in named
         for t in n.tables
         for p in t.pairs
+        if only in ("", t.label)
     ]
     return Sheet(("set", "runs", "budget", "first", "second", "n", "rho", "chance_low", "chance_high"), tuple(raw))
 

@@ -12,7 +12,7 @@ from habitus.fit.saturating import predict_saturating
 from habitus.report.marks import Band, Line, Mark, Points
 from habitus.report.words import interval, number, power_of_ten, state
 
-_STEPS = 48
+_STEPS = 36
 
 
 def valley(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:

@@ -39,7 +39,7 @@ def depth_parabolas(study: Study) -> Block | None:
 def depth_metrics(study: Study) -> Block | None:
     """Metrics against s and against f, off-diagonal cells hollow."""
     metrics = study.fitted_metrics("depth", "embedder_share")
-    aside = [r for r in study.runs if r.axis == "depth" and not r.on_diagonal and r.status == "done"]
+    aside = [r for r in _depth_runs(study) if not r.on_diagonal]
 
     def view(metric: str) -> View | None:
         panels = []
@@ -77,7 +77,7 @@ def _dots(study: Study, metric: str, knob: str, aside: list[Run]) -> list[Mark]:
         colour = study.colour(budget)
         if rows:
             xs, ys = [r.knobs[knob] for r in rows], [r.metrics[metric] for r in rows]
-            marks.append(Points(xs, ys, colour, [run_tip(r, metric) for r in rows], label=power_of_ten(budget)))
+            marks.append(Points(xs, ys, colour, [run_tip(study, r, metric) for r in rows], label=power_of_ten(budget)))
         off = [r for r in aside if r.budget == budget and knob in r.knobs and metric in r.metrics]
         if off:
             tips = [
@@ -137,16 +137,16 @@ def _summary(study: Study) -> Block | None:
 
 
 def _depth_runs(study: Study) -> list[Run]:
-    """All finished depth runs at their cell's chosen rate, off-diagonal ones included."""
-    rates = {(c.budget, c.cell_id): c.learning_rate for c in study.laws.learning_rates if c.axis == "depth"}
-    return [
-        run
-        for run in study.runs
-        if run.axis == "depth"
-        and run.status == "done"
-        and "depth" in run.knobs
-        and run.learning_rate == rates.get((run.budget, run.cell_id), run.learning_rate)
-    ]
+    """All finished depth runs at their cell's best learning rate by training loss, off-diagonal ones included."""
+    done = [r for r in study.runs if r.axis == "depth" and r.status == "done" and "train/loss" in r.metrics]
+    best: dict[tuple[float, str], Run] = {}
+    for run in done:
+        key = (run.budget, run.cell_id)
+        if key not in best or run.metrics["train/loss"] < best[key].metrics["train/loss"]:
+            best[key] = run
+    rates = {key: run.learning_rate for key, run in best.items()}
+    rates |= {(c.budget, c.cell_id): c.learning_rate for c in study.laws.learning_rates if c.axis == "depth"}
+    return [r for r in done if "depth" in r.knobs and r.learning_rate == rates[(r.budget, r.cell_id)]]
 
 
 def _grid(study: Study) -> Block | None:

@@ -7,7 +7,7 @@ from typing import Any
 from habitus.fit.runs import AXES, Run
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.study import Study
-from habitus.report.words import count, listed, plural, power_of_ten, rate, sentence, significant
+from habitus.report.words import count, listed, plural, power_of_ten, pretty, rate, sentence, significant
 
 NOT_VARIED = (
     "training context length, and with it attention's own L² term",
@@ -84,7 +84,7 @@ def disclosure(study: Study) -> Block:
 
 
 def warnings(study: Study) -> Block:
-    told = [*study.laws.notes, *study.laws.warnings()]
+    told = [pretty(text) for text in (*study.laws.notes, *study.laws.warnings())]
     words = f"{plural(len(told), 'warning')} from the fits" if told else "the fits gave no warnings"
     groups = Counter(told)
     rows = tuple((str(i + 1), text) for i, text in enumerate(groups))
@@ -103,7 +103,7 @@ def _map_cell(runs: list[Run]) -> str:
     words = plural(len(cells), "cell") if done == cells else f"{len(done)} of {plural(len(cells), 'cell')}"
     for status, word in (("failed", "failed"), ("missing", "not run")):
         lost = sum(r.status == status for r in runs)
-        words += f", {plural(lost, 'run')} {word}" if lost else ""
+        words += f", {lost} {word}" if lost else ""
     return words
 
 

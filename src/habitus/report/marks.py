@@ -36,6 +36,7 @@ class Points:
     high: Sequence[float] = ()
     bars: Literal["x", "y"] = "y"
     hollow: bool = False
+    ring: bool = False  # an outline only, so that what lies below shows
     shape: Literal["circle", "diamond", "square"] = "circle"
     large: bool = False
     label: str = ""
@@ -139,4 +140,5 @@ class Block:
 
     @property
     def drawn(self) -> bool:
-        return any(view.panels for view in self.views)
+        """Whether it is a figure; else a table, or a sentence about one."""
+        return not any(view.table for view in self.views) and any(view.panels for view in self.views)

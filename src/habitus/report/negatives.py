@@ -84,7 +84,10 @@ def loss_and_recall(study: Study) -> Block | None:
                 xs = [row.knobs["num_negatives"] for row in rows]
                 gains = _gains(rows, name)
                 word = name.removeprefix("catalogue/")
-                marks += [Line(xs, gains, colour, word), Points(xs, gains, colour, [run_tip(r, name) for r in rows])]
+                marks += [
+                    Line(xs, gains, colour, word),
+                    Points(xs, gains, colour, [run_tip(study, r, name) for r in rows]),
+                ]
             panels.append(Panel(f"at {power_of_ten(budget)}", axis, Axis("gain over the smallest K, %"), tuple(marks)))
             by_loss, by_rank = (best_row(rows, m).knobs["num_negatives"] for m in ("catalogue/loss", metric))
             (agree if by_loss == by_rank else apart).append((budget, by_loss, by_rank))
@@ -118,7 +121,7 @@ def channels(study: Study) -> Block | None:
             colour = study.colour(budget)
             marks += [
                 Line(xs, ys, colour, power_of_ten(budget)),
-                Points(xs, ys, colour, [run_tip(r, name) for r in rows]),
+                Points(xs, ys, colour, [run_tip(study, r, name) for r in rows]),
             ]
             if len(rows) > 1 and budget == top:
                 change = ys[-1] - ys[0]

@@ -7,12 +7,14 @@ import math
 from functools import cache
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 from habitus.report.colours import style_variables
 from habitus.report.contents import Contents
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.study import Study
 from habitus.report.svg import draw
+from habitus.report.valleys import run_words
 from habitus.report.words import plural, power_of_ten
 
 
@@ -34,6 +36,7 @@ def page(study: Study, found: Contents) -> str:
         "</main></div>",
         '<div id="tip" role="status" aria-live="polite" hidden></div>',
         f'<script type="application/json" id="sheets">{_sheets(study, found)}</script>',
+        f'<script type="application/json" id="runs">{_as_json([run_words(row) for row in study.laws.runs])}</script>',
         f"<script>{_asset('page.js')}</script>",
     ]
     title = f"habitus report: {study.name}"
@@ -241,8 +244,12 @@ def _foot() -> str:
 def _sheets(study: Study, found: Contents) -> str:
     sheets = {block.key: csv_text(block.sheet) for block in found.blocks}
     sheets["all-runs"] = csv_text(_all_runs(study))
-    # Inside a script element only '<' could end it; as an escape it cannot.
-    return json.dumps(sheets, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return _as_json(sheets)
+
+
+def _as_json(value: Any) -> str:
+    """JSON for a script element: only '<' could end it, and as an escape it cannot."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _all_runs(study: Study) -> Sheet:

@@ -117,8 +117,8 @@ def _points(axes: Any, panel: Panel, mark: Points, colour: str) -> None:
         ]
         bars = {f"{mark.bars}err": errors}
         axes.errorbar(xs, mark.y, **bars, fmt="none", ecolor=colour, elinewidth=1)
-    face = "white" if mark.hollow else colour
-    edge = colour if mark.hollow else "white"
+    face = "none" if mark.ring else "white" if mark.hollow else colour
+    edge = colour if mark.hollow or mark.ring else "white"
     axes.scatter(xs, mark.y, s=size, marker=_SHAPES[mark.shape], facecolor=face, edgecolor=edge, lw=0.8, zorder=3)
 
 

@@ -2,13 +2,18 @@
 
 from typing import Any
 
+from habitus.fit.result import Law
 from habitus.report.curves import optima, power_line, reach
 from habitus.report.marks import Axis, Block, Mark, Panel, Points, Sheet, View
 from habitus.report.study import Study
 from habitus.report.valleys import views
-from habitus.report.words import exponent, number, power_of_ten, reason, sentence
+from habitus.report.words import exponent, number, plural, power_of_ten, reason, sentence
 
-COMPUTE = Axis("compute C (FLOPs)", log=True, kind="flops")
+
+def compute_axis(study: Study) -> Axis:
+    """Compute, with a tick at every budget of the store where that is not too many."""
+    ticks = study.budgets if 1 < len(study.budgets) <= 7 else ()
+    return Axis("compute C (FLOPs)", log=True, kind="flops", ticks=ticks)
 
 
 def power_law_block(
@@ -26,12 +31,11 @@ def power_law_block(
             low, high = one.interval("x_opt")
             raw.append((metric, b, float(one["x_opt"]), low, high, one.status, printed.get(b)))
         if not laws:
-            why = reason(law) if law is not None else "no law was fitted"
-            empty = Panel(metric, COMPUTE, y, paper_marks(printed, y.kind))
-            return View(sentence(f"Not identified for {metric}: {why}"), metric, (empty,) if printed else ())
+            why = why_no_law(law)
+            return View(sentence(f"Not identified for {metric}: {why}"), metric)
         low, high = reach(list(laws))
-        marks = [*paper_marks(printed, y.kind), *power_line(law, low, high, "main"), *optima(laws, "main", y.kind)]
-        panel = Panel(f"{letter} for {metric}", COMPUTE, y, tuple(marks))
+        marks = [*power_line(law, low, high, "main"), *optima(laws, "main", y.kind), *paper_marks(printed, y.kind)]
+        panel = Panel(f"{letter} for {metric}", compute_axis(study), y, tuple(marks))
         return View(law_words(study, law_name, metric, letter), metric, (panel,))
 
     found = views(metrics, view)
@@ -41,28 +45,40 @@ def power_law_block(
 
 
 def paper_optima(study: Study, name: str, metric: str) -> dict[float, float]:
-    """The paper's printed optima of a metric, by budget."""
+    """The paper's printed optima of a metric, by budget, as far as they lie within ten times the store's budgets."""
+    low, high = study.budgets[0] / 10.001, study.budgets[-1] * 10.001
     return {
         e.budget: float(e.law["x_opt"])
         for e in study.published.entries
-        if (e.name, e.metric) == (name, metric) and e.budget and "x_opt" in e.law.values
+        if (e.name, e.metric) == (name, metric) and e.budget and "x_opt" in e.law.values and low <= e.budget <= high
     }
 
 
 def paper_marks(printed: dict[float, float], kind: str) -> tuple[Mark, ...]:
+    """The paper's optima, drawn last so that they ring ours where both agree."""
     if not printed:
         return ()
     tips = [f"paper at {power_of_ten(b)}: {number(v, kind)}" for b, v in printed.items()]
-    return (Points(list(printed), list(printed.values()), "paper", tips, shape="diamond", hollow=True, label="paper"),)
+    points = Points(
+        list(printed), list(printed.values()), "paper", tips, shape="diamond", ring=True, large=True, label="paper"
+    )  # fmt: skip
+    return (points,)
+
+
+def why_no_law(law: Law | None) -> str:
+    """Why there is no power law through the optima."""
+    if law is None:
+        return "no law was fitted"
+    if law.status == "too_few":
+        return f"{plural(law.residuals.n, 'budget')} with an interior optimum, where a law needs three"
+    return reason(law)
 
 
 def law_words(study: Study, name: str, metric: str, letter: str) -> str:
     law, paper = study.law(name, metric), study.paper(name, metric)
     printed = f"the paper: exponent {paper['exponent']:.2f}" if paper is not None else ""
     if law is None or "exponent" not in law.values:
-        return sentence(
-            f"No law {letter}(C) is identified for {metric}: {reason(law) if law else 'not fitted'}", printed
-        )
+        return sentence(f"No law {letter}(C) is identified for {metric}: {why_no_law(law)}", printed)
     low, high = law.interval("exponent")
     n = law.residuals.n
     trend = "rises with compute" if low > 0 else "falls with compute" if high < 0 else "shows no trend above its error"

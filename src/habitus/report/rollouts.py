@@ -5,7 +5,7 @@ from typing import Any
 from habitus.fit.laws_file import NamedRollout
 from habitus.fit.rollout import Forecast
 from habitus.report.marks import Axis, Block, Mark, Panel, Points, Rule, Sheet, Table, View
-from habitus.report.powers import COMPUTE
+from habitus.report.powers import compute_axis
 from habitus.report.study import Study
 from habitus.report.valleys import views
 from habitus.report.words import count, percent, power_of_ten, sentence, significant
@@ -31,7 +31,7 @@ def rollout_figure(study: Study) -> Block | None:
                 word = f"up to {power_of_ten(some[0].fitted_budgets[-1])}"
                 marks.append(
                     Points(
-                        [f.budget for f in some],
+                        [f.budget * 1.07 ** (k - 3) for f in some],
                         [f.ratio for f in some],
                         colour,
                         tips,
@@ -56,7 +56,9 @@ def rollout_figure(study: Study) -> Block | None:
                     )
                     for f in some
                 )
-            panels.append(Panel(f"{letter}: forecast / observed", COMPUTE, Axis("forecast / observed"), tuple(marks)))
+            panels.append(
+                Panel(f"{letter}: forecast / observed", compute_axis(study), Axis("forecast / observed"), tuple(marks))
+            )
             words.append(_last_words(item, letter, metric))
         return View(sentence(*words), metric, tuple(panels)) if panels else None
 

@@ -47,7 +47,8 @@ class Scale:
     def ticks(self) -> list[tuple[float, str]]:
         """Places and words of the ticks."""
         if self.axis.ticks:
-            return [(t, f"{t:g}".replace("-", "−")) for t in self.axis.ticks if self.holds(t)]
+            form = power_of_ten if self.axis.kind == "flops" else "{:g}".format
+            return [(t, form(t).replace("-", "−")) for t in self.axis.ticks if self.holds(t)]
         values = self._log_ticks() if self.axis.log else self._linear_ticks()
         told = [(value, self._word(value, values)) for value in values]
         if self.axis.zero_at is not None:
@@ -89,7 +90,7 @@ class Scale:
             return significant(value, 2) if value < 1e4 else count(value)
         step = abs(values[1] - values[0]) if len(values) > 1 else abs(value) or 1.0
         places = max(0, -math.floor(math.log10(step) + 1e-9))
-        if places and abs(step * 10**places - round(step * 10**places)) > 1e-6:
+        while places < 8 and abs(step * 10**places - round(step * 10**places)) > 1e-6:
             places += 1
         return f"{value + 0.0:.{min(places, 8)}f}".replace("-", "−")
 

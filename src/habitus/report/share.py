@@ -75,7 +75,7 @@ def share_zoom(study: Study) -> Block | None:
         colour = study.colour(budget)
         marks += [
             Line(xs, above, colour, power_of_ten(budget)),
-            Points(xs, above, colour, [run_tip(row, metric) for row in kept]),
+            Points(xs, above, colour, [run_tip(study, row, metric) for row in kept]),
         ]
         inside = [a for a, s in zip(above, xs, strict=True) if 0.0195 <= s <= 0.0605]
         near += [max(inside) - min(inside)] if len(inside) > 1 else []
@@ -129,7 +129,7 @@ def proxy(study: Study) -> Block | None:
             continue
         ratio = [row.knobs["params"] / row.knobs["slots_seen"] for row in rows]
         loss = [row.metrics[metric] for row in rows]
-        tips = [run_tip(row, metric) for row in rows]
+        tips = [run_tip(study, row, metric) for row in rows]
         colour, word = study.colour(budget), power_of_ten(budget)
         left.append(Points([row.knobs["embedder_share"] for row in rows], ratio, colour, tips, label=word))
         right.append(Points(ratio, loss, colour, tips, label=word))

@@ -1,8 +1,10 @@
 """Do short and long histories rank the runs alike?"""
 
-from habitus.report.correlations import bare, matrix, pairs_sheet, tables_of
-from habitus.report.marks import Axis, Block, Line, Mark, Panel, Points, View
-from habitus.report.powers import COMPUTE
+from typing import Any
+
+from habitus.report.correlations import BEST, bare, matrix, pairs_sheet, tables_of
+from habitus.report.marks import Axis, Block, Line, Mark, Panel, Points, Sheet, View
+from habitus.report.powers import compute_axis
 from habitus.report.study import Study
 from habitus.report.valleys import views
 from habitus.report.words import power_of_ten, sentence
@@ -11,6 +13,7 @@ from habitus.report.words import power_of_ten, sentence
 def worst_agreement(study: Study) -> Block | None:
     """The lowest ρ between any two slices, against compute."""
     panels, words = [], []
+    raw: list[tuple[Any, ...]] = []
     for regime in ("batch", "catalogue"):
         marks: list[Mark] = []
         lowest: list[tuple[float, str, float, str]] = []
@@ -28,15 +31,16 @@ def worst_agreement(study: Study) -> Block | None:
                     for b, r, pair, n in known
                 ]
                 marks += [Line(xs, ys, colour, bare(metric)), Points(xs, ys, colour, tips)]
+                raw += [(metric, b, pair, n, r) for b, r, pair, n in known]
                 lowest += [(r, metric, b, pair) for b, r, pair, _ in known]
         if marks:
             axis = Axis("worst ρ between slices", high=1.05)
-            panels.append(Panel(f"{regime} regime", COMPUTE, axis, tuple(marks)))
+            panels.append(Panel(f"{regime} regime", compute_axis(study), axis, tuple(marks)))
             r, metric, b, pair = min(lowest)
             words.append(f"{regime}: the slices agree least for {metric} at {power_of_ten(b)} ({pair}, ρ = {r:+.2f})")
     if not panels:
         return None
-    sheet = pairs_sheet([n for n in study.laws.correlations if n.name.startswith("slices:")])
+    sheet = Sheet(("metric", "flops_budget", "pair", "n", "rho"), tuple(raw))
     reading = sentence(*words).replace("= -", "= −")
     how = "A value near 1: whichever history length is looked at, the same cells win."
     return Block("slices", "Worst agreement of history slices", (View(reading, panels=tuple(panels)),), sheet, how)
@@ -61,7 +65,9 @@ def slice_matrices(study: Study, regime: str) -> Block | None:
         return View(sentence(words).replace("= -", "= −"), metric, panels)
 
     found = views(_metrics(study, regime), view)
-    sheet = pairs_sheet([n for n in study.laws.correlations if n.name.startswith(f"slices:{regime}/")])
+    sheet = pairs_sheet(
+        [n for n in study.laws.correlations if n.runs == BEST and n.name.startswith(f"slices:{regime}/")]
+    )
     how = "Spearman's ρ between the same metric at different history lengths, within a budget."
     return Block(f"slices-{regime}", f"History slices, {regime} regime", found, sheet, how) if found else None
 

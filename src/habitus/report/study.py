@@ -51,6 +51,14 @@ class Study:
     def _entries(self) -> dict[tuple[str, str, float | None], Law]:
         return {(e.name, e.metric, e.budget): e.law for e in self.laws.entries}
 
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {id(row): i for i, row in enumerate(self.laws.runs)}
+
+    def index(self, row: RunRow) -> int:
+        """The place of a run among the runs of the laws."""
+        return self._places[id(row)]
+
     def colour(self, budget: float) -> str:
         """The colour name of a budget; one scale for the whole page."""
         return f"b{self.budgets.index(budget)}"

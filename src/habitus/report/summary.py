@@ -7,6 +7,7 @@ from habitus.fit.power_law import predict_power_law
 from habitus.fit.result import Law
 from habitus.fit.saturating import predict_saturating
 from habitus.report.marks import Block, Sheet, Table, View
+from habitus.report.powers import why_no_law
 from habitus.report.study import Study
 from habitus.report.valleys import views
 from habitus.report.words import (
@@ -210,7 +211,7 @@ def _other_regime(study: Study, name: str, metric: str) -> str:
 
 def _at_ten_times(law: Law | None, budget: float, kind: str) -> str:
     if law is None or not law.values or "log_x" not in law.points:
-        return f"not identified: {reason(law)}" if law is not None else "–"
+        return f"not identified: {why_no_law(law)}" if law is not None else "–"
     value, low, high = predict_power_law(law, 10 * budget)
     return f"{number(value, kind)} {_bracket(low, high, kind)}"
 

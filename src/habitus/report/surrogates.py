@@ -27,7 +27,7 @@ def regimes(study: Study) -> Block | None:
                 rows = study.chosen(axis, budget, [local, whole])
                 if rows:
                     xs, ys = [r.metrics[local] for r in rows], [r.metrics[whole] for r in rows]
-                    tips = [run_tip(r, local, whole) for r in rows]
+                    tips = [run_tip(study, r, local, whole) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
                 panels.append(Panel(f"{name}, {axis} axis", Axis(local), Axis(whole), tuple(marks)))
@@ -155,7 +155,7 @@ def loss_and_recall_regimes(study: Study) -> Block | None:
                 rows = [r for axis in STAGE_AXES[stage] for r in study.chosen(axis, budget, [loss, other])]
                 if rows:
                     xs, ys = [r.metrics[loss] for r in rows], [r.metrics[other] for r in rows]
-                    tips = [f"{r.axis} · {run_tip(r, loss, other)}" for r in rows]
+                    tips = [run_tip(study, r, loss, other) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
                 panels.append(Panel(STAGE_WORDS[stage], Axis(loss), Axis(other), tuple(marks)))

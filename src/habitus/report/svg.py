@@ -88,7 +88,7 @@ class _Plot:
         return self._rule(mark)
 
     def _points(self, mark: Points) -> str:
-        parts = [f'<g class="{mark.colour}{" ho" if mark.hollow else ""}">']
+        parts = [f'<g class="{mark.colour}{" ho" if mark.hollow else " ri" if mark.ring else ""}">']
         bars = []
         for i, (low, high) in enumerate(zip(mark.low, mark.high, strict=True)):
             if mark.bars == "y":
@@ -99,7 +99,7 @@ class _Plot:
                 bars.append(f"M{self._end(self.x, low):.1f} {y:.1f}H{self._end(self.x, high):.1f}")
         if bars:
             parts.append(f'<path class="eb" d="{"".join(bars)}"/>')
-        size = 5.0 if mark.large else 3.4
+        size = (6.0 if mark.ring else 5.0) if mark.large else 3.4
         for i, (vx, vy) in enumerate(zip(mark.x, mark.y, strict=True)):
             if not (math.isfinite(vx) and math.isfinite(vy)):
                 continue
@@ -161,7 +161,11 @@ class _Plot:
                     vx, vy = max(ends, key=lambda end: end[0])
                     x = self.width if self.panel.labels == "margin" else min(self.x.at(vx), self.width)
                     wanted.append((max(6.0, min(self.height, self.y.at(vy))), x, mark.label, mark.colour))
-        wanted.sort(key=lambda item: item[0])
+        if self.panel.labels == "end":
+            wanted.sort(key=lambda item: item[0])
+        else:  # in the order of the marks, about the middle of where they end
+            middle = sum(item[0] for item in wanted) / max(len(wanted), 1)
+            wanted = [(middle - (len(wanted) / 2 - i) * _LINE, *item[1:]) for i, item in enumerate(wanted)]
         places = spread([item[0] for item in wanted], _LINE, 4.0, self.height + 4)
         return "".join(
             f'<text class="lb {colour}" x="{self.left + x + 8:.1f}" y="{_TOP + at + 4:.1f}">{escape(label)}</text>'

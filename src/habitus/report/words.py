@@ -1,10 +1,12 @@
 """Numbers as people read them: 10¹⁸, 38.9M, 2.4%, [1.9, 3.0]."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from habitus.fit.result import Law
 
+_E_NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[+-]?\d+\b")
 _RAISED = str.maketrans("0123456789-+.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺·")
 _WORDS = {
     "boundary": "beyond the sweep",
@@ -120,7 +122,12 @@ def state(law: Law) -> str:
 
 def reason(law: Law) -> str:
     """Why a law does not hold, in its own words."""
-    return law.warnings[0].replace("x*", "optimum") if law.warnings else state(law)
+    return pretty(law.warnings[0]) if law.warnings else state(law)
+
+
+def pretty(text: str) -> str:
+    """Numbers such as 1e+16 and 2.1e+06 as people read them."""
+    return _E_NUMBER.sub(lambda found: power_of_ten(float(found[0])), text)
 
 
 def exponent(law: Law, name: str = "exponent") -> str:

@@ -2,6 +2,7 @@
 (function () {
   var root = document.documentElement, query = new URLSearchParams(location.search);
   var sheets = JSON.parse(document.getElementById("sheets").textContent);
+  var runs = JSON.parse(document.getElementById("runs").textContent);
   var all = function (css, from) { return Array.prototype.slice.call((from || document).querySelectorAll(css)); };
 
   // Appearance: the reader's choice, else the system's.
@@ -36,7 +37,7 @@
       views.forEach(function (v) { v.hidden = v !== shown; });
       var exact = shown.dataset.m.split(" ").indexOf(metric) >= 0, note = block.querySelector(".other");
       note.hidden = exact;
-      note.textContent = exact ? "" : "Not measured for " + metric + "; shown for " + shown.dataset.m.replace(" ", " and ") + ".";
+      note.textContent = exact ? "" : "No view for " + metric + " here; shown for " + shown.dataset.m.replace(" ", " and ") + ".";
     });
     all("tr[data-r]").forEach(function (row) { row.classList.toggle("mine", row.dataset.r === metric); });
     hide();
@@ -46,12 +47,17 @@
   // Values of single points: pointer, or arrow keys on a focused figure.
   var tip = document.getElementById("tip"), active = null;
   function hide() { tip.hidden = true; if (active) active.classList.remove("on"); active = null; }
+  function words(text) {
+    if (text[0] !== "~") return text;
+    var bar = text.indexOf("|"), rest = text.slice(bar + 1);
+    return (rest ? rest + " · " : "") + runs[+text.slice(1, bar)];
+  }
   function show(mark) {
     if (mark === active) return;
     hide();
     active = mark;
     mark.classList.add("on");
-    tip.textContent = mark.dataset.t;
+    tip.textContent = words(mark.dataset.t);
     tip.hidden = false;
     var at = mark.getBoundingClientRect(), box = tip.getBoundingClientRect();
     var left = Math.min(Math.max(8, at.left + at.width / 2 - box.width / 2), innerWidth - box.width - 8);
