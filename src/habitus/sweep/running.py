@@ -93,19 +93,16 @@ class _Sweep:
 
     def planned(self) -> SweepResult:
         """The result of a dry run."""
-        store = None
-        if (self.path / INFO).exists():
-            store = Store.open(self.path)
-            store.check(self.dataset.checksum, self.preset.evaluate)
+        store = self._held()
         designed, files = self._design(store)
         return replace(self._result(store, designed, files, Tally(), 0.0), dry_run=True)
 
     def run(self, max_hours: float | None) -> SweepResult:
         began = time.monotonic()
         left = deadline(None if max_hours is None else max_hours * 3600)
-        store = Store.create(self.path, self.dataset, self.preset.evaluate)
-        designed, files = self._design(store)
+        designed, files = self._design(self._held())
         self._refuse_nothing(designed)
+        store = Store.create(self.path, self.dataset, self.preset.evaluate)
         known = {budget for file in files for budget in file.manifest.budgets()}
         fresh = _at(designed, [budget for budget in designed.budgets if budget not in known])
         if fresh.cells or fresh.left_out:
@@ -123,6 +120,14 @@ class _Sweep:
             designed = more
         result = self._result(store, designed, files, total, time.monotonic() - began)
         return replace(result, stopped=stopped)
+
+    def _held(self) -> Store | None:
+        """The store, where there is one already, known to be for this dataset and evaluation."""
+        if not (self.path / INFO).exists():
+            return None
+        store = Store.open(self.path)
+        store.check(self.dataset.checksum, self.preset.evaluate)
+        return store
 
     def _design(self, store: Store | None) -> tuple[Design, list[ManifestFile]]:
         """The cells asked for: those of earlier sweeps with the same request stay as they were designed."""
