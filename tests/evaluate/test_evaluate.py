@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -207,6 +208,34 @@ def test_the_query_set_is_fixed_and_named(dataset: Dataset) -> None:
     assert len(np.unique(events)) == len(events) == 500
     every = QuerySet(dataset, 10**9, 8, 3)
     assert sum(len(batch.targets) for batch in every) == dataset.counts("validation").queries == every.num_queries
+
+
+def test_few_queries_per_user_are_drawn_from_all_of_theirs_and_give_smaller_errors(dataset: Dataset) -> None:
+    def asked(batch_sequences: int, seed: int, per_user: int | None) -> dict[int, int]:
+        """First visible event by last visible event: the first names the user's part of the window."""
+        batches = list(QuerySet(dataset, 10**9, batch_sequences, seed, per_user))
+        last = np.concatenate([batch.events for batch in batches])
+        first = last + 1 - np.concatenate([batch.histories for batch in batches])
+        return dict(zip(last.tolist(), first.tolist(), strict=True))
+
+    whole, few = asked(8, 3, None), asked(8, 3, 2)
+    assert few.items() <= whole.items()
+    available = Counter(whole.values())
+    assert Counter(few.values()) == {part: min(2, count) for part, count in available.items()}
+    assert max(available.values()) > 10
+    assert few == asked(5, 3, 2)  # which ones does not depend on the batches
+    assert few != asked(8, 4, 2)
+    assert len({last - first for last, first in few.items()}) > 10  # not only a user's first or last queries
+    limited, plain = QuerySet(dataset, 400, 8, 3, 2), QuerySet(dataset, 400, 8, 3)
+    assert limited.num_queries == plain.num_queries == sum(len(batch.targets) for batch in limited) == 400
+    assert limited.checksum() != plain.checksum()
+    errors = []
+    for per_user in (2, None):
+        found = evaluate(dataset, Popularity(dataset), replace(OPTIONS, queries=400, per_user=per_user))
+        errors.append(found.metrics["catalogue/loss"].se)
+    assert errors[0] < 0.8 * errors[1]
+    with pytest.raises(ConfigError, match="0 queries per user"):
+        evaluate(dataset, Popularity(dataset), replace(OPTIONS, per_user=0))
 
 
 def test_a_subset_of_the_catalogue_is_fixed_and_holds_every_target(dataset: Dataset) -> None:

@@ -30,6 +30,10 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="Folder that 'habitus prepare' wrote.")] = None,
     regime: Annotated[str, typer.Option(help="batch, catalogue or both.")] = "both",
     queries: Annotated[int, typer.Option(help="Validation queries to score; fewer where there are fewer.")] = 20_000,
+    per_user: Annotated[
+        int | None,
+        typer.Option(help="Queries of one user in one window at most: more users, smaller errors for as many queries."),
+    ] = None,
     batch_sequences: Annotated[int, typer.Option(help="Windows that form one batch-local candidate pool.")] = 64,
     catalogue_items: Annotated[
         str, typer.Option(help="Candidates of the catalogue regime: all, or a number; targets are always among them.")
@@ -80,6 +84,7 @@ def evaluate(
     options = EvaluateOptions(
         regimes=REGIMES[one_of("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
         queries=queries,
+        per_user=per_user,
         batch_sequences=batch_sequences,
         catalogue_items="all" if catalogue_items == "all" else _number("catalogue-items", catalogue_items),
         cutoffs=_numbers("cutoffs", cutoffs),

@@ -32,6 +32,7 @@ class EvaluateOptions:
 
     regimes: tuple[Regime, ...] = ("batch", "catalogue")
     queries: int = 20_000
+    per_user: int | None = None  # queries of one user in one window at most; None: all of them
     batch_sequences: int = 64
     catalogue_items: int | Literal["all"] = "all"
     cutoffs: tuple[int, ...] = CUTOFFS
@@ -99,7 +100,7 @@ def evaluate(
 def query_set(dataset: Dataset, options: EvaluateOptions) -> QuerySet:
     """The queries that the options name; refuses options and datasets that cannot be evaluated."""
     check_options(dataset, options)
-    return QuerySet(dataset, options.queries, options.batch_sequences, options.seed)
+    return QuerySet(dataset, options.queries, options.batch_sequences, options.seed, options.per_user)
 
 
 def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
@@ -124,6 +125,8 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
                 expected=f"1 to {dataset.seq_len - 1}: a window holds {dataset.seq_len} events, its target included",
                 next_step="leave that slice out, or prepare the dataset with a larger --seq-len",
             )
+    if options.per_user is not None and options.per_user < 1:
+        raise ConfigError(f"{options.per_user} queries per user", expected="1 or more, or none for all")
     if options.queries < 1 or options.batch_sequences < 1:
         raise ConfigError(
             f"{options.queries} queries in batches of {options.batch_sequences} windows", expected="1 or more of each"

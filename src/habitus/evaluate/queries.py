@@ -36,11 +36,18 @@ class QueryBatch:
 
 
 class QuerySet:
-    """The first `queries` queries of the validation windows in the order that `seed` draws."""
+    """The first `queries` queries of the validation windows in the order that `seed` draws.
 
-    def __init__(self, dataset: Dataset, queries: int, batch_sequences: int, seed: int) -> None:
+    With `per_user` a user has at most so many in a window, drawn by the seed as well: more users for the same count.
+    """
+
+    def __init__(
+        self, dataset: Dataset, queries: int, batch_sequences: int, seed: int, per_user: int | None = None
+    ) -> None:
         self.dataset = dataset
         self.batch_sequences = batch_sequences
+        self.seed = seed
+        self.per_user = per_user
         num_windows = dataset.counts("validation").windows
         if num_windows == 0:
             raise DataError(
@@ -49,9 +56,12 @@ class QuerySet:
                 next_step="prepare again with another --split or a larger --validation-share",
             )
         order = shuffled(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))
-        self._windows = order[: self._windows_for(order, queries)]
-        available = dataset.counts("validation").queries
-        self.num_queries = min(queries, available)
+        segments, offsets = dataset.windows("validation")
+        per_segment = segments["length"].astype(np.int64) - segments["first_target"]
+        per_segment = per_segment if per_user is None else np.minimum(per_segment, per_user)
+        per_window = np.add.reduceat(per_segment, offsets[:-1])[order]
+        self._windows = order[: self._windows_for(per_window, queries)]
+        self.num_queries = min(queries, int(per_window.sum()))
 
     def __iter__(self) -> Iterator[QueryBatch]:
         left = self.num_queries
@@ -72,22 +82,24 @@ class QuerySet:
         """What identifies the query set: the log rows of its queries and the windows around them."""
         digest = hashlib.sha256(self._windows.astype("<i8").tobytes())
         digest.update(f"{self.batch_sequences}:{self.num_queries}:{self.dataset.checksum}".encode())
+        if self.per_user is not None:
+            digest.update(f":{self.per_user}:{self.seed}".encode())
         return digest.hexdigest()
 
-    def _windows_for(self, order: np.ndarray, queries: int) -> int:
-        """How many windows of `order` it takes for that many queries, in whole evaluation batches."""
-        segments, offsets = self.dataset.windows("validation")
-        per_segment = segments["length"].astype(np.int64) - segments["first_target"]
-        per_window = np.add.reduceat(per_segment, offsets[:-1])[order]
+    def _windows_for(self, per_window: np.ndarray, queries: int) -> int:
+        """How many windows it takes for that many queries, in whole evaluation batches."""
         needed = int(np.searchsorted(np.cumsum(per_window), queries)) + 1
         whole = -(-needed // self.batch_sequences) * self.batch_sequences
-        return min(whole, len(order))
+        return min(whole, len(per_window))
 
     def _batch(self, number: int, windows: np.ndarray, limit: int) -> QueryBatch:
         batch = self.dataset.gather("validation", windows)
         rows = self.dataset.event_rows("validation", windows)
         window, slot = np.nonzero(batch.targets >= 0)
         pool = np.unique(batch.targets[window, slot])
+        if self.per_user is not None:
+            kept = self._drawn(window, batch.segments[window, slot], rows[window, slot], self.per_user)
+            window, slot = window[kept], slot[kept]
         window, slot = window[:limit], slot[:limit]
         return QueryBatch(
             number=number,
@@ -100,3 +112,13 @@ class QuerySet:
             histories=batch.positions[window, slot].astype(np.int64) + 1,
             pool=pool,
         )
+
+    def _drawn(self, window: np.ndarray, segment: np.ndarray, events: np.ndarray, most: int) -> np.ndarray:
+        """Places of the queries that are kept where each user has at most so many in a window, in order."""
+        # A permutation of all rows of the log gives every query a number of its own, whatever the batch.
+        draw = shuffled(events, len(self.dataset.items), shuffle_keys(self.seed, Stream.EVALUATION, 2))
+        order = np.lexsort((draw, segment, window))
+        first = np.flatnonzero(np.diff(window[order], prepend=-1) | np.diff(segment[order], prepend=-1))
+        lengths = np.diff(first, append=len(order))
+        place = np.arange(len(order)) - np.repeat(first, lengths)
+        return np.sort(order[place < most])
