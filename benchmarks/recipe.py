@@ -4,6 +4,7 @@
     python benchmarks/recipe.py lines   --out lines-cpu.json                   # an iso-FLOP line of the default recipe
     python benchmarks/recipe.py lines   --size h200 --seconds 360 --out ...    # 3e13, 3e14, 1e15; N = 0.1M…8M
     python benchmarks/recipe.py compare --size h200 --seconds 360 --out ...
+    python benchmarks/recipe.py rates   --size h200 --seconds 90 --workers 4 --out ...    # which rate, before the rest
 
 `lines` trains one recipe over sizes at fixed budgets and asks: is the loss smooth in N, is its minimum inside, does a
 quadratic in log N fit, is any size still on the plateau? `compare` changes one thing at a time at the same budgets and
@@ -60,20 +61,25 @@ class Size:
     joint_dim: int | None  # None: by share
     device: str
     precision: str
+    batch_sequences: int | None  # None: the ladder's
+    base_rate: float  # learning rate at 512 windows per step; the rule is base_rate·√(B/512)
+    rate_cells: tuple[tuple[float, int, int], ...]  # of `rates`: (budget, width, depth)
 
 
 SIZES = {
     "cpu": Size(
-        items=2_000, users=60_000, seq_len=64, text_len=12, text_depth=1, vocabulary=1_024, queries=10_000,
+        items=2_000, users=60_000, seq_len=64, text_len=12, text_depth=2, vocabulary=1_024, queries=10_000,
         eval_sequences=64, budgets=(1e12,), compare_at=(1e11, 3e11, 1e12),
         shapes=((16, 1), (32, 1), (32, 2), (48, 2), (64, 2), (96, 2), (96, 3), (128, 4)), compare_shape=(64, 2),
-        joint_dim=16, device="cpu", precision="fp32",
+        joint_dim=16, device="cpu", precision="fp32", batch_sequences=16, base_rate=5.6e-2,
+        rate_cells=((1e11, 32, 1), (1e11, 64, 2), (3e11, 32, 1), (3e11, 96, 2)),
     ),
     "h200": Size(
         items=100_000, users=600_000, seq_len=256, text_len=24, text_depth=4, vocabulary=8_192, queries=20_000,
         eval_sequences=64, budgets=(3e13, 3e14, 1e15), compare_at=(3e13, 1e14, 3e14),
         shapes=((64, 2), (64, 4), (96, 3), (128, 4), (160, 4), (192, 4), (256, 5), (320, 6)), compare_shape=(192, 4),
-        joint_dim=None, device="cuda", precision="bf16",
+        joint_dim=None, device="cuda", precision="bf16", batch_sequences=None, base_rate=2e-2,
+        rate_cells=((3e13, 64, 4), (3e13, 192, 4), (3e14, 320, 6)),
     ),
 }  # fmt: skip
 SHARE = 0.02
@@ -88,7 +94,7 @@ class Variant:
     gain: float | None = None  # the start's own where None
     optimizer: str = "muon"
     warmup: float = 0.05
-    rate: float = 1.0  # times the default learning rate
+    rate: float = 1.0  # times the size's rule
     seed: int = 0
 
 
@@ -130,13 +136,13 @@ class Cell:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lines", "compare"])
+    parser.add_argument("what", choices=["lines", "compare", "rates"])
     parser.add_argument("--size", choices=list(SIZES), default="cpu")
     parser.add_argument("--lines", type=float, nargs="+", help="budgets, instead of the size's own")
     parser.add_argument("--shapes", nargs="+", help="width/depth, as in 64/2")
     parser.add_argument("--variants", nargs="+", help="names, for `compare`")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], help="for `lines`: instead of the default's")
-    parser.add_argument("--rate", type=float, default=1.0, help="for `lines`: times the default rate")
+    parser.add_argument("--rate", type=float, default=1.0, help="for `lines`: times the size's rule")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=math.inf)
@@ -149,11 +155,11 @@ def main() -> None:
         known = prepared(given.size, folder)
         print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {known}", flush=True)
         keep = Results(given.out, given.size, known)
-        cells = line_cells(given, folder) if given.what == "lines" else compare_cells(given)
+        cells = {"lines": line_cells, "compare": compare_cells, "rates": rate_cells}[given.what](given, folder)
         run_cells(cells, keep, folder, given.workers, began + given.seconds)
         if given.what == "compare":
             run_cells(further_cells(given, keep), keep, folder, given.workers, began + given.seconds)
-    summary = lines_summary(keep) if given.what == "lines" else compare_summary(keep)
+    summary = {"lines": lines_summary, "compare": compare_summary, "rates": rates_summary}[given.what](keep)
     keep.write({given.what: summary, "wall_seconds": round(time.monotonic() - began, 1)})
     print(json.dumps({k: v for k, v in keep.document.items() if k != "rows"}))
 
@@ -177,7 +183,7 @@ def line_cells(given: argparse.Namespace, folder: Path) -> list[Cell]:
     return [cell for cell in cells if sized(cell, folder).steps >= MIN_STEPS]
 
 
-def compare_cells(given: argparse.Namespace) -> list[Cell]:
+def compare_cells(given: argparse.Namespace, _folder: Path) -> list[Cell]:
     """Every variant at every budget, on one shape."""
     size = SIZES[given.size]
     return [
@@ -186,6 +192,19 @@ def compare_cells(given: argparse.Namespace) -> list[Cell]:
         for seed in range(given.seeds)
         for variant in VARIANTS
         if given.variants is None or variant.name in given.variants
+    ]
+
+
+def rate_cells(given: argparse.Namespace, _folder: Path) -> list[Cell]:
+    """A few shapes over learning rates a factor two apart, Muon and AdamW."""
+    factors = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+    return [
+        Cell(
+            given.size, budget, width, depth, replace(DEFAULT, name=f"{optimizer} x {f:g}", rate=f, optimizer=optimizer)
+        )
+        for budget, width, depth in SIZES[given.size].rate_cells
+        for optimizer in ([given.optimizer] if given.optimizer else ["muon", "adamw"])
+        for f in factors
     ]
 
 
@@ -209,7 +228,7 @@ def sized(cell: Cell, folder: Path) -> Any:
     size = SIZES[cell.size]
     share = {"joint_dim": size.joint_dim} if size.joint_dim else {"share": SHARE}
     request = Request(
-        batch_sequences=ladder_batch_sequences(cell.budget), flops=cell.budget, width=cell.width, depth=cell.depth,
+        batch_sequences=size.batch_sequences or ladder_batch_sequences(cell.budget), flops=cell.budget, width=cell.width, depth=cell.depth,
         seq_len=size.seq_len, text_len=size.text_len, text_depth=size.text_depth, **share,
     )  # fmt: skip
     return solve(request, Inputs.of(Dataset.open(dataset_of(cell.size, folder), verify=False).fields))
@@ -270,7 +289,7 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
             batch_sequences=built.batch_sequences,
             steps=built.steps,
             optimizer=variant.optimizer,  # type: ignore[arg-type]
-            learning_rate=variant.rate * default_learning_rate(built.batch_sequences),
+            learning_rate=variant.rate * default_learning_rate(built.batch_sequences, size.base_rate),
             warmup=variant.warmup,
             precision=size.precision,  # type: ignore[arg-type]
             seed=variant.seed,
@@ -419,6 +438,21 @@ def line_of(by_size: dict[int, list[float]], popularity: float) -> dict[str, Any
         }
         line["passes"] = line["interior"] and not line["on_plateau"] and line["largest_residual"] < RESIDUAL
     return line
+
+
+def rates_summary(keep: Results) -> list[dict[str, Any]]:
+    """Per cell and optimizer: the loss at every rate, and the best."""
+    found: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in keep.rows:
+        if row["loss"] is not None:
+            cell = (row["budget"], row["width"], row["depth"], row["params"], row["variant"].split()[0])
+            found.setdefault(cell, {})[f"{row['learning_rate']:.2g}"] = round(row["loss"], 4)
+    rows = []
+    for (budget, width, depth, params, optimizer), losses in sorted(found.items()):
+        best = min(losses, key=lambda rate: losses[rate])
+        print(f"{budget:.0e} {width}/{depth} N = {params:,} {optimizer}: best {best}; {losses}")
+        rows.append({"budget": budget, "params": params, "optimizer": optimizer, "best": float(best), "losses": losses})
+    return rows
 
 
 def compare_summary(keep: Results) -> dict[str, Any]:

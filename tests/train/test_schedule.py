@@ -57,3 +57,4 @@ def test_the_default_rate_grows_with_the_root_of_the_batch() -> None:
     assert default_learning_rate(512) == 2e-3
     assert default_learning_rate(2048) == pytest.approx(4e-3)
     assert default_learning_rate(8) == pytest.approx(2.5e-4)
+    assert default_learning_rate(128, base_rate=0.02) == pytest.approx(0.01)

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from habitus.recipe import TrainRecipe
 
-BASE_RATE = 2e-3  # at a batch of 512 windows
+BASE_RATE = 2e-3  # the paper's, at a batch of 512 windows
 BASE_BATCH_SEQUENCES = 512
 
 
-def default_learning_rate(batch_sequences: int) -> float:
-    """The peak rate where none is swept: 2e-3·√(B/512)."""
-    return BASE_RATE * math.sqrt(batch_sequences / BASE_BATCH_SEQUENCES)
+def default_learning_rate(batch_sequences: int, base_rate: float = BASE_RATE) -> float:
+    """The peak rate where none is swept, by the √B rule: 2e-3·√(B/512), or another rate at 512 windows."""
+    return base_rate * math.sqrt(batch_sequences / BASE_BATCH_SEQUENCES)
 
 
 @overload
