@@ -14,7 +14,7 @@ model, theirs once: we do more work per event. Three ways of ours are shown:
     stage 2    habitus.train as it is: frozen items, the whole catalogue among the candidates (K = all)
 
 Rates are events (= predicted positions) per CPU second, medians of --repeats alternating runs. At 698,606 items
-everybody may use 20 GB of address space; who cannot allocate is reported with its error. The last line is JSON.
+everybody may use 12 GB of address space; who cannot allocate is reported with its error. The last line is JSON.
 """
 
 import argparse
@@ -36,7 +36,7 @@ import numpy as np
 LENGTH = 101
 BATCH = 64
 SMALL, LARGE = 5_000, 698_606
-LIMIT_GB = 20.0
+LIMIT_GB = 12.0  # a score per query and item would be 17.9 GB
 STEPS = {SMALL: 12, LARGE: 1}
 OURS = ("full", "stage 1", "stage 2")
 STAGE2_BATCH_AT_LARGE = 8  # a step over 698,606 items costs a minute at 64

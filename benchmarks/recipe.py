@@ -227,9 +227,10 @@ def sized(cell: Cell, folder: Path) -> Any:
 
     size = SIZES[cell.size]
     share = {"joint_dim": size.joint_dim} if size.joint_dim else {"share": SHARE}
+    batch = size.batch_sequences or ladder_batch_sequences(cell.budget)
     request = Request(
-        batch_sequences=size.batch_sequences or ladder_batch_sequences(cell.budget), flops=cell.budget, width=cell.width, depth=cell.depth,
-        seq_len=size.seq_len, text_len=size.text_len, text_depth=size.text_depth, **share,
+        batch_sequences=batch, flops=cell.budget, width=cell.width, depth=cell.depth, seq_len=size.seq_len,
+        text_len=size.text_len, text_depth=size.text_depth, **share,
     )  # fmt: skip
     return solve(request, Inputs.of(Dataset.open(dataset_of(cell.size, folder), verify=False).fields))
 
