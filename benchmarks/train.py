@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir()) / "habitus-train-benchmark")
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--profile", action="store_true", help="the dearest kernels of each cell as well")
+    parser.add_argument("--no-compile", action="store_true", help="captured steps without compiled kernels")
     parser.add_argument("--once", action="store_true", help="leave the second run, with the warm cache, out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path)
@@ -69,6 +70,7 @@ def in_process(name: str, arguments: argparse.Namespace, environment: dict[str, 
     command = [sys.executable, __file__, "--child", name, "--data", str(arguments.data)]
     command += ["--device", arguments.device, "--optimizer", arguments.optimizer]
     command += ["--steps", str(arguments.steps)] if arguments.steps else []
+    command += ["--no-compile"] if arguments.no_compile else []
     command += ["--profile"] if arguments.profile and "TORCHINDUCTOR_CACHE_DIR" in environment else []
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     for line in done.stdout.splitlines():
@@ -93,12 +95,11 @@ def stage1(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
     dataset = Dataset.open(arguments.data, verify=False)
     recipe = recipe_of(name, dataset, arguments)
-    notes: list[str] = []
     with tempfile.TemporaryDirectory() as out:
         began = time.perf_counter()
-        record = train(
-            recipe, dataset, Path(out) / "run", options=TrainOptions(device=arguments.device), note=notes.append
-        )
+        compiled = None if arguments.device == "cpu" else not arguments.no_compile
+        options = TrainOptions(device=arguments.device, compile=compiled)
+        record = train(recipe, dataset, Path(out) / "run", options=options)
         total = time.perf_counter() - began
     assert record.seconds is not None
     assert record.train is not None
@@ -110,6 +111,7 @@ def stage1(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "params": record.params.total if record.params else None,
         "steps": steps,
         "engine": record.hardware.get("engine"),
+        "compiled": record.hardware.get("compiled"),
         "step_ms": round(1e3 / rates["steps_per_second"], 3),
         "events_per_s": round(rates["events_per_second"]),
         "nominal_tflops": round(rates["nominal_flops_per_second"] / 1e12, 1),
@@ -120,9 +122,8 @@ def stage1(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "total_s": round(total, 2),
         "loss": round(record.train.loss, 4),
     }
-    if notes:
-        row["notes"] = notes
     if arguments.profile:
+        row["compile_s"] = compile_seconds()
         row["kernels_us"] = kernels(engine_of(recipe, dataset, arguments, None))
     return row
 
@@ -192,7 +193,16 @@ def engine_of(recipe: Any, dataset: Any, arguments: argparse.Namespace, table: A
     model = BehaviorModel(dataset.fields, recipe.model).to(device)
     if table is not None:
         model.freeze()
-    return CapturedEngine(model, dataset, recipe, device, table)
+    return CapturedEngine(model, dataset, recipe, device, table, compiled=not arguments.no_compile)
+
+
+def compile_seconds(most: int = 10) -> dict[str, float]:
+    """Where the compiler spent its time in this process; phases lie within each other."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    totals = {name: sum(times) for name, times in compilation_time_metrics.items()}
+    dearest = sorted(totals.items(), key=lambda pair: -pair[1])[:most]
+    return {f"{name} x{len(compilation_time_metrics[name])}": round(seconds, 2) for name, seconds in dearest}
 
 
 def kernels(engine: Any, first: int = 0, most: int = 25) -> dict[str, float]:
@@ -280,8 +290,10 @@ def show(row: dict[str, Any], matrix: float | None) -> None:
         return
     if matrix:
         row["share_of_matrix_rate"] = round(row["executed_tflops"] / matrix, 3)
-    shown = {name: value for name, value in row.items() if name not in ("kernels_us", "model")}
+    shown = {name: value for name, value in row.items() if name not in ("kernels_us", "compile_s", "model")}
     print(json.dumps(shown), flush=True)
+    for phase, seconds in row.get("compile_s", {}).items():
+        print(f"    {seconds:>10.2f} s   {phase}", flush=True)
     for kernel, micros in row.get("kernels_us", {}).items():
         print(f"    {micros:>10.1f} us  {kernel}", flush=True)
 

@@ -87,7 +87,7 @@ def test_a_batch_put_together_from_tensors_is_the_datasets(
     assert torch.equal(made.boundaries.unique(), micro.batch.boundaries.unique())
     assert bool((made.boundaries.diff() >= 0).all())
     assert made.rows[: len(feed.items)].tolist() == feed.items.tolist()
-    assert torch.equal(made.event_places, micro.events)
+    assert torch.equal(made.event_places.long(), micro.events)
     assert torch.equal(made.target_places.flatten()[micro.slots], micro.targets)
     fields = made.batch(ResidentEvents(dataset, CPU).names).fields
     for name, values in micro.batch.fields.items():

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from habitus.data import Dataset
 from habitus.record import Record
@@ -30,14 +29,14 @@ def losses(lines: list[dict[str, Any]], name: str = "loss") -> torch.Tensor:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("log_q", [False, True])
+@pytest.mark.parametrize("log_q, compiled", [(False, True), (False, False), (True, False)])
 def test_captured_steps_train_as_plain_ones_do(
-    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, optimizer: str, log_q: bool
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, optimizer: str, log_q: bool, compiled: bool
 ) -> None:
     recipe = recipe_of(optimizer=optimizer, log_q=log_q)
-    record, lines = run_of(recipe, dataset, tmp_path / "captured")
-    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", compile=False)
-    assert record.hardware["engine"] == "captured"
+    record, lines = run_of(recipe, dataset, tmp_path / "captured", compile=compiled)
+    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", capture=False)
+    assert (record.hardware["engine"], record.hardware["compiled"]) == ("captured", compiled)
     assert plain.hardware["engine"] == "eager"
     # Muon multiplies in bfloat16, so its updates round more coarsely.
     tolerance = 2e-4 if optimizer == "adamw" else 5e-3
@@ -75,7 +74,7 @@ def test_stage_2_is_captured_too(
         extra_pool=extra_pool, precision=precision,
     )  # fmt: skip
     record, lines = run_of(recipe, dataset, tmp_path / "captured", parent=parent)
-    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", parent=parent, compile=False)
+    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", parent=parent, capture=False)
     assert record.hardware["engine"] == "captured"
     tolerance = 2e-4 if precision == "fp32" else 2e-2
     for name in ("loss", "in_batch_loss", *(["extra_loss"] if num_negatives else [])):
@@ -104,8 +103,7 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert [line["step"] for line in lines] == list(range(24))
     for name in ("model", "optimizer"):
         file = f"checkpoints/step-00000024/{name}.safetensors"
-        one, two = load_file(tmp_path / "straight" / file), load_file(tmp_path / "halved" / file)
-        assert all(torch.equal(one[key], two[key]) for key in one), name
+        assert (tmp_path / "straight" / file).read_bytes() == (tmp_path / "halved" / file).read_bytes(), name
     assert straight.train == resumed.train
     assert straight.metrics == resumed.metrics
 

@@ -57,7 +57,10 @@ def train(
         bool, typer.Option("--deterministic", help="The same bits on every run on a GPU, too.")
     ] = False,
     compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile and capture steps; on GPUs unless said.")
+        bool | None, typer.Option("--compile/--no-compile", help="Compile kernels on a GPU; where it pays unless said.")
+    ] = None,
+    captured: Annotated[
+        bool | None, typer.Option("--capture/--no-capture", help="Capture steps as graphs; on a GPU unless said.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
 ) -> None:
@@ -82,6 +85,7 @@ def train(
         resume=resume,
         accumulate=accumulate,
         compile=compiled,
+        capture=captured,
         keep_checkpoints_at_end=keep_checkpoints,
     )
     dataset = Dataset.open(data)

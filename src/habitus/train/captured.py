@@ -1,16 +1,14 @@
 """Steps on a GPU as captured graphs: the host only says which windows come next and never waits for a loss.
 
-Two graphs follow each other on one stream. `prepare` moves the batch that lies ready into place and puts the next
-one together; it also tells how large that one is. `step` is everything else, from embedding to the optimizer, in
-one graph per bucket. The host reads the size of batch t + 1 while the device still works on step t, so that neither
-waits for the other.
+Two graphs take turns. `step` is everything from embedding to the optimizer, one graph per bucket; while it runs, on a
+stream of its own, the graph of `_Incoming` puts the next batch together and tells how large it is. The host reads the
+size of batch t + 1 while the device still works on step t, so that neither waits for the other.
 """
 
 import copy
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +23,7 @@ from habitus.softmax import Latch
 from habitus.softmax.latch import explain
 from habitus.softmax.negatives import NUM_KEYS
 from habitus.train.buckets import Buckets
+from habitus.train.compiling import remember, use_compile_cache
 from habitus.train.engine import TAIL, StepResult, tail_means
 from habitus.train.objectives import FrozenObjective, JointObjective
 from habitus.train.optimizers import build_optimizer, clip_gradients
@@ -42,25 +41,36 @@ _LOSS, _NORM = 1 << 8, 1 << 9  # causes beside those of the softmax
 class CapturedEngine:
     """Trains like `Engine`, on a GPU that holds the data."""
 
-    kind = "captured"
-
     def __init__(
-        self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, device: torch.device, table: Tensor | None
+        self,
+        model: BehaviorModel,
+        dataset: Dataset,
+        recipe: Recipe,
+        device: torch.device,
+        table: Tensor | None,
+        *,
+        compiled: bool = True,
     ) -> None:
+        self.description = {"engine": "captured", "compiled": compiled}
         self.recipe, self.device = recipe.train, device
         self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
         self.events = ResidentEvents(dataset, device)
         self.items = ResidentItems.of(dataset, recipe, device, features=table is None)
         self.optimizer = build_optimizer(model, recipe.train)
         self.parameters = [info.parameter for info in self.optimizer.infos]
-        # Evaluation comes in other shapes, so it keeps the model as it is; the twin has the same parameters.
-        twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).compile_blocks()
+        twin = model
+        if compiled:
+            # Evaluation comes in other shapes, so it keeps the model as it is; the twin has the same parameters.
+            twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+            use_compile_cache()
+            twin.compile_blocks()
+            self._remember = partial(remember, recipe, dataset, device)
         names = self.events.names
         self.objective: JointObjective | FrozenObjective
         if table is None:
             self.objective = JointObjective(twin, dataset, recipe, self.items, names)
         else:
-            self.objective = FrozenObjective(twin, dataset, recipe, table, names)
+            self.objective = FrozenObjective(twin, dataset, recipe, table, names, compiled=compiled)
         self.latch = Latch(device)  # its counter is the step
         self.ring = torch.zeros(_RING, 4, device=device)  # in_batch, extra, loss, gradient's norm
         self.totals = torch.zeros(4, dtype=torch.int64, device=device)  # as in Work
@@ -117,12 +127,16 @@ class CapturedEngine:
         on_side_stream(trial, self.device)
         self.optimizer.zero_grad()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.incoming.graph.pool()):  # graphs never run at the same time
+        others = next(iter(self.graphs.values()), None)
+        pool = None if others is None else others.pool()  # one for all steps: they never run at the same time
+        with torch.cuda.graph(graph, pool=pool):
             self._one_step(bucket)
         with torch.no_grad():
             for tensor, value in zip(held, before, strict=True):
                 tensor.copy_(value)
         self.graphs[bucket] = graph
+        if self.description["compiled"]:
+            self._remember()
 
     def results(self, *, wait: bool = False) -> list[StepResult]:
         """Steps whose losses have come back; they come in blocks, unless `wait` asks for all that were begun."""
@@ -200,6 +214,13 @@ class _Incoming:
         self.ready_keys = torch.zeros(NUM_KEYS, dtype=torch.int64, device=device)
         self.current = self.ready.cloned()
         self.keys = self.ready_keys.clone()
+        self.pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # (place, ready) of one type each
+        for place, ready in zip([*self.current.flat(), self.keys], [*self.ready.flat(), self.ready_keys], strict=True):
+            places, readies = self.pairs.setdefault(place.dtype, ([], []))
+            places.append(place)
+            readies.append(ready)
+        self.stream = torch.cuda.Stream(device)
+        self.settled = torch.cuda.Event()
         self.graph = self._captured()
 
     def begin(self, step: int) -> None:
@@ -207,6 +228,7 @@ class _Incoming:
         self._send(step)
         self._renew()
         self._tell()
+        self.settled.record()
         self.holds = step
 
     def bucket(self) -> int:
@@ -216,17 +238,21 @@ class _Incoming:
         return self.buckets.holding(*self._size(targets, items, tokens))
 
     def move_on(self, following: int) -> None:
-        """Move the ready batch into place and put the following one together."""
-        self._send(following)
-        self.graph.replay()
-        self._tell()
+        """Move the ready batch into place; put the following one together while the step runs."""
+        self.settle_into_place()
+        self.stream.wait_event(self.settled)
+        with torch.cuda.stream(self.stream):
+            self._send(following)
+            self.graph.replay()
+            self._tell()
         self.holds = following
 
     def settle_into_place(self) -> None:
-        """Copy the ready batch into place without making another: for trial runs."""
-        for place, ready in zip(self.current.flat(), self.ready.flat(), strict=True):
-            place.copy_(ready)
-        self.keys.copy_(self.ready_keys)
+        """Copy the ready batch into place, once it is ready."""
+        torch.cuda.current_stream().wait_event(self.known)
+        for places, readies in self.pairs.values():
+            torch._foreach_copy_(places, readies)
+        self.settled.record()
 
     def _renew(self) -> None:
         for ready, made in zip(self.ready.flat(), self._assembled().flat(), strict=True):
@@ -234,14 +260,11 @@ class _Incoming:
         self.ready_keys.copy_(self.sent[-NUM_KEYS:])
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        def both() -> None:
-            self.settle_into_place()
-            self._renew()
-
-        on_side_stream(both, self.engine.device)
+        """The graph that puts a batch together. It runs beside the steps, so it has memory of its own."""
+        on_side_stream(self._renew, self.engine.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            both()
+            self._renew()
         return graph
 
     def _assembled(self) -> Assembled:
@@ -282,12 +305,6 @@ def on_side_stream(work: Callable[[], None], device: torch.device) -> None:
     with torch.cuda.stream(stream):
         work()
     torch.cuda.current_stream(device).wait_stream(stream)
-
-
-def use_compile_cache() -> None:
-    """Let compiled kernels outlive the process, in the user's cache folder unless the environment names one."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled"))
 
 
 def _in_words(cause: int, loss: float, norm: float) -> str:

@@ -14,6 +14,7 @@ from habitus.recipe import Recipe
 from habitus.train.gathering import summed_gradients
 from habitus.train.optimizers import build_optimizer, clip_gradients
 from habitus.train.schedule import learning_rate_at
+from habitus.train.sharding import is_spread, spread_like
 from habitus.train.stages import FrozenStage, JointStage, Work
 
 TAIL = 100  # steps over which the training losses of a Record are averaged
@@ -47,7 +48,7 @@ class StepResult:
 class Engine:
     """Steps whose result the host knows at once."""
 
-    kind = "eager"
+    description = {"engine": "eager", "compiled": False}  # noqa: RUF012
 
     def __init__(self, model: BehaviorModel, recipe: Recipe, stage: JointStage | FrozenStage) -> None:
         self.model = model
@@ -55,6 +56,7 @@ class Engine:
         self.stage = stage
         self.optimizer = build_optimizer(model, recipe.train)
         self.parameters = [info.parameter for info in self.optimizer.infos]
+        self.repeated = [parameter for parameter in self.parameters if not is_spread(parameter)]
         self.tail = np.full((TAIL, 3), np.nan)  # in_batch, extra, loss of the last steps, by step modulo TAIL
         self._results: list[StepResult] = []
 
@@ -64,10 +66,10 @@ class Engine:
         try:
             channels = self.stage.backward(step)
         except ModelError as error:  # NaN or infinity among the vectors
-            self._results.append(StepResult(step, rate, math.nan, None, math.nan, math.nan, error.problem))
+            self._results.append(StepResult(step, rate, math.nan, None, math.nan, math.nan, error.problem.rstrip(".")))
             return
         if self.stage.ranks.world > 1:
-            summed_gradients(self.parameters)
+            summed_gradients(self.repeated)
         norm = float(clip_gradients(self.parameters, self.recipe.clip))
         loss, in_batch = float(channels.loss), float(channels.in_batch)
         extra = None if channels.extra is None else float(channels.extra)
@@ -99,7 +101,7 @@ class Engine:
         """Go on from a checkpoint whose weights the model holds already."""
         tensors = dict(tensors)
         self.tail = tensors.pop("tail").numpy().copy()
-        self.optimizer.load_state_tensors(tensors)
+        self.optimizer.load_state_tensors(spread_like(tensors, self.optimizer.state_tensors()))
         self.stage.work = work
 
     def tail_means(self) -> tuple[float, float | None, float] | None:

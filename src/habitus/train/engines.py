@@ -11,7 +11,8 @@ from habitus.evaluate.ranks import Ranks
 from habitus.model import BehaviorModel
 from habitus.model.cache import EmbeddingCache
 from habitus.recipe import Recipe
-from habitus.train.captured import CapturedEngine, use_compile_cache
+from habitus.train.captured import CapturedEngine
+from habitus.train.compiling import pays
 from habitus.train.engine import Engine
 from habitus.train.feeding import Feeder
 from habitus.train.options import TrainOptions
@@ -32,15 +33,16 @@ def build_engine(
     ranks: Ranks,
     note: Callable[[str], None],
 ) -> Engine | CapturedEngine:
-    """The engine of a run. On a GPU steps are compiled and captured unless something stands against it."""
-    vectors = None if cache is None else FrozenVectors(cache, device)
+    """The engine of a run. On a GPU steps are captured unless something stands against it."""
+    vectors = None if cache is None else FrozenVectors(cache, device, recipe.train.precision)
     reason = _obstacle(dataset, options, vectors, device, ranks)
-    if options.compile and reason:
-        raise ConfigError(f"steps cannot be compiled and captured: {reason}", next_step="leave --compile out")
+    if (options.compile or options.capture) and reason:
+        raise ConfigError(f"steps cannot be captured: {reason}", next_step="leave --compile and --capture out")
     if not reason:
-        use_compile_cache()
         table: Tensor | None = None if vectors is None else vectors.table
-        return CapturedEngine(model, dataset, recipe, device, table)
+        compiled = pays(recipe, dataset, device) if options.compile is None else options.compile
+        note("steps are captured" + (" and compiled" if compiled else "; compiling would take longer than it gains"))
+        return CapturedEngine(model, dataset, recipe, device, table, compiled=compiled)
     if device.type == "cuda":
         note(f"steps are run one operation at a time, several times slower: {reason}")
     feeder = Feeder(dataset, recipe, device, ranks, options.accumulate)
@@ -55,8 +57,8 @@ def _obstacle(
     """Why steps are not captured; empty where they are."""
     if device.type != "cuda":
         return "the device is no GPU"
-    if options.compile is False:
-        return "it was asked for (--no-compile)"
+    if options.capture is False:
+        return "it was asked for (--no-capture)"
     if ranks.world > 1:
         return f"{ranks.world} processes share the batch"
     if options.accumulate > 1:

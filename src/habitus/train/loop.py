@@ -64,7 +64,7 @@ def _loop(run: Run, stop: StopRequest) -> Record:
     """Step after step: train, note, evaluate, save; then the end."""
     steps = run.recipe.train.steps
     step = saved = run.state.step  # steps done; the position in the data is the same number
-    stopping = stop.asked
+    stopping = run.agreed(stop.asked)
     while True:
         if run.must_evaluate(step):
             run.evaluate(step)
@@ -81,7 +81,7 @@ def _loop(run: Run, stop: StopRequest) -> Record:
             return run.finish(step)
         run.engine.step(step)
         step += 1
-        stopping = stop.asked
+        stopping = run.agreed(stop.asked)
         # On a GPU results come in blocks, some steps late, unless something is about to depend on them.
         wait = stopping or step == steps or run.must_evaluate(step) or run.must_save(step)
         for result in run.engine.results(wait=wait):

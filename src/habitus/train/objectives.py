@@ -67,7 +67,14 @@ class FrozenObjective:
     """Stage 2."""
 
     def __init__(
-        self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, table: Tensor, names: tuple[str, ...]
+        self,
+        model: BehaviorModel,
+        dataset: Dataset,
+        recipe: Recipe,
+        table: Tensor,
+        names: tuple[str, ...],
+        *,
+        compiled: bool = False,
     ) -> None:
         self.model, self.table, self.names = model, table, names
         self.num_items = dataset.num_items
@@ -75,7 +82,7 @@ class FrozenObjective:
         self.extra_pool = recipe.train.extra_pool
         self.whole = self.num_negatives == self.num_items and self.extra_pool == "union"
         # Some five hundred small operations on integers: one kernel once compiled.
-        self.draw = torch.compile(sample_negatives, dynamic=False) if table.is_cuda else sample_negatives
+        self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
         self.log_q: tuple[Tensor, Tensor, Tensor] | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(table.device)

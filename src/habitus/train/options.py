@@ -17,7 +17,8 @@ class TrainOptions:
     best: str | None = None  # metric of the evaluations during the run whose best checkpoint is kept as well
     resume: bool = False  # go on from the newest good checkpoint, start fresh where there is none
     accumulate: int = 1  # micro-batches per step; the candidates stay those of the whole batch
-    compile: bool | None = None  # None: on CUDA
+    compile: bool | None = None  # compiled kernels on a GPU; None: where the run is long enough to pay for it
+    capture: bool | None = None  # steps as captured graphs; None: on a GPU, where nothing stands against it
     flops_budget: float | None = None  # copied into the Record
     keep_checkpoints_at_end: bool = False
     shard: bool | None = None  # weights spread over processes (FSDP2); None: above a size

@@ -30,7 +30,7 @@ class Assembled(NamedTuple):
     segments: Tensor  # int32 [B, L]
     boundaries: Tensor  # int32 [B·(S+1)+1]
     rows: Tensor  # int64 [min(2·B·L, I)]: the distinct items; 0 beyond the last
-    event_places: Tensor  # int64 [B, L]: where each event's item stands among them
+    event_places: Tensor  # int32 [B, L]: where each event's item stands among them
     target_places: Tensor  # int64 [B, L]
     counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
     fields: tuple[Tensor, ...]  # [B, L] each, in the order of the dataset's event fields
@@ -150,7 +150,7 @@ def distinct_items(items: Tensor, wanted: Tensor, num_items: int) -> tuple[Tenso
     places = torch.empty_like(first_place[:-1]).scatter_(0, origin, first_place[run])
     return (
         rows[:capacity],
-        places[size:].view(shape),
+        places[size:].view(shape).int(),  # a lookup's gradient sorts these: narrow ones are sorted faster
         places[:size].view(shape),
         num_targets,
         num_targets + is_other.sum(),

@@ -27,6 +27,7 @@ from habitus.train.journal import Journal
 from habitus.train.meter import Meter
 from habitus.train.options import TrainOptions
 from habitus.train.recording import Outcome, make_record, publish
+from habitus.train.sharding import load_weights, must_shard, plain_model, shard, whole
 from habitus.train.stages import Work
 from habitus.train.vectors import catalogue_of
 
@@ -74,11 +75,18 @@ class Run:
     def _start(self) -> BehaviorModel:
         """The model at its start: fresh in stage 1, the parent's with a frozen embedder in stage 2."""
         if self.parent is None:
-            return BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed).to(self.device)
+            model = BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed).to(self.device)
+            return self._spread(model)
         bundle = load_bundle(self.parent.path, self.device)
         check_same_fields(bundle, self.dataset)
         self.cache = catalogue_of(bundle, self.dataset, self.out / "catalogue", self.parent.path, self.meter.phase)
-        return bundle.model.freeze().train()
+        return self._spread(bundle.model.freeze().train())
+
+    def _spread(self, model: BehaviorModel) -> BehaviorModel:
+        if must_shard(model, self.options.shard, self.ranks.world):
+            shard(model)
+            self.note(f"weights are spread over {self.ranks.world} processes")
+        return model
 
     def _engine(self) -> Engine | CapturedEngine:
         return build_engine(
@@ -87,12 +95,18 @@ class Run:
 
     def _go_on(self, found: Checkpoint) -> None:
         try:
-            self.model.load_state_dict(found.weights)
+            load_weights(self.model, found.weights)
         except RuntimeError as error:
             raise ModelError(f"{found.path} does not fit the recipe's model: {error}") from error
         self.engine.load_state(found.tensors, Work(**found.state.work))
         self.meter.take_over(found.state.seconds)
         self.note(f"going on from {found.path} at step {found.state.step:,}")
+
+    def agreed(self, here: bool) -> bool:
+        """Whether it holds on some process: a signal may reach them at different steps."""
+        if self.ranks.world == 1:
+            return here
+        return any(bool(there) for there in self.ranks.gathered(torch.tensor([here], device=self.device)))
 
     def must_evaluate(self, step: int) -> bool:
         """Whether the recipe asks for an evaluation after this step that has not been made yet."""
@@ -109,7 +123,9 @@ class Run:
     def evaluate(self, step: int) -> None:
         """Evaluate in the middle of the run; the best checkpoint so far is saved at once."""
         with self.meter.evaluating():
-            found = evaluate_now(self.model, self.recipe, self.dataset, self.out, self.cache, self.meter.phase)
+            found = evaluate_now(
+                plain_model(self.model), self.recipe, self.dataset, self.out, self.cache, self.meter.phase
+            )
         self._take(found, step)
         if self.state.best is not None and self.state.best.step == step:
             self.save(step)
@@ -120,9 +136,9 @@ class Run:
         self.journal.flush()
         update = {"step": step, "work": asdict(self.engine.work()), "seconds": self.meter.seconds()}
         self.state = self.state.model_copy(update=update)
+        weights, tensors = whole(self.model.state_dict()), whole(self.engine.state_tensors())
         if self.ranks.is_first:
-            weights = dict(self.model.state_dict())
-            save_checkpoint(self.out, self.state, weights, self.engine.state_tensors(), self.recipe, self.dataset)
+            save_checkpoint(self.out, self.state, weights, tensors, self.recipe, self.dataset)
             prune(self.out, self.options.keep, self.state.best)
         self.ranks.wait()
 
@@ -130,13 +146,13 @@ class Run:
         """Write the bundle, evaluate it, and publish the Record."""
         if self.options.save_every or self.options.keep_checkpoints_at_end:
             self.save(step)
-        bundle = self.out / "bundle"
+        bundle, model = self.out / "bundle", plain_model(self.model)
         if self.ranks.is_first:
             shutil.rmtree(bundle, ignore_errors=True)  # of a run that was killed after it had written it
-            save_bundle(self.model, self.recipe, self.dataset, bundle)
+            save_bundle(model, self.recipe, self.dataset, bundle)
         self.ranks.wait()
         with self.meter.evaluating():
-            found = evaluate_finished(self.model, self.recipe, self.dataset, self.out, self.cache, self.meter.phase)
+            found = evaluate_finished(model, self.recipe, self.dataset, self.out, self.cache, self.meter.phase)
         if self.recipe.evaluate.every:
             self._take(found, step)
         return self._publish(step, evaluation=found)
@@ -155,7 +171,7 @@ class Run:
             evaluation=evaluation,
             problem=problem,
             made_cache=self.cache is not None or (self.out / "catalogue").exists(),
-            engine={"engine": self.engine.kind},
+            engine=self.engine.description,
         )
         record = make_record(
             self.recipe, self.dataset, self.parent, outcome, self.options, self.device, self.ranks.world
@@ -163,8 +179,8 @@ class Run:
         self.on_save(step)
         if self.ranks.is_first:
             publish(record, self.out / "record.json")
-            if not self.options.keep_checkpoints_at_end and problem is None:
-                prune(self.out, 0, self.state.best)
+            if problem is None:
+                prune(self.out, self.options.keep if self.options.keep_checkpoints_at_end else 0, self.state.best)
         self.ranks.wait()
         return record
 

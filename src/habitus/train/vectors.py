@@ -21,10 +21,11 @@ _RESIDENT_BYTES = 2 << 30  # on CPU; beyond it rows come from the mapped files
 class FrozenVectors:
     """Item vectors on a device, or in mapped files where they are too many to hold."""
 
-    def __init__(self, cache: EmbeddingCache, device: torch.device) -> None:
+    def __init__(self, cache: EmbeddingCache, device: torch.device, precision: str = "fp32") -> None:
         self.cache = cache
         self.device = device
-        self.dtype = torch.float32 if device.type == "cpu" else cache.dtype
+        # Products on CPU are in float32; on a GPU in the recipe's precision.
+        self.dtype = cache.dtype if device.type == "cuda" and precision == "bf16" else torch.float32
         manifest = cache.manifest
         size = manifest.num_items * manifest.joint_dim * self.dtype.itemsize
         room = _RESIDENT_BYTES if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2

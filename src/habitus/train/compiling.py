@@ -1,0 +1,54 @@
+"""Whether a run should be compiled, and where compiled kernels are kept between runs."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from habitus.data import Dataset
+from habitus.recipe import Recipe
+from habitus.sizing import Inputs, cell_of_recipe
+from habitus.typed import content_hash
+
+# What compiling costs, and what uncompiled steps reach; from benchmarks/train.py on an H200, and rough on purpose.
+UNCOMPILED_FLOPS_PER_SECOND = 60e12
+WORTH_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
+WORTH_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
+
+
+def use_compile_cache() -> Path:
+    """The folder where compiled kernels outlive the process: the user's cache, unless the environment names one."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
+
+
+def pays(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
+    """Whether compiling saves more time than it takes, judged by the run's FLOPs."""
+    seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / UNCOMPILED_FLOPS_PER_SECOND
+    known = _mark(recipe, dataset, device).exists()
+    return seconds > (WORTH_SECONDS_CACHED if known else WORTH_SECONDS)
+
+
+def remember(recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
+    """Note that the kernels of such a run lie in the cache."""
+    mark = _mark(recipe, dataset, device)
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError:  # a cache that cannot be written to is no cache; the run does not depend on it
+        return
+
+
+def _mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
+    """A file whose presence says so: everything that kernels are compiled for is in its name."""
+    shape = {
+        "model": recipe.model.to_values(),
+        "fields": dataset.fields.to_values(),
+        "stage": recipe.train.stage,
+        "batch_sequences": recipe.train.batch_sequences,
+        "seq_len": recipe.data.seq_len,
+        "precision": recipe.train.precision,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device),
+    }
+    return use_compile_cache() / "habitus-runs" / content_hash(shape)[:24]
