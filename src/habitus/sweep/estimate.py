@@ -107,6 +107,8 @@ def device_bytes(kind: str) -> int:
 
         return int(torch.cuda.get_device_properties(0).total_memory * 0.92)
     try:
-        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.9)
-    except (ValueError, OSError):
-        return 0
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0  # unknown: no limit
+    return int(kib * 1024 * 0.9)

@@ -5,6 +5,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from habitus.errors import HabitusError, RunError
 from habitus.sweep.store import Store
 from habitus.sweep.worker import Admission, Job, Tally, Worker, WorkerOptions, deadline
 
-_CONTEXT_BYTES = 700 << 20  # what a process takes on a GPU before it trains anything
+_PROCESS_BYTES = 700 << 20  # what a process takes before it trains anything: about the same on a GPU and beside it
 _SPARE = 1.3  # predicted bytes are by structure; allocators and kernels take more
 _MOST_RESTARTS = 1_000
 
@@ -161,7 +162,7 @@ class _Room(Admission):
     def enter(self, job: Job, alone: bool) -> bool:
         if not self._limit:
             return True
-        own = int(job.bytes * _SPARE) + _CONTEXT_BYTES
+        own = int(job.bytes * _SPARE) + _PROCESS_BYTES
         self._taken[self._number] = self._limit if alone else min(own, self._limit)
         if sum(self._taken) <= self._limit:
             return True
@@ -177,6 +178,7 @@ def _worker(
 ) -> None:
     """The life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt at the terminal means
+    threading.Thread(target=_stop_with_parent, args=(said,), daemon=True).start()
     try:
         opened = Store.open(store)
         worker = Worker(
@@ -191,6 +193,13 @@ def _worker(
         said.send(("error", str(error)))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
+
+
+def _stop_with_parent(said: Connection) -> None:
+    """Save and stop when the parent is gone: it never writes, so anything that arrives is its end."""
+    with contextlib.suppress(EOFError, OSError):
+        said.recv()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _forkserver() -> ForkServerContext:
