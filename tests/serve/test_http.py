@@ -151,6 +151,7 @@ def test_openapi_describes_every_endpoint(served: Served) -> None:
         "/metrics": ["get"],
     }
     body = paths["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert paths["/v1/items/{item_id}"]["get"]["parameters"][0]["name"] == "item_id"
     assert set(body["properties"]) == {"history", "k", "exclude_seen", "allow", "deny", "with_fields"}
 
 
@@ -179,6 +180,7 @@ def test_the_curl_examples_of_the_page_work(served: Served) -> None:
         assert "error" not in json.loads(done.stdout), (command, done.stdout)
 
 
+@pytest.mark.slow
 def test_shutdown_answers_what_is_in_flight_and_a_restarted_server_answers_the_same(
     run: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": wire.ErrorAnswer, "description": "503 busy, 504 too late, 507 disk full, 500 a fault of ours."},
 }
 ITEMS = b"/v1/items/"
+ITEM_ID = {"name": "item_id", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def create_app(service: Service, *, token: str | None, loopback_only: bool) -> Guard:
@@ -50,6 +51,10 @@ def create_app(service: Service, *, token: str | None, loopback_only: bool) -> G
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     _add_endpoints(app, service)
+    if token is not None:
+        described = app.openapi()  # made once, and kept
+        described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"token": []}]
     return Guard(app, service.telemetry, token=token, loopback_only=loopback_only)
 
 
@@ -78,8 +83,7 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     @app.put(
         "/v1/items/{item_id:path}",
         response_model=wire.ItemAnswer,
-        openapi_extra=_body_of(wire.ItemBody),
-        status_code=200,
+        openapi_extra={**_body_of(wire.ItemBody), "parameters": [ITEM_ID]},
     )
     async def put_item(request: HttpRequest) -> HttpResponse:
         """Add an item, or replace its fields; on disk before the answer."""
@@ -87,12 +91,12 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
         body = wire.parse_body(wire.ItemBody, await read_body(request, service))
         return _json(await service.update("put", item_id, body.fields, deadline(request)))
 
-    @app.delete("/v1/items/{item_id:path}", response_model=wire.ItemAnswer)
+    @app.delete("/v1/items/{item_id:path}", response_model=wire.ItemAnswer, openapi_extra={"parameters": [ITEM_ID]})
     async def delete_item(request: HttpRequest) -> HttpResponse:
         """Stop recommending an item; on disk before the answer."""
         return _json(await service.update("delete", _item_id(request), {}, deadline(request)))
 
-    @app.get("/v1/items/{item_id:path}", response_model=wire.ItemFields)
+    @app.get("/v1/items/{item_id:path}", response_model=wire.ItemFields, openapi_extra={"parameters": [ITEM_ID]})
     async def get_item(request: HttpRequest) -> HttpResponse:
         """What is known of an item, and whether it may be recommended."""
         return _json(await service.item(_item_id(request), deadline(request)))

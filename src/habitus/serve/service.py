@@ -224,6 +224,7 @@ class Service:
         schema = self.retriever.bundle.schema
         return {
             "item_column": schema.events.item_column,
+            "id_column": schema.items.item,
             "event_fields": {schema.events.timestamp: schema.events.time_unit, **schema.events.fields},
             "item_fields": dict(schema.items.fields),
             "window": self.retriever.limits.window,
@@ -237,9 +238,11 @@ class Service:
         if not shared:
             for change in _changes_of(self.retriever):
                 _repeat(new, *change)
-        column = new.bundle.schema.events.item_column
+        schema = new.bundle.schema
         first = new.some_items(1)[0]
-        new.recommend([Request(({column: first} if not isinstance(first, dict) else first,), k=1)])
+        named = first if isinstance(first, dict) else {schema.items.item: first}
+        event = {schema.events.item_column if name == schema.items.item else name: named[name] for name in named}
+        new.recommend([Request((event,), k=1)])
         return new
 
     def _install(self, new: Retriever, resolved: Path, shared: bool) -> Values:

@@ -1,6 +1,7 @@
 """Running the service: a socket, signals, and a uvicorn server that lets go of dawdling connections."""
 
 import asyncio
+import importlib.util
 import ipaddress
 import logging
 import signal
@@ -32,6 +33,7 @@ def serve(
     app = create_app(service, token=token, loopback_only=is_loopback(listener.getsockname()[0]))
     config = uvicorn.Config(
         app,
+        http="httptools" if importlib.util.find_spec("httptools") else "h11",
         log_config=None,
         access_log=access_log,
         lifespan="on",
@@ -82,13 +84,13 @@ def is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """A server that closes connections whose headers do not arrive, which uvicorn would keep for ever."""
+    """A server that lets go of clients that neither send nor take anything, which uvicorn would keep for ever."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.service = service
         self._ready = ready
-        self._idle_since: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._dawdling_since: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._swap: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -107,15 +109,17 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets=sockets)
 
     def _close_dawdlers(self) -> None:
-        """Close connections that have been neither answering nor in keep-alive for too long."""
+        """Cut connections off that have been sending headers, or not taking their answers, for too long."""
         now = time.monotonic()
-        for connection in list(self.server_state.connections):
-            cycle: Any = getattr(connection, "cycle", None)
-            answering = cycle is not None and not cycle.response_complete
-            if answering or getattr(connection, "timeout_keep_alive_task", None) is not None:
-                self._idle_since.pop(connection, None)
-            elif now - self._idle_since.setdefault(connection, now) > self.service.limits.read_timeout_s:
-                connection.transport.close()
+        connections: list[Any] = list(self.server_state.connections)
+        for connection in connections:
+            answering = connection.cycle is not None and not connection.cycle.response_complete
+            resting = connection.timeout_keep_alive_task is not None
+            taking = not connection.flow.write_paused
+            if taking and (answering or resting):
+                self._dawdling_since.pop(connection, None)
+            elif now - self._dawdling_since.setdefault(connection, now) > self.service.limits.read_timeout_s:
+                connection.transport.abort()
 
     def _on_hangup(self) -> None:
         self._swap = asyncio.get_running_loop().create_task(self._swap_run())

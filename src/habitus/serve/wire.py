@@ -100,6 +100,7 @@ class ItemFields(Typed):
 
 class SchemaAnswer(Typed):
     item_column: str = Field(description="Of an event, the column that names the item.")
+    id_column: str = Field(description="Of the item table, the column of the id; the key of ids that are objects.")
     event_fields: dict[str, str] = Field(description="Columns of an event and their kinds.")
     item_fields: dict[str, str] = Field(description="Columns of an item and their kinds.")
     window: int = Field(description="Events that the model reads.")
