@@ -177,22 +177,24 @@ class _Muon:
 
 def _orthogonal(updates: list[Tensor], stacked: list[int], rate: float | Tensor) -> list[Tensor]:
     """Each update made of orthogonal matrices whose entries have an RMS of rate·MUON_RMS."""
-    matrices = [part for update, parts in zip(updates, stacked, strict=True) for part in update.chunk(parts)]
+    blocks = [update.unflatten(0, (parts, -1)) for update, parts in zip(updates, stacked, strict=True)]
     batches: dict[tuple[int, ...], list[int]] = {}
-    for number, matrix in enumerate(matrices):
-        batches.setdefault(tuple(sorted(matrix.shape)), []).append(number)
+    for number, block in enumerate(blocks):
+        batches.setdefault(tuple(sorted(block.shape[1:])), []).append(number)
     for (_, longer), numbers in batches.items():
-        batch = orthogonalised(torch.stack([_turned(matrices[number]) for number in numbers]))
+        wide = [number for number in numbers if blocks[number].shape[1] <= blocks[number].shape[2]]
+        tall = [number for number in numbers if blocks[number].shape[1] > blocks[number].shape[2]]
+        # A few copies of everything, whatever the depth: tall matrices lie on their side for a while.
+        joined = [torch.cat([blocks[n] for n in wide])] if wide else []
+        joined += [torch.cat([blocks[n] for n in tall]).mT] if tall else []
+        batch = orthogonalised(joined[0] if len(joined) == 1 else torch.cat(joined))
         batch *= rate * (MUON_RMS * longer**0.5)
-        for number, matrix in zip(numbers, batch.unbind(), strict=True):
-            matrices[number] = matrix.mT if matrices[number].shape[0] > matrices[number].shape[1] else matrix
-    given = iter(matrices)
-    return [next(given) if parts == 1 else torch.cat([next(given) for _ in range(parts)]) for parts in stacked]
-
-
-def _turned(matrix: Tensor) -> Tensor:
-    """The matrix, lying on its longer side."""
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+        num_wide = sum(stacked[n] for n in wide)
+        made = list(batch[:num_wide].split([stacked[n] for n in wide])) if wide else []
+        made += list(batch[num_wide:].mT.contiguous().split([stacked[n] for n in tall])) if tall else []
+        for number, block in zip(wide + tall, made, strict=True):
+            blocks[number] = block
+    return [block.flatten(0, 1) for block in blocks]
 
 
 @torch.no_grad()
