@@ -283,7 +283,7 @@ def tiny_rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    from paper_rows import paper_rows  # type: ignore[import-not-found]
+    from .paper_rows import paper_rows
 
     kinds = {"planted": planted_rows, "tiny": tiny_rows, "paper": lambda: paper_rows(TABLES)}
     write_store(Path(sys.argv[2]), kinds[sys.argv[1]]())

@@ -11,7 +11,7 @@ _SERIES_DARK = ("#7fb0ff", "#ff9f6e", "#5fd3bf", "#e39be8", "#e5c04b", "#ff8fab"
 LIGHT = {
     "bg": "#fcfcfa", "card": "#ffffff", "ink": "#1b1d22", "soft": "#585d68", "edge": "#d9dad5", "grid": "#ecece8",
     "link": "#1f4fae", "warn": "#8f4400", "warnbg": "#fff4e2", "main": "#1f5fbf", "paper": "#6a6357",
-    "muted": "#737780", "focus": "#1f5fbf", "chip": "#eef0f4",
+    "muted": "#686c76", "focus": "#1f5fbf", "chip": "#eef0f4",
 }  # fmt: skip
 DARK = {
     "bg": "#121418", "card": "#191c21", "ink": "#e9e9e4", "soft": "#a9aeb8", "edge": "#343942", "grid": "#262a31",
@@ -47,7 +47,7 @@ def diverging(value: float, faded: bool = False) -> tuple[str, str]:
     middle, end = "#f4f2ee", "#1f5fa8" if value < 0 else "#b8500f"
     share = abs(value) ** 1.2 * (0.25 if faded else 1.0)
     cell = _mix(middle, end, share)
-    return cell, "#ffffff" if contrast("#ffffff", cell) > contrast("#16181c", cell) else "#16181c"
+    return cell, "#ffffff" if contrast("#ffffff", cell) > contrast("#000000", cell) else "#000000"
 
 
 def contrast(first: str, second: str) -> float:

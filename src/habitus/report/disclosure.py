@@ -66,7 +66,7 @@ def exclusions(study: Study) -> Block:
         if raw
         else "no run was left out of the laws"
     )
-    table = Table(("axis", "runs", "budgets", "reason"), rows) if rows else None
+    table = Table(("axis", "runs", "budgets", "reason"), rows or (("–", "0", "–", "–"),))
     sheet = Sheet(("axis", "flops_budget", "cell_id", "learning_rate", "seed", "reason"), raw)
     return Block("exclusions", "Exclusions", (View(sentence(words), table=table),), sheet)
 
@@ -88,7 +88,7 @@ def warnings(study: Study) -> Block:
     words = f"{plural(len(told), 'warning')} from the fits" if told else "the fits gave no warnings"
     groups = Counter(told)
     rows = tuple((str(i + 1), text) for i, text in enumerate(groups))
-    table = Table(("", "warning"), rows) if rows else None
+    table = Table(("", "warning"), rows or (("–", "none"),))
     return Block(
         "warnings", "Warnings", (View(sentence(words), table=table),), Sheet(("warning",), tuple((t,) for t in groups))
     )

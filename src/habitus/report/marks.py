@@ -140,5 +140,5 @@ class Block:
 
     @property
     def drawn(self) -> bool:
-        """Whether it is a figure; else a table, or a sentence about one."""
-        return not any(view.table for view in self.views) and any(view.panels for view in self.views)
+        """Whether it is a figure, be it one whose law refuses and that has a sentence only."""
+        return not any(view.table for view in self.views)

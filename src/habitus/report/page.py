@@ -84,10 +84,10 @@ def _style(study: Study) -> str:
     light, dark = style_variables(num), style_variables(num, dark=True)
     return (
         f":root{{{light}color-scheme:light}}"
-        f"@media(prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}color-scheme:dark}}}}"
-        f":root[data-theme=dark]{{{dark}color-scheme:dark}}"
+        # Paper is white whatever the screen is.
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}color-scheme:dark}}}}"
+        f"@media screen{{:root[data-theme=dark]{{{dark}color-scheme:dark}}}}"
         f"{_asset('page.css')}{colours}"
-        f"@media print{{:root,:root[data-theme=dark]{{{light}color-scheme:light}}}}"
     )
 
 
@@ -99,7 +99,7 @@ def _bar(study: Study) -> str:
     return (
         '<a class="skip" href="#main">Skip to the report</a>'
         '<header class="bar"><a class="brand" href="#top">habitus</a>'
-        f'<label class="pick">Metric served <select id="metric">{options}</select></label>'
+        f'<label class="pick">Metric <select id="metric">{options}</select></label>'
         '<button type="button" id="theme" aria-label="Switch between light and dark">Dark</button>'
         '<button type="button" class="csv" data-key="all-runs">All runs (CSV)</button></header>'
     )

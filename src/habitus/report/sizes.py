@@ -78,7 +78,7 @@ def allocation_table(study: Study) -> Block | None:
     off = [float(r[7]) / realised[r[0]] for r in raw if r[7] is not None and r[0] in realised]
     more = ""
     if off:
-        factors = f"{significant(min(off), 2)} to {significant(max(off), 2)}"
+        factors = f"{min(off):.2f} to {max(off):.2f}"
         more = f"the 6ND convention gives {factors} times the D that these runs really saw at N*"
     sheet = Sheet(
         ("flops_budget", "grid_size", "grid_slots", metric, "optimum_size", "status", "parabola_size", "data_6nd"),

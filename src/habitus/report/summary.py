@@ -195,9 +195,8 @@ def _answer_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View:
     words = f"For {metric} at up to {power_of_ten(top)} FLOPs: {listed(said)}" if said else (
         f"For {metric} these runs identify no optimum: the sections below say why, axis by axis"
     )  # fmt: skip
-    table = (
-        Table(("quantity", "at budget", "value [95%]", "ten times beyond [95%]", "axis"), tuple(rows)) if rows else None
-    )
+    header = ("quantity", "at budget", "value [95%]", "ten times beyond [95%]", "axis")
+    table = Table(header, tuple(rows) or (("–",) * len(header),))
     return View(sentence(words), metric, table=table)
 
 

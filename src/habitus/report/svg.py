@@ -99,7 +99,7 @@ class _Plot:
                 bars.append(f"M{self._end(self.x, low):.1f} {y:.1f}H{self._end(self.x, high):.1f}")
         if bars:
             parts.append(f'<path class="eb" d="{"".join(bars)}"/>')
-        size = (6.0 if mark.ring else 5.0) if mark.large else 3.4
+        size = (5.4 if mark.ring else 5.0) if mark.large else 3.4
         for i, (vx, vy) in enumerate(zip(mark.x, mark.y, strict=True)):
             if not (math.isfinite(vx) and math.isfinite(vy)):
                 continue

@@ -1,0 +1,49 @@
+"""The three stores and their pages, each made once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from habitus.report import report
+
+from .chromium import Browser, find_chromium
+from .make_store import TABLES, planted_rows, tiny_rows, write_store
+from .paper_rows import paper_rows
+
+
+@pytest.fixture(scope="session")
+def planted_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("planted") / "store", planted_rows())
+
+
+@pytest.fixture(scope="session")
+def planted_page(planted_store: Path) -> Path:
+    return report(planted_store, planted_store.parent / "report.html")
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("tiny") / "store", tiny_rows())
+
+
+@pytest.fixture(scope="session")
+def tiny_page(tiny_store: Path) -> Path:
+    return report(tiny_store, tiny_store.parent / "report.html")
+
+
+@pytest.fixture(scope="session")
+def paper_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not TABLES.is_dir():
+        pytest.skip("the paper's printed tables are not on this machine (../shared/paper/tables)")
+    store = write_store(tmp_path_factory.mktemp("paper") / "store", paper_rows(TABLES))
+    return report(store, store.parent / "report.html")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium here, and it cannot be installed (apt-get install chromium)")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
