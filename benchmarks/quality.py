@@ -24,7 +24,6 @@ from typing import Any
 
 LOG_METRICS = ("catalogue/loss", "catalogue/recall@10", "catalogue/ndcg@10", "batch/recall@10", "batch/ndcg@10")
 WORLD_METRICS = ("batch/loss", "catalogue/loss", "catalogue/recall@10", "catalogue/ndcg@10")
-LOG_MODEL = {"joint_dim": 128, "text_depth": 2, "width": 256, "depth": 4, "head_dim": 32}
 
 
 def main() -> None:
@@ -43,7 +42,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="windows per step on logs")
     parser.add_argument("--epochs", type=float, default=20.0, help="over a log, in stage 1; stage 2 takes a quarter")
     parser.add_argument("--steps", type=int, nargs=2, default=[300, 2500], help="least and most of a log's stage 1")
-    parser.add_argument("--rate", type=float, default=2e-3, help="learning rate on logs")
+    parser.add_argument("--model", type=int, nargs=4, default=[64, 2, 128, 3], help="joint_dim text_depth width depth")
+    parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--base-rate", type=float, default=2e-2, help="learning rate at 512 windows; √B from there")
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--queries", type=int, default=20_000)
@@ -80,7 +81,7 @@ def log_jobs(given: argparse.Namespace, scratch: Path) -> list[tuple[Any, ...]]:
     found = sorted(path for path in given.datasets.iterdir() if (path / "manifest.json").exists())
     chosen = [path for path in found if not given.only or path.name in given.only]
     runs = [("log", path, seed, None) for seed in range(given.seeds) for path in chosen]
-    return [*runs, *(("baselines", path, 0, None) for path in chosen)]
+    return [*runs, *(("baselines", path, 0, None) for path in chosen if given.baselines)]
 
 
 def run_all(jobs: list[tuple[Any, ...]], given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -151,7 +152,6 @@ def both_stages(
 def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse.Namespace) -> Any:
     from habitus.recipe import Recipe
     from habitus.sizing import Inputs, Request, ladder_batch_sequences, solve
-    from habitus.train.schedule import default_learning_rate
 
     text_len = dataset.fields.text_len
     if budget is None:
@@ -159,8 +159,8 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
         per_step = batch * dataset.seq_len
         steps = given.epochs * dataset.counts("train").events / per_step
         steps = int(min(max(steps, given.steps[0]), given.steps[1]))
-        model = LOG_MODEL | {"text_len": text_len or 24}
-        rate = given.rate
+        model = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model, strict=True))
+        model |= {"head_dim": 32, "text_len": text_len or 24}
     else:
         batch = ladder_batch_sequences(budget)
         request = Request(
@@ -168,7 +168,8 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
             seq_len=dataset.seq_len, text_len=text_len, text_depth=given.text_depth,
         )  # fmt: skip
         cell = solve(request, Inputs.of(dataset.fields))
-        model, steps, rate = cell.model.to_values(), cell.steps, default_learning_rate(batch)
+        model, steps = cell.model.to_values(), cell.steps
+    rate = given.base_rate * math.sqrt(batch / 512)
     train = {
         "batch_sequences": batch,
         "steps": steps,
