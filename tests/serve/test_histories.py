@@ -25,7 +25,7 @@ def retriever(trained_run: Path) -> Retriever:
 
 
 def encoded(retriever: Retriever, *histories: list[dict[str, Any]]) -> list[History]:
-    return retriever._histories.encode(histories, retriever._live.rows_of)
+    return retriever.encoder.encode(histories, retriever.live.rows_of)
 
 
 def test_a_history_is_encoded_as_the_prepared_log(retriever: Retriever, dataset: Dataset, log: Log) -> None:
@@ -109,7 +109,7 @@ def test_histories_that_cannot_be_used_are_refused_in_words(retriever: Retriever
     with pytest.raises(RequestError, match=message):
         encoded(retriever, history)
     with pytest.raises(RequestError, match=message):
-        retriever._histories.check(history)
+        retriever.encoder.check(history)
 
 
 def test_an_event_value_never_seen_is_unknown_and_not_an_error(retriever: Retriever) -> None:
@@ -161,7 +161,7 @@ def test_packed_histories_get_the_queries_that_they_get_alone(retriever: Retriev
     together = retriever.embed_histories(histories)
     alone = np.concatenate([retriever.embed_histories([history]) for history in histories])
     np.testing.assert_allclose(together, alone, atol=2e-6)
-    batch = packed(encoded(retriever, *histories), retriever._histories.specs)[0]
+    batch = packed(encoded(retriever, *histories), retriever.encoder.specs)[0]
     filled = sum(min(len(history), 64) for history in histories)
     assert (batch.segments >= 0).sum() == filled
     assert batch.items.size < 1.3 * filled  # short histories share windows

@@ -9,6 +9,7 @@ from habitus.cli import (  # noqa: F401
     describe,
     embed,
     evaluate,
+    export,
     fit,
     plan,
     prepare,

@@ -49,6 +49,12 @@ class LiveItems:
             found = [self.row_of.get(key, row) for key, row in zip(keys, found, strict=True)]
         return found
 
+    def newest_rows(self) -> dict[int, int]:
+        """Catalogue row -> row of its newest vector, for trained items that were changed."""
+        keys = list(self.row_of)
+        base = self.catalogue.lookup.rows_of(keys) if keys else []
+        return {row: self.row_of[key] for key, row in zip(keys, base, strict=True) if row >= 0}
+
     def vectors(self, rows: np.ndarray) -> Tensor:
         """The vectors of rows in the type of the computation, as they are among the candidates."""
         flat = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)

@@ -77,7 +77,7 @@ def recommend_file(
             open_results(out, retriever, replace=options.replace) as results,
             tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommend-") as scratch,
         ):
-            for batch, share in _batches(_users(retriever, histories, Path(scratch), options, told)):
+            for batch, share in _batches(users_in(retriever, histories, Path(scratch), options.memory, told)):
                 for user, answer in _answers(retriever, batch, options):
                     if tally.add(user, answer, options.on_bad) and isinstance(answer, Response):
                         results.add(user, answer)
@@ -156,14 +156,18 @@ def _batches(
         yield batch, share
 
 
-def _users(
-    retriever: Retriever, histories: str, scratch: Path, options: RecommendOptions, progress: Progress
+def users_in(
+    retriever: Retriever,
+    histories: str,
+    scratch: Path,
+    memory: str = "2GiB",
+    progress: Progress = lambda *_: None,
 ) -> Iterator[tuple[Any, list[Event], float]]:
-    """(user, events, share of the file) one after another."""
+    """(user, events, share of the file) one after another; `scratch` is for files in between."""
     import duckdb
 
     config = {
-        "memory_limit": f"{int(parse_bytes(options.memory) * 0.75 / 2**20)}MiB",
+        "memory_limit": f"{int(parse_bytes(memory) * 0.75 / 2**20)}MiB",
         "temp_directory": str(scratch / "spill"),
         "threads": 2,
     }

@@ -53,16 +53,16 @@ class Retriever:
         self.limits = limits
         self.read_only = read_only
         self.store = store
-        self._live = live
-        self._filters = Filters(bundle.encoders.item_values, self._live, self.limits)
-        self._searcher = Searcher(self._live, self._filters, index)
-        self._histories = HistoryEncoder(bundle.schema, bundle.encoders, kind, self.limits)
+        self.live = live
+        self._filters = Filters(bundle.encoders.item_values, self.live, self.limits)
+        self._searcher = Searcher(self.live, self._filters, index)
+        self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, kind, self.limits)
         self._items = ItemEncoder(bundle, kind, self.limits)
-        self._kind = kind
+        self.kind = kind
         self._index = index
         self._version = 0  # of the store's changes that are in `_live`
         self._mutex = threading.RLock()
-        self._catch_up()
+        self.catch_up()
 
     @classmethod
     def open(
@@ -103,12 +103,12 @@ class Retriever:
     @property
     def num_items(self) -> int:
         """Items that may be recommended now; never waits."""
-        return self._live.num_live
+        return self.live.num_live
 
     @property
     def ids_are_integers(self) -> bool:
         """Whether items are named by whole numbers; by texts otherwise."""
-        return self._kind.is_integer
+        return self.kind.is_integer
 
     @property
     def index_info(self) -> IndexInfo:
@@ -126,25 +126,25 @@ class Retriever:
     def recommend_each(self, requests: Sequence[Request]) -> list[Response | RequestError]:
         """The same, but a request that cannot be answered gets its error, and the others their answers."""
         with self._mutex:
-            self._catch_up()
+            self.catch_up()
             asked: list[Asked | RequestError] = [self._ask(request) for request in requests]
             good = [one for one in asked if isinstance(one, Asked)]
-            found = iter(self._searcher.search(self._queries([one.history for one in good]), good) if good else ())
+            found = iter(self._searcher.search(self.query_vectors([one.history for one in good]), good) if good else ())
             return [one if isinstance(one, RequestError) else self._response(one, *next(found)) for one in asked]
 
     def check(self, request: Request) -> None:
         """Raise what is wrong with a request as far as it can be seen without the catalogue; waits for nothing."""
         self._read(request)
-        self._histories.check(request.history)
+        self.encoder.check(request.history)
 
     def embed_histories(self, histories: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
         """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score."""
         with self._mutex:
-            self._catch_up()
-            encoded = [self._encoded(history) for history in histories]
+            self.catch_up()
+            encoded = [self.encoded(history) for history in histories]
             if not encoded:
                 return np.empty((0, self.bundle.recipe.model.joint_dim), np.float32)
-            return self._queries(encoded).cpu().numpy()
+            return self.query_vectors(encoded).cpu().numpy()
 
     def embed_items(self, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """The vectors float32 [n, h] of items from their fields; the id, where an item has one, is not read."""
@@ -155,46 +155,46 @@ class Retriever:
         """Add an item, or change it: embedded on the spot, and on the disk when this returns."""
         self._refuse_if_read_only()
         with self._mutex:
-            self._catch_up()
-            key = self._kind.key(item_id)
+            self.catch_up()
+            key = self.kind.key(item_id)
             read = self._items.fields_of(key, fields)
             vector = self._items.embed([read])[0].float().cpu().numpy()
             self.store.put(key, Entry(read, False, vector.tobytes(), self.bundle.embedder_checksum))
-            self._catch_up()
+            self.catch_up()
 
     def delete_item(self, item_id: Any) -> None:
         """Withdraw an item: it is not recommended any more. In histories it still counts as the item it was."""
         self._refuse_if_read_only()
         with self._mutex:
-            self._catch_up()
-            key = self._kind.key(item_id)
-            if not self._live.is_live(key):
+            self.catch_up()
+            key = self.kind.key(item_id)
+            if not self.live.is_live(key):
                 raise UnknownItemError(
-                    f"there is no item {str(self._kind.shown(key))[:100]!r} to withdraw",
+                    f"there is no item {str(self.kind.shown(key))[:100]!r} to withdraw",
                     expected="an item that is being recommended",
                 )
             known = self.store.get(key) or Entry({}, True, b"", "")
             self.store.put(key, Entry(known.fields, True, known.vector, known.embedder))
-            self._catch_up()
+            self.catch_up()
 
     def item(self, item_id: Any) -> ItemState:
         """What is known of an item: whether it may be recommended, and its fields where they were put at run time."""
         with self._mutex:
-            self._catch_up()
-            key = self._kind.key(item_id)
-            if self._live.rows_of([key])[0] < 0:
+            self.catch_up()
+            key = self.kind.key(item_id)
+            if self.live.rows_of([key])[0] < 0:
                 raise UnknownItemError(
-                    f"there is no item {str(self._kind.shown(key))[:100]!r}", expected="an item of the catalogue"
+                    f"there is no item {str(self.kind.shown(key))[:100]!r}", expected="an item of the catalogue"
                 )
             known = self.store.get(key)
             fields = None if known is None or not known.fields else dict(known.fields)
-            return ItemState(self._kind.shown(key), self._live.is_live(key), fields)
+            return ItemState(self.kind.shown(key), self.live.is_live(key), fields)
 
     def some_items(self, count: int) -> list[Any]:
         """The ids of some items that may be recommended, for examples."""
         with self._mutex:
-            rows = (row for row in range(self._live.num_rows) if row not in self._live.hidden)
-            return self._live.ids_at(itertools.islice(rows, count))
+            rows = (row for row in range(self.live.num_rows) if row not in self.live.hidden)
+            return self.live.ids_at(itertools.islice(rows, count))
 
     def close(self) -> None:
         """Give up the lock on the run-time items, where this retriever has it."""
@@ -207,7 +207,7 @@ class Retriever:
     def _ask(self, request: Request) -> Asked | RequestError:
         try:
             chosen, notes = self._read(request)
-            history = self._encoded(request.history)
+            history = self.encoded(request.history)
         except RequestError as error:
             return error
         seen = history.seen if request.exclude_seen else frozenset()
@@ -219,8 +219,9 @@ class Retriever:
             raise values.refuse("k", k, f"a whole number from 1 to {self.limits.max_k:,}")
         return self._filters.of(request)
 
-    def _encoded(self, history: Sequence[Mapping[str, Any]]) -> History:
-        encoded = self._histories.encode([history], self._live.rows_of)[0]
+    def encoded(self, history: Sequence[Mapping[str, Any]]) -> History:
+        """A history as the model reads it; refused where it holds no event of a known item."""
+        encoded = self.encoder.encode([history], self.live.rows_of)[0]
         if not len(encoded.rows):
             raise RequestError(
                 f"none of the history's {len(history):,} events is of an item that is known here",
@@ -230,18 +231,18 @@ class Retriever:
         return encoded
 
     @torch.no_grad()
-    def _queries(self, histories: Sequence[History]) -> Tensor:
+    def query_vectors(self, histories: Sequence[History]) -> Tensor:
         """The model's vectors [M, h] for the next item of each history, float32 on its device."""
-        batch, windows, slots = packed(histories, self._histories.specs)
+        batch, windows, slots = packed(histories, self.encoder.specs)
         rows, places = np.unique(batch.items, return_inverse=True)
         device = self.bundle.device
-        events = self._live.vectors(rows).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
+        events = self.live.vectors(rows).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
         with self.bundle.autocast():
             queries = self.bundle.model.queries(batch_tensors(batch, device), events)
         return queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
 
     def _response(self, asked: Asked, scores: np.ndarray, rows: np.ndarray, lse: float) -> Response:
-        ids = self._live.ids_at(rows.tolist())
+        ids = self.live.ids_at(rows.tolist())
         chances = np.exp(scores.astype(np.float64) - lse)
         scored = zip(ids, scores.tolist(), np.minimum(chances, 1.0).tolist(), strict=True)
         return Response(
@@ -251,7 +252,7 @@ class Retriever:
             notes=asked.notes,
         )
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Bring changes of the store that other retrievers made, or an earlier process, into the live items."""
         version, changes = self.store.changes(self._version)
         if not changes:
@@ -267,7 +268,7 @@ class Retriever:
                 vector = (
                     fresh[key] if key in fresh else torch.from_numpy(np.frombuffer(entry.vector, np.float32).copy())
                 )
-                self._live.put(key, self._items.categories_of(entry.fields), vector)
+                self.live.put(key, self._items.categories_of(entry.fields), vector)
             if entry.withdrawn:
-                self._live.withdraw(key)
+                self.live.withdraw(key)
         self._version = version
