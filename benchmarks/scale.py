@@ -1,0 +1,60 @@
+"""The paper's runs to 1e19 FLOPs on 1, 8 and 64 H200s, from measured rates. Prints the table of docs/scale.md.
+
+    python benchmarks/scale.py [--extended 0.3]
+
+Rates are nominal TFLOP/s of a whole stage-1 step on one H200 by budget, as measured; --rates gives others. Cells come
+from preset `paper` on a log of 10⁷ items and 6·10⁹ events, larger than any cell needs.
+"""
+
+import argparse
+
+from habitus.sizing import TYPICAL_INPUTS
+from habitus.sweep.cells import Facts
+from habitus.sweep.design import design
+from habitus.sweep.estimate import wall_seconds
+from habitus.sweep.preset import AXES, load_preset
+
+# One H200, one captured graph, AdamW; the shapes and the date stand in docs/scale.md.
+MEASURED = {1e15: 88e12, 1e16: 192e12, 1e17: 218e12, 1e18: 318e12}
+OVERHEAD_SECONDS = 8.0  # start-up, warm compile cache, evaluation: to be replaced by benchmarks/sweep.py
+FACTS = Facts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 40_000_000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--extended", type=float, default=0.3, help="share of cells that get one more learning rate")
+    arguments = parser.parse_args()
+    preset = load_preset("paper")
+    totals = dict.fromkeys((1, 8, 64), 0.0)
+    runs, flops, disk, longest = 0, 0.0, 0.0, 0.0
+    print("| axis | runs | FLOPs | hours on 1 | on 8 | on 64 | longest run, h |")
+    print("|---|---|---|---|---|---|---|")
+    for axis in AXES:
+        cells = design(axis, FACTS, preset).distinct()
+        seconds = []
+        for planned in cells:
+            one = planned.cell.flops / rate(planned.row.flops_budget) + OVERHEAD_SECONDS
+            extra = arguments.extended if len(preset.axis(axis).learning_rates) > 1 else 0.0
+            seconds.append(one * (1 + extra / len(preset.axis(axis).learning_rates)))
+            longest = max(longest, one)
+            disk += 4.0 * (planned.cell.params + planned.cell.vocabulary_params)
+        hours = {count: wall_seconds(seconds, count) / 3600 for count in totals}
+        for count in totals:
+            totals[count] += hours[count]
+        runs, flops = runs + len(cells), flops + sum(planned.cell.flops for planned in cells)
+        shown = " | ".join(f"{hours[count]:.1f}" for count in totals)
+        print(
+            f"| {axis} | {len(cells)} | {sum(p.cell.flops for p in cells):.2g} | {shown} | {max(seconds) / 3600:.1f} |"
+        )
+    shown = " | ".join(f"{hours:.0f}" for hours in totals.values())
+    print(f"| all, one axis after the other | {runs} | {flops:.2g} | {shown} | {longest / 3600:.1f} |")
+    print(f"\nbundles {disk / 1e9:.0f} GB; a 1e15 cell {1e15 / rate(1e15) + OVERHEAD_SECONDS:.0f} s")
+
+
+def rate(budget: float) -> float:
+    """The rate of the nearest measured budget that is not above."""
+    return MEASURED[max(known for known in MEASURED if known <= budget * 1.001)]
+
+
+if __name__ == "__main__":
+    main()
