@@ -15,6 +15,7 @@ Runs already in --out are not run again. Cells run --workers at a time, each on 
 """
 
 import argparse
+import atexit
 import datetime
 import json
 import math
@@ -22,6 +23,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,8 +71,8 @@ class Size:
 SIZES = {
     "cpu": Size(
         items=2_000, users=60_000, seq_len=64, text_len=12, text_depth=2, vocabulary=1_024, queries=10_000,
-        eval_sequences=64, budgets=(1e12,), compare_at=(1e11, 3e11, 1e12),
-        shapes=((16, 1), (32, 1), (32, 2), (48, 2), (64, 2), (96, 2), (96, 3), (128, 4)), compare_shape=(64, 2),
+        eval_sequences=64, budgets=(1e12,), compare_at=(1e11, 3e11),
+        shapes=((16, 1), (32, 1), (48, 2), (80, 2), (128, 3), (192, 4)), compare_shape=(32, 1),
         joint_dim=16, device="cpu", precision="fp32", batch_sequences=16, base_rate=5.6e-2,
         rate_cells=((1e11, 32, 1), (1e11, 64, 2), (3e11, 32, 1), (3e11, 96, 2)),
     ),
@@ -117,7 +119,7 @@ VARIANTS = (
     replace(PLAIN, name="plain start, AdamW, rate x 2", rate=2.0),
 )
 PLAIN_NAMES = tuple(v.name for v in VARIANTS if v.start == "plain" and v.optimizer == "adamw")
-PLAIN_FURTHER = (2.0, 4.0, 8.0)  # times the largest budget of `compare`, at the best of its rates
+PLAIN_FURTHER = (2.0, 4.0)  # times the largest budget of `compare`, at the best of its rates
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="for `lines`: times the size's rule")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--mps", action="store_true", help="try to let processes share the GPU at the same time")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--folder", type=Path, help="where the dataset is kept (default: a temporary folder)")
     parser.add_argument("--out", type=Path, required=True)
@@ -155,6 +158,8 @@ def main() -> None:
         known = prepared(given.size, folder)
         print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {known}", flush=True)
         keep = Results(given.out, given.size, known)
+        if given.mps:
+            share_gpu(folder)
         cells = {"lines": line_cells, "compare": compare_cells, "rates": rate_cells}[given.what](given, folder)
         run_cells(cells, keep, folder, given.workers, began + given.seconds)
         if given.what == "compare":
@@ -333,6 +338,25 @@ def take_start(variant: Variant) -> None:
 
 
 # Many runs ----------------------------------------------------------------------------------------------------------
+
+
+def share_gpu(folder: Path) -> None:
+    """Start NVIDIA's multi-process service for the workers, if it is there and works: small cells fill few cores."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    places = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps-log")}
+    if control is None:
+        print("no nvidia-cuda-mps-control here: workers take turns on the GPU", flush=True)
+        return
+    os.environ.update(places)
+    subprocess.run([control, "-d"], check=False)
+    atexit.register(lambda: subprocess.run([control], input=b"quit\n", check=False))
+    probe = [sys.executable, "-c", "import torch; torch.ones(1, device='cuda').item()"]
+    works = subprocess.run(probe, capture_output=True).returncode == 0
+    print("workers share the GPU (MPS)" if works else "MPS does not work here: workers take turns", flush=True)
+    if not works:
+        subprocess.run([control], input=b"quit\n", check=False)
+        for name in places:
+            del os.environ[name]
 
 
 class Results:
