@@ -10,6 +10,7 @@ from habitus.errors import ModelError
 from habitus.evaluate.candidates import Candidates, _sums, candidate_scores
 from habitus.evaluate.ranks import Ranks
 from habitus.evaluate.scores import dense_scores
+from habitus.softmax import leaders
 from habitus.softmax.lean_scan import LeanScan
 from habitus.softmax.tiles import Sums, merge_sums
 
@@ -78,6 +79,65 @@ def test_many_tiles_and_large_scores_equal_a_full_sort() -> None:
     assert np.array_equal(ranked.rank, found.rank)  # the same kernel and tiles: to the last tie
     listed = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 100, ranks=Ranks(), losses=False)
     assert np.array_equal(listed.rank, found.rank) and np.array_equal(listed.top, found.top)
+
+
+@pytest.mark.parametrize(
+    "order", ["random", "rising", "falling", "constant", "ties", "sample high", "sample low", "few"]
+)
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_a_sample_of_the_first_block_never_shows_in_the_lists(order: str, k: int) -> None:
+    """4,500 candidates in tiles of 256: one tile is sampled, every 17th row; scores are exact in float32."""
+    draw = np.random.default_rng(k)
+    scores = draw.integers(-1000, 1000, (4500, 1)).astype(np.float32)
+    if order in ("rising", "falling"):
+        scores = np.sort(scores, axis=0)[:: 1 if order == "rising" else -1].copy()
+    elif order == "constant":
+        scores[:] = 3
+    elif order == "ties":
+        scores = draw.integers(0, 3, (4500, 1)).astype(np.float32)
+    elif order == "sample high":  # the sample promises far too much: queries are short and the block is seen again
+        scores[::17] += 5000
+        scores[17 * 256 :] -= 5000
+    elif order == "sample low":
+        scores[::17] -= 5000
+    elif order == "few":  # hardly any score differs from the lowest
+        scores = np.full((4500, 1), -7.0, np.float32)
+        scores[[5, 1000, 4499]] = [[1], [2], [1]]
+    signs = np.array([1, -1, 1, 0.5, 0, -2], np.float32)[:, None]
+    targets = draw.integers(0, 4500, len(signs))
+    table, queries = torch.from_numpy(scores), torch.from_numpy(signs)
+    for pieces in ([table], [table[:4400], table[4400:]]):
+        found = candidate_scores(
+            queries,
+            Candidates(pieces, 0, 4500),
+            table[torch.from_numpy(targets)],
+            k,
+            ranks=Ranks(),
+            memory_bytes=1 << 12,
+            losses=False,
+        )
+        expected = dense_scores(signs.astype(np.float64) @ scores.T.astype(np.float64), targets, k, None)
+        assert np.array_equal(found.rank, expected.rank)
+        assert np.array_equal(found.top, expected.top)
+
+
+def test_a_sample_that_promised_too_much_is_made_up_for() -> None:
+    def scan() -> LeanScan:
+        return LeanScan(torch.tensor([[1.0], [-1.0]]), None, None, 100, 256)
+
+    table = torch.arange(4500, dtype=torch.float32)[:, None]
+    table[: 17 * 80 : 17] += 1e6  # eighty of those that are sampled are above all else
+    first = scan()
+    first._sample(table, None)
+    assert first.sampled and (table[:, 0] > first.threshold[0]).sum() < 100  # the first query would be short
+    assert (-table[:, 0] > first.threshold[1]).sum() >= 100
+    whole = scan()
+    whole.see(table, None, 0)
+    keys = whole.leaders()
+    assert keys is not None
+    order = torch.sort(table[:, 0], descending=True, stable=True).indices
+    assert torch.equal(leaders.ids_of(keys[0]), order[:100])
+    assert torch.equal(leaders.ids_of(keys[1]), order.flip(0)[:100])
 
 
 def test_what_is_not_finite_is_named() -> None:
