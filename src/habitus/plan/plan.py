@@ -128,8 +128,8 @@ def decide(C: float, C2: float, metric: str, sources: list[Laws], fixed: Fixed, 
     cell = stage1_cell(C, N.value, s.value, chosen, fixed)
     ends = [_end(C, end, s.value, chosen, fixed) for end in (N.low, N.high)]
     quantities = {
-        "params": N.model_copy(update={"value": cell.params, "how": f"{N.how}; nearest model that can be built"}),
-        "embedder_share": s.model_copy(update={"value": cell.embedder_share}),
+        "params": _built(N, cell.params),
+        "embedder_share": _built(s, cell.embedder_share),
         "batch_sequences": B,
         "learning_rate": knobs.learning_rate(chosen, ("allocation", "share"), sources),
         **_derived(cell, ends, N),
@@ -154,6 +154,13 @@ def decide(C: float, C2: float, metric: str, sources: list[Laws], fixed: Fixed, 
         second.cell.batch_sequences, ("negatives", "allocation"), sources
     )
     return Decided(quantities, cell, second)
+
+
+def _built(wanted: Quantity, value: float) -> Quantity:
+    """The number of the model that can be built; the interval holds it too."""
+    low = None if wanted.low is None else min(wanted.low, value)
+    high = None if wanted.high is None else max(wanted.high, value)
+    return wanted.model_copy(update={"value": value, "low": low, "high": high})
 
 
 def _end(C: float, N: float | None, s: float, B: int, fixed: Fixed) -> Cell | None:
@@ -200,6 +207,7 @@ def _fixed(known: Known, facts: StoreFacts, user: LawsFile | None) -> Fixed:
     return Fixed(
         known=known,
         text_depth=_TEXT_DEPTH if recipe is None else recipe.model.text_depth,
+        head_dim=None if recipe is None else recipe.model.head_dim,
         optimizer=stated if stated in ("adamw", "muon") else "adamw",
         precision="bf16" if recipe is None else recipe.train.precision,
     )

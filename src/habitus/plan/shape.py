@@ -20,6 +20,7 @@ class Fixed:
 
     known: Known
     text_depth: int = 4
+    head_dim: int | None = None  # None: the solver's choice
     optimizer: str = "adamw"
     precision: str = "bf16"
 
@@ -37,6 +38,7 @@ def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
             seq_len=fixed.known.seq_len,
             text_len=fixed.known.text_len,
             text_depth=fixed.text_depth,
+            head_dim=fixed.head_dim,
         )
         try:
             cell = solve(request, fixed.known.inputs)

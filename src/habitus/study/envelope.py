@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.sizing import largest_num_negatives
-from habitus.sizing.structure import contextualizer_parts
+from habitus.sizing.structure import contextualizer_parts, tokens_per_item
 from habitus.sweep.cells import Design, Facts
-from habitus.sweep.design import design
+from habitus.sweep.design import centred_shapes, design
 from habitus.sweep.draft import Asked
+from habitus.sweep.known import Known
 from habitus.sweep.preset import Preset
 
 _WIDTH_EXPONENT = 0.3
 _LEAST_SHAPES = 4  # of the allocation axis at a budget: three for a parabola, one to judge it by
-_LEAST_BUDGETS = 3
-_FACTORS = tuple(10 ** (step / 12) for step in range(-60, 49))  # of the preset's budgets
+_FACTORS = tuple(10 ** (step / 8) for step in range(-48, 49))  # of the preset's budgets
+_CLOSER = 5
+_FILLED = 0.8  # an envelope counts as used from here on
 # Shapes beyond the preset's own, so that scaled budgets find neighbours too.
 _LADDER = (
     (8, 1), (12, 1), (16, 1), (16, 2), (24, 2), (32, 2), (40, 2), (48, 3), (64, 3), (80, 3), (96, 4), (128, 4),
@@ -108,7 +110,7 @@ def designs(preset: Preset, facts: Facts, axes: Sequence[str], allow_repeats: bo
 
 @dataclass(frozen=True)
 class Fitting:
-    """A scaled preset whose designs can give laws, and what they cost."""
+    """A scaled preset with its designs, and what they cost."""
 
     preset: Preset
     factor: float
@@ -132,50 +134,66 @@ def fitting(
     where none does, or where all cost more than the limit, names the least that works.
     """
 
-    def at(factor: float) -> Fitting | None:
-        one = scaled(preset, factor)
-        made = designs(one, facts, axes, allow_repeats)
-        return Fitting(one, factor, tuple(made), cost(made)) if viable(made, axes) else None
+    low, high = promising(preset, facts, allow_repeats)
 
+    def at(factor: float) -> Fitting:
+        one = scaled(preset, min(max(factor, low), high))
+        made = designs(one, facts, axes, allow_repeats)
+        return Fitting(one, one.budgets[0] / preset.budgets[0], tuple(made), cost(made))
+
+    found = at(1.0)
     if limit is None:
-        as_it_is = at(1.0)
-        if as_it_is is not None:
-            return as_it_is
-    possible = [found for factor in _FACTORS if (found := at(factor)) is not None]
-    if not possible:
+        return found
+    for _ in range(_CLOSER):  # runs cost their budgets, so the total follows the factor closely
+        full, capped = found.cost >= _FILLED * limit, found.factor >= 0.99 * high
+        if found.cost <= limit and (full or capped):
+            return found
+        if found.cost > limit and found.factor <= 1.01 * low:
+            break
+        found = at(found.factor * 0.5 * (1 + _FILLED) * limit / max(found.cost, 1e-9))
+    if found.cost <= limit:
+        return found
+    budgets = ", ".join(f"{b:.3g}" for b in found.preset.budgets)
+    raise ConfigError(
+        f"{limit:.3g} {unit} are too little for any law",
+        expected=f"at least {found.cost:.2g} {unit}: budgets of {budgets} FLOPs",
+        next_step=f"raise the envelope, or name fewer axes (--axis) than {', '.join(axes)}",
+    )
+
+
+def promising(preset: Preset, facts: Facts, allow_repeats: bool) -> tuple[float, float]:
+    """Smallest and largest factor at which every budget of the allocation axis keeps enough shapes.
+
+    By real numbers, without building anything: enough steps, and no second pass over the data.
+    """
+    good = [f for f in _FACTORS if _enough_shapes(scaled(preset, f), facts, allow_repeats)]
+    if not good:
         raise ConfigError(
             f"no budget gives every law enough cells: {facts.train_windows:,} training windows of "
             f"{facts.seq_len} events are too few",
             expected="a dataset whose single pass pays three budgets with four sizes each",
             next_step="prepare more events or shorter windows (--seq-len), or give --allow-repeats",
         )
-    least = min(possible, key=lambda found: found.cost)
-    if limit is None:
-        return max(possible, key=lambda found: found.factor)
-    within = [found for found in possible if found.cost <= limit]
-    if not within:
-        raise ConfigError(
-            f"{limit:.3g} {unit} are too little for any law",
-            expected=f"at least {least.cost:.2g} {unit}: budgets of "
-            + ", ".join(f"{b:.3g}" for b in least.preset.budgets)
-            + " FLOPs",
-            next_step=f"raise the envelope, or name fewer axes (--axis), of which {', '.join(axes)} are asked for",
-        )
-    return max(within, key=lambda found: found.factor)
+    return min(good), max(good)
 
 
-def viable(made: Sequence[Design], axes: Sequence[str]) -> bool:
-    """Whether each axis has a cell at all, and the allocation axis enough shapes at enough budgets."""
-    for one in made:
-        if not one.cells:
+def _enough_shapes(preset: Preset, facts: Facts, allow_repeats: bool) -> bool:
+    share, common = preset.common.share, preset.common
+    t = tokens_per_item(facts.text_len, facts.inputs)
+    for budget in preset.budgets_of("allocation"):
+        shapes, _ = centred_shapes(preset, Known(), budget, share)
+        windows = preset.batch_sequences(budget)
+        slots = windows * facts.seq_len
+        kept = 0
+        for width, depth in shapes:
+            p = 12 * depth * width * width
+            p_e = share * p / (1 - share)
+            h = max(4.0, math.sqrt(p_e / (12 * common.text_depth + 2)))
+            steps = budget / (6 * slots * (t * p_e + p + 3 * slots * h))
+            long = steps * windows > facts.train_windows and not allow_repeats
+            kept += steps >= common.min_steps and not long
+        if kept < _LEAST_SHAPES:
             return False
-        if one.axis == "allocation":
-            by_budget: dict[float, set[str]] = {budget: set() for budget in one.budgets}
-            for planned in one.cells:
-                by_budget[planned.row.flops_budget].add(planned.row.cell_id)
-            rich = [budget for budget, cells in by_budget.items() if len(cells) >= _LEAST_SHAPES]
-            if len(rich) < min(_LEAST_BUDGETS, len(by_budget)):
-                return False
     return True
 
 

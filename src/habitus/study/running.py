@@ -153,7 +153,13 @@ def _decide(out: Path, options: StudyOptions, preset: Preset, dataset: Dataset, 
         preset=chosen.preset.model_copy(update={"common": common}),
         axes=axes,
         costs=tuple(
-            AxisCost(axis=one.axis, runs=len(one.distinct()), flops=one.flops, seconds=_seconds(one, probed))
+            AxisCost(
+                axis=one.axis,
+                budgets=tuple(sorted({planned.row.flops_budget for planned in one.cells})),
+                runs=len(one.distinct()),
+                flops=one.flops,
+                seconds=_seconds(one, probed),
+            )
             for one in chosen.designs
         ),
         probe_seconds=probed.seconds,
@@ -199,8 +205,11 @@ def _unprobed(options: StudyOptions, facts: Facts, preset: Preset) -> Probed:
 
 def _sweep_all(out: Path, options: StudyOptions, state: State, dataset: Dataset, story: Story, began: float) -> None:
     story.begin(state)
-    for number, axis in enumerate(state.axes):
+    for number, (axis, cost) in enumerate(zip(state.axes, state.costs, strict=True)):
         left = None
+        if not cost.budgets:
+            story.note(f"{axis}: no cell can be run at these budgets; the axis is left out")
+            continue
         if options.max_minutes is not None:
             left = (options.max_minutes * 60 - (time.monotonic() - began)) / 3600
             if left <= 0:
@@ -209,6 +218,7 @@ def _sweep_all(out: Path, options: StudyOptions, state: State, dataset: Dataset,
             axis,
             dataset,
             out / STORE,
+            budgets=cost.budgets,
             preset=state.preset,
             workers=options.workers,
             backend=options.backend,  # type: ignore[arg-type]

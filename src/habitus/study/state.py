@@ -18,6 +18,7 @@ class AxisCost(Typed):
     """One axis as it was stated before it ran."""
 
     axis: str
+    budgets: tuple[float, ...] = Field(description="Those at which there is anything to run.")
     runs: int
     flops: float
     seconds: float
