@@ -37,7 +37,7 @@ LENGTH = 101
 BATCH = 64
 SMALL, LARGE = 5_000, 698_606
 LIMIT_GB = 12.0  # a score per query and item would be 17.9 GB
-STEPS = {SMALL: 12, LARGE: 1}
+STEPS = {SMALL: 8, LARGE: 1}
 OURS = ("full", "stage 1", "stage 2")
 STAGE2_BATCH_AT_LARGE = 8  # a step over 698,606 items costs a minute at 64
 
@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for items in given.items:
             file = Path(folder) / f"sequences-{items}.npz"
-            np.savez(file, sequences=sequences(items, BATCH * (STEPS.get(items, 12) + 1)))
+            np.savez(file, sequences=sequences(items, BATCH * (STEPS.get(items, 8) + 1)))
             rows += compared(file, items, pythons, given.repeats if items <= SMALL else 1)
     result = {
         "benchmark": "peers",
@@ -83,7 +83,7 @@ def sequences(items: int, at_least: int) -> np.ndarray:
 
 def compared(file: Path, items: int, pythons: dict[str, Path], repeats: int) -> list[dict[str, Any]]:
     """Everybody on one file, alternating."""
-    steps = STEPS.get(items, 12)
+    steps = STEPS.get(items, 8)
     runs: dict[str, list[dict[str, Any]]] = {}
     here = Path(__file__)
     for _ in range(repeats):
