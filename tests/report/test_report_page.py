@@ -13,7 +13,7 @@ from habitus.errors import ConfigError, FitError
 from habitus.fit import LawsFile, fit
 from habitus.report import report
 
-from .make_store import HOSTILE
+from .make_store import HOSTILE, planted_rows, write_store
 from .reading import Page, read_page
 
 ORDER = """plan answer map share share-law share-table batch batch-table isoflop frontiers allocation-table exponents
@@ -211,6 +211,7 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
         "predictions": [
             {"metric": "catalogue/recall@10", "stage": 2, "value": 0.071, "low": 0.06, "source": "default", "how": "x"}
         ],
+        "differences": [{"knob": "params", "ours": 2.5e6, "published": 1.9e6, "ratio": 1.3, "inside": False}],
         "extrapolation": {"budget": 1e13, "largest": 3e11, "factor": 33.3}, "warnings": [f"too far {HOSTILE}"],
         "stage1": {
             "model": {"joint_dim": 32, "width": 96, "depth": 4}, "train": {"steps": 1200, "learning_rate": 0.002},
@@ -222,10 +223,11 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     article = page.articles["plan"]
     assert article.readings == [
         "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. Expect 0.07100 [0.06000, open]. "
-        "This is 33.3 times the largest budget measured here."
+        "The law behind it is stretched 33.3 times beyond the largest budget measured here."
     ]
-    assert article.row("params")[1:4] == ["2.5M", "[2M, 3M]", "this study"]
-    assert "joint_dim 32, width 96, depth 4, steps 1.2k, learning_rate 2·10⁻³" in article.row("stage 1 recipe")[1]
+    assert article.row("model size N")[1:] == ["2.5M [2M, 3M]", "1.9M", "this study: size_law"]
+    assert "stage1.toml: joint_dim 32, width 96, depth 4, steps 1,200, learning_rate 2·10⁻³" in page.text
+    assert "Next: habitus train stage1.toml --data DATASET --out RUN" in page.text
     assert "too far" in page.text and HOSTILE not in page.text
     assert page.articles["answer"].metrics[0] == "batch/loss"
     assert '<option value="catalogue/recall@10" selected>' in page.text
@@ -252,6 +254,42 @@ def test_the_command_writes_the_page_and_the_figures(tiny_store: Path, tmp_path:
     page = read_page(out)
     figures = [a for a in page.articles.values() if a.drawings]
     assert {name.split("-")[1] for name in drawn} == {f"{int(a.title.split()[1]):02d}" for a in figures}
+
+
+@pytest.mark.parametrize("axis", ["share", "depth", "batch", "allocation", "negatives", "init"])
+def test_one_axis_alone_is_reported(axis: str, tmp_path: Path) -> None:
+    kept = (
+        "batch/loss",
+        "catalogue/loss",
+        "catalogue/recall@10",
+        "train/loss",
+        "train/extra_loss",
+        "batch/loss/history=5",
+    )
+    rows = [row for row in planted_rows() if row["axis"] == axis and row["budget"] < 5e17]
+    for row in rows:
+        row["metrics"] = {m: v for m, v in row.get("metrics", {}).items() if m in kept}
+        row["trajectory"] = [point for point in row.get("trajectory", ()) if point[1] in kept]
+    rows = [row for row in rows if row["metrics"]]
+    page = read_page(report(write_store(tmp_path / "store", rows), tmp_path / "report.html"))
+    first = {"share": "share", "depth": "depth", "batch": "batch", "allocation": "isoflop", "negatives": "negatives"}
+    assert first.get(axis, "init") in page.articles
+    others = {"share", "depth", "batch", "isoflop", "negatives", "init"} - {first.get(axis, "init")}
+    assert not others & set(page.articles)
+    assert "nan" not in " ".join(r for a in page.articles.values() for r in a.readings).split()
+
+
+def test_a_flat_table_is_reported(tmp_path: Path) -> None:
+    lines = ["axis,cell_id,flops_budget,learning_rate,seed,params,slots_seen,train/loss,batch/loss,status,reason"]
+    for c in (1e15, 1e16, 1e17):
+        for i in range(6):
+            n, loss = 1e6 * 4**i, 4 - 0.3 * (c > 5e15) - 0.2 * (c > 5e16) + 0.05 * (i - 2.3) ** 2
+            lines.append(f"allocation,a{i},{c:g},0.002,0,{n:g},{c / 6 / n:g},{loss:.4f},{loss + 0.01:.4f},done,")
+    lines.append("allocation,a9,1e15,0.002,0,,,,,failed,out of memory")
+    (tmp_path / "runs.csv").write_text("\n".join(lines))
+    page = read_page(report(tmp_path / "runs.csv", tmp_path / "report.html"))
+    assert "isoflop" in page.articles and "1 run of 19 left out" in page.articles["exclusions"].readings[0]
+    assert "3 of 3 budgets have an interior optimum" in page.articles["allocation-table"].readings[0]
 
 
 def test_the_same_store_gives_the_same_bytes(tiny_store: Path, tmp_path: Path) -> None:

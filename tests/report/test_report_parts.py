@@ -8,7 +8,7 @@ from habitus.report.colours import DARK, LIGHT, budgets, contrast, diverging, se
 from habitus.report.marks import Axis, Band, Line, Panel, Points, Rule
 from habitus.report.scales import Scale
 from habitus.report.svg import draw, spread
-from habitus.report.words import count, listed, percent, power_of_ten, pretty, raised, sentence, significant
+from habitus.report.words import count, listed, number, percent, power_of_ten, pretty, raised, sentence, significant
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,7 @@ def test_shares_and_digits() -> None:
         "–",
     ]
     assert significant(4.2e-7, 3) == "4.2·10⁻⁷"
+    assert [number(v, "count") for v in (2048, 20_480, math.inf, None)] == ["2,048", "20.5k", "open", "–"]
     assert raised(-0.21) == "⁻⁰·²¹⁰"
     assert pretty("fitted up to 1e+18, at 2.1e+06") == "fitted up to 10¹⁸, at 2.1·10⁶"
 

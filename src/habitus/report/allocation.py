@@ -5,7 +5,7 @@ from typing import Any
 from habitus.fit.result import Law
 from habitus.report.curves import optima, power_line, reach, saturating_line
 from habitus.report.marks import Axis, Block, Line, Mark, Panel, Points, Sheet, View
-from habitus.report.powers import compute_axis, paper_marks, paper_optima
+from habitus.report.powers import compute_axis, paper_marks, paper_optima, why_no_law
 from habitus.report.study import Study
 from habitus.report.valleys import optimum_reading, run_sheet, valley_panel, views
 from habitus.report.words import exponent, number, power_of_ten, raised, reason, sentence, significant
@@ -82,7 +82,7 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
     parabolas = study.by_budget("size_parabola", metric)
     size, data, by_6nd = (study.law(n, metric) for n in ("size_law", "data_law", "data_law_6nd"))
     if not laws:
-        return View(sentence(f"Not identified for {metric}: {reason(size) if size else 'no optimum'}"), metric)
+        return View(sentence(f"Not identified for {metric}: {why_no_law(size)}"), metric)
     low, high = reach(list(laws))
     for b, law in laws.items():
         ends = law.interval("x_opt")
@@ -149,7 +149,7 @@ def _frontier_words(study: Study, metric: str, ratios: dict[float, float]) -> st
         told_paper = paper.details.get("printed", paper.values)
         printed = f"the paper: {told_paper['exponent']:.3f} ± {told_paper['exponent_se']:.3f} (1 SE)"
     if law is None or "exponent" not in law.values:
-        return sentence(f"N*(C) is not identified for {metric}: {reason(law) if law else 'not fitted'}", printed)
+        return sentence(f"N*(C) is not identified for {metric}: {why_no_law(law)}", printed)
     words = [f"N* for {metric} grows as C to the power {exponent(law)}, from {law.residuals.n} budgets"]
     data = study.law("data_law", metric)
     if data is not None and "exponent" in data.values:

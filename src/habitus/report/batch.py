@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from habitus.fit.laws_file import direction_of
 from habitus.fit.result import Law
-from habitus.fit.steps import HALF_LIFE, smoothed
+from habitus.fit.steps import HALF_LIFE, smoothed, steps_to_target
 from habitus.report.marks import Axis, Block, Line, Mark, Panel, Points, Rule, Sheet, Table, View
 from habitus.report.study import Study
 from habitus.report.valleys import better, views
@@ -171,7 +172,7 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
         rows.sort(key=lambda row: row.knobs["batch_sequences"])
         sizes = sorted({row.knobs["batch_sequences"] for row in rows})
         target = law.details.get("target")
-        crossings = dict(zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True))
+        reached: set[float] = set()
         marks: list[Mark] = []
         for row in rows:
             path = [(step, value) for step, name, value in row.trajectory if name == metric]
@@ -184,21 +185,17 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
             xs, ys = [steps[i] for i in keep], [values[i] for i in keep]
             raw += [(metric, budget, batch, row.seed, x, y) for x, y in zip(xs, ys, strict=True)]
             marks.append(Line(xs, ys, colour, f"B {batch:g}"))
-            if batch in crossings and target is not None:
-                marks.append(
-                    Points(
-                        [crossings[batch]],
-                        [target],
-                        colour,
-                        [f"B {batch:g} reaches {significant(target)} at step {crossings[batch]:,.0f}"],
-                    )
-                )
+            first = None if target is None else steps_to_target(path, target, direction_of(metric))
+            if first is not None and target is not None:
+                reached.add(batch)
+                tip = f"B {batch:g} reaches {significant(target)} at step {first:,.0f}"
+                marks.append(Points([first], [target], colour, [tip]))
         if not marks:
             continue
         if target is not None:
             marks.append(Rule(target, "y", "soft", f"target {significant(target)}"))
             words.append(
-                f"{len(crossings)} of {len(sizes)} batch sizes reach the target {significant(target)} of {metric}; "
+                f"{len(reached)} of {len(sizes)} batch sizes reach the target {significant(target)} of {metric}; "
                 f"batch {law.details.get('limiting_batch', 0):g} limits it"
             )
         steps_axis = Axis("optimizer step", log=True, kind="count")

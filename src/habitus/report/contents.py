@@ -10,6 +10,7 @@ from habitus.report import (
     depth,
     disclosure,
     negatives,
+    planned,
     rollouts,
     share,
     sizes,
@@ -128,7 +129,7 @@ _ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
 
 def contents(study: Study) -> Contents:
     """All blocks that the store supports, in order, and what is missing."""
-    first = [block for block in (top.plan_block(study), top.answer(study), disclosure.study_map(study)) if block]
+    first = [block for block in (planned.plan_block(study), top.answer(study), disclosure.study_map(study)) if block]
     groups = [Group("summary", "Summary", tuple(first))]
     missing = []
     for key, title, entries in _ORDER:

@@ -126,8 +126,10 @@ def _summary(study: Study) -> Block | None:
         "gap at 2%",
         "paper s*",
     )
-    gaps = [r[6] for r in raw if r[6] is not None]
-    words = f"choosing a share of 2% costs at most {max(gaps):.3f} nat" if gaps else "no parabola has an optimum"
+    gaps = [r[6] for r in raw if r[6] is not None and r[7] == "ok"]
+    words = (
+        f"choosing a share of 2% costs at most {max(gaps):.3f} nat" if gaps else "no parabola has an optimum that holds"
+    )
     sheet = Sheet(
         ("flops_budget", "best_depth", "share", "loss", "parabola_share", "parabola_loss", "gap_at_2pct", "status"),
         tuple(raw),

@@ -60,20 +60,30 @@ def exclusions(study: Study) -> Block:
         (axis, str(len(at)), listed(power_of_ten(b) for b in sorted(set(at))), why)
         for (axis, why), at in sorted(groups.items())
     )
-    raw = tuple((e.axis, e.budget, e.cell_id, e.learning_rate, e.seed, e.reason) for e in study.laws.exclusions)
-    words = (
-        f"{plural(len(raw), 'run')} of {len(study.runs):,} left out of the laws"
-        if raw
-        else "no run was left out of the laws"
+    aside: dict[tuple[str, str], list[float]] = {}
+    for axis, budget, why in study.left_out:
+        aside.setdefault((axis, pretty(why)), []).append(budget)
+    rows += tuple(
+        (axis, "not run", listed(power_of_ten(b) for b in sorted(set(at))), why) for (axis, why), at in aside.items()
     )
+    excluded = study.laws.exclusions
+    raw: list[tuple[Any, ...]] = [(e.axis, e.budget, e.cell_id, e.learning_rate, e.seed, e.reason) for e in excluded]
+    raw += [(axis, budget, "", None, None, f"not run: {why}") for axis, budget, why in study.left_out]
+    words = "no run was left out of the laws"
+    if excluded:
+        words = f"{plural(len(excluded), 'run')} of {len(study.runs):,} left out of the laws"
+    if study.left_out:
+        words += f"; {plural(len(study.left_out), 'cell')} asked for and not run"
     table = Table(("axis", "runs", "budgets", "reason"), rows or (("–", "0", "–", "–"),))
-    sheet = Sheet(("axis", "flops_budget", "cell_id", "learning_rate", "seed", "reason"), raw)
+    sheet = Sheet(("axis", "flops_budget", "cell_id", "learning_rate", "seed", "reason"), tuple(raw))
     return Block("exclusions", "Exclusions", (View(sentence(words), table=table),), sheet)
 
 
 def disclosure(study: Study) -> Block:
     """Definitions, ranges, optimizer, seeds, versions, checksums, and what was not varied."""
     rows = [*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study)]
+    decided = [pretty(str(text)) for m in study.manifests for text in m.get("decided") or ()]
+    rows += [("decided by the sweeps", "; ".join(dict.fromkeys(decided)))] if decided else []
     rows.append(("not varied", "; ".join(NOT_VARIED)))
     rows += [("about the paper", note) for note in study.published.notes]
     table = Table(("what", "as it was here"), tuple(rows))
@@ -162,7 +172,7 @@ def _machines(study: Study) -> list[tuple[str, str]]:
     if not records:
         return [("source", study.laws.source)]
     rows = [
-        ("presets", listed(study.presets) or "not stated"),
+        ("presets", listed(sorted({str(m.get("preset")) for m in study.manifests if m.get("preset")})) or "not stated"),
         ("dataset checksum", _counted(r.dataset_checksum for r in records)),
         (
             "query sets",

@@ -69,7 +69,7 @@ class Scale:
         ticks = [s * 10.0**e for e in range(first, last + 1) for s in steps if low <= s * 10.0**e <= high]
         while len(ticks) > 8:
             ticks = ticks[::2]
-        return ticks if len(ticks) >= 2 else [self.low, self.high]
+        return ticks if len(ticks) >= 2 else [t for t in self._linear_ticks() if t > 0]
 
     def _linear_ticks(self) -> list[float]:
         rough = (self.high - self.low) / 5

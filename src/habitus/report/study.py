@@ -26,7 +26,7 @@ class Study:
     records: tuple[Record, ...] = ()
     plan: dict[str, Any] | None = None
     store: dict[str, Any] = field(default_factory=dict)  # store.json
-    presets: tuple[str, ...] = ()
+    manifests: tuple[dict[str, Any], ...] = ()  # with cells that were asked for and not run, and why
     told: tuple[str, ...] = ()  # how this page came to be
 
     @cached_property
@@ -89,6 +89,15 @@ class Study:
             and all(name in row.knobs or name in row.metrics for name in needs)
         ]
 
+    @cached_property
+    def left_out(self) -> list[tuple[str, float, str]]:
+        """Cells that a sweep asked for and did not run: axis, budget, reason."""
+        return [
+            (str(m.get("axis")), float(out["flops_budget"]), str(out.get("reason", "")))
+            for m in self.manifests
+            for out in m.get("left_out") or ()
+        ]
+
     def fitted_metrics(self, axis: str, knob: str = "") -> list[str]:
         """The metrics that this axis's chosen runs hold, in the order of the laws."""
         rows = self.chosen(axis, needs=[knob] if knob else [])
@@ -108,7 +117,7 @@ def read_study(store: Path, plan: Path | None = None) -> Study:
         records=_records(store, runs),
         plan=_plan(store, plan),
         store=_json(store / "store.json") if (store / "store.json").is_file() else {},
-        presets=_presets(store),
+        manifests=_manifests(store),
         told=(told,),
     )
 
@@ -121,7 +130,11 @@ def _laws(store: Path) -> tuple[LawsFile, str]:
     # What an earlier fit was asked for is asked for again.
     repeats = old is not None and any(row.knobs.get("epochs", 0.0) > 1.001 for row in old.runs)
     why = "no laws.json yet" if old is None else "laws.json is older than the newest Record"
-    return fit(store, allow_repeats=repeats), f"laws fitted for this page ({why})"
+    found = fit(store, allow_repeats=repeats)
+    more = [] if old is None else [m for m in old.metrics if m not in found.metrics]
+    if more:
+        found = fit(store, [*found.metrics, *more], allow_repeats=repeats)
+    return found, f"laws fitted for this page ({why})"
 
 
 def _newest(store: Path) -> float:
@@ -135,9 +148,8 @@ def _records(store: Path, runs: list[Run]) -> tuple[Record, ...]:
     return tuple(Record.read(path) for path in paths if path.is_file())
 
 
-def _presets(store: Path) -> tuple[str, ...]:
-    manifests = sorted(store.glob("sweeps/*.json")) if store.is_dir() else []
-    return tuple(sorted({str(_json(path).get("preset") or "") for path in manifests} - {""}))
+def _manifests(store: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(_json(path) for path in sorted(store.glob("sweeps/*.json"))) if store.is_dir() else ()
 
 
 def _plan(store: Path, plan: Path | None) -> dict[str, Any] | None:

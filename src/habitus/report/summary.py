@@ -1,4 +1,4 @@
-"""The answer on top: what to train for a budget and a metric, from the plan or from the laws."""
+"""The answer on top: what the laws say at the largest budget and beyond, and beside the paper's guidance."""
 
 import math
 from typing import Any
@@ -11,7 +11,6 @@ from habitus.report.powers import why_no_law
 from habitus.report.study import Study
 from habitus.report.valleys import views
 from habitus.report.words import (
-    count,
     listed,
     number,
     percent,
@@ -23,13 +22,6 @@ from habitus.report.words import (
     value_of,
 )
 
-_KINDS = {
-    "params": "count", "slots_seen": "count", "slots": "count", "num_negatives": "count", "embedder_share": "percent",
-    "share": "percent", "learning_rate": "rate", "flops": "flops", "stage1_flops": "flops", "stage2_flops": "flops",
-    "batch_sequences": "count", "steps": "count", "stage1_steps": "count", "stage2_steps": "count",
-    "stage1_learning_rate": "rate", "stage2_learning_rate": "rate", "events_seen": "count",
-}  # fmt: skip
-
 
 def answer(study: Study) -> Block:
     """For every metric: what this study says at its largest budget and ten times beyond."""
@@ -38,81 +30,6 @@ def answer(study: Study) -> Block:
     header = ("metric", "quantity", "at_largest_budget", "low95", "high95", "status", "at_10x")
     how = "Each value is read from the law named, for the metric chosen above; open or missing values say why below."
     return Block("answer", "What these runs say", found, Sheet(header, tuple(raw)), how)
-
-
-def plan_block(study: Study) -> Block | None:
-    """The plan's recipe with intervals and sources."""
-    plan = study.plan
-    if plan is None:
-        return None
-    rows, raw = [], []
-    for name, q in _quantities(plan):
-        kind = _kind(name)
-        ends = "–"
-        if q.get("low") is not None or q.get("high") is not None:
-            ends = f"[{_end(q.get('low'), kind)}, {_end(q.get('high'), kind)}]"
-        rows.append(
-            (
-                name.replace("_", " "),
-                number(float(q["value"]), kind),
-                ends,
-                str(q.get("source", "–")),
-                str(q.get("how", "")),
-            )
-        )
-        raw.append((name, q["value"], q.get("low"), q.get("high"), q.get("source"), q.get("how")))
-    for stage in ("stage1", "stage2"):
-        recipe = plan.get(stage)
-        if isinstance(recipe, dict):
-            told = _recipe_words(recipe)
-            rows.append((f"{stage[:5]} {stage[5:]} recipe", told, "–", "plan", f"{stage}.toml"))
-            raw.append((f"{stage}_recipe", told, None, None, "plan", f"{stage}.toml"))
-    for p in plan.get("predictions", ()):
-        name = f"predicted {p['metric']}"
-        rows.append(
-            (
-                name,
-                significant(p["value"]),
-                f"[{_end(p.get('low'))}, {_end(p.get('high'))}]",
-                str(p.get("source", "")),
-                str(p.get("how", "")),
-            )
-        )
-        raw.append((name, p["value"], p.get("low"), p.get("high"), p.get("source"), p.get("how")))
-    notes = [str(w) for w in plan.get("warnings", ())]
-    table = Table(("knob", "value", "95%", "source", "how"), tuple(rows), tuple(notes))
-    sheet = Sheet(("knob", "value", "low95", "high95", "source", "how"), tuple(raw))
-    return Block(
-        "plan",
-        f"Recipe for {power_of_ten(float(plan.get('flops', 0)))} FLOPs",
-        (View(plan_words(plan), table=table),),
-        sheet,
-    )
-
-
-def plan_words(plan: dict[str, Any]) -> str:
-    """The plan in one sentence."""
-    known = dict(_quantities(plan))
-
-    def told(name: str, word: str) -> str:
-        return f"{word} {number(float(known[name]['value']), _kind(name))}" if name in known else ""
-
-    knobs = [
-        told("params", "N ="), told("slots_seen", "D =") or told("slots", "D ="), told("embedder_share", "share"),
-        told("batch_sequences", "batch"), told("learning_rate", "rate"), told("num_negatives", "K ="),
-    ]  # fmt: skip
-    budget = power_of_ten(float(plan.get("flops", 0)))
-    words = f"For {plan.get('metric')} at {budget} FLOPs: train {listed(k for k in knobs if k)}"
-    expected = [p for p in plan.get("predictions", ()) if p.get("metric") == plan.get("metric")]
-    more = ""
-    if expected:
-        p = expected[-1]
-        more = f"expect {significant(p['value'])} [{_end(p.get('low'))}, {_end(p.get('high'))}]"
-    reach = plan.get("extrapolation")
-    far = ""
-    if isinstance(reach, dict) and reach.get("factor", 0) > 1.01:
-        far = f"this is {reach['factor']:.3g} times the largest budget measured here"
-    return sentence(words, more, far)
 
 
 def recipe_table(study: Study) -> Block | None:
@@ -286,26 +203,3 @@ def _share_words(printed: dict[str, str]) -> str:
         return percent(float(text))
     except ValueError:
         return text
-
-
-def _quantities(plan: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    found = plan.get("quantities", {})
-    return [(str(k), v) for k, v in found.items() if isinstance(v, dict) and isinstance(v.get("value"), int | float)]
-
-
-def _kind(name: str) -> str:
-    return _KINDS.get(name, "plain")
-
-
-def _end(value: float | None, kind: str = "plain") -> str:
-    return "open" if value is None else number(float(value), kind)
-
-
-def _recipe_words(recipe: dict[str, Any]) -> str:
-    model, train = recipe.get("model", {}), recipe.get("train", {})
-    names = (("joint_dim", model), ("width", model), ("depth", model), ("batch_sequences", train), ("steps", train),
-             ("learning_rate", train), ("num_negatives", train))  # fmt: skip
-    parts = [
-        f"{n} {number(float(g[n]), _kind(n)) if n == 'learning_rate' else count(g[n])}" for n, g in names if n in g
-    ]
-    return ", ".join(parts)

@@ -94,6 +94,8 @@ def number(value: float | None, kind: str = "plain") -> str:
     """A number of a kind."""
     if value is None:
         return "–"
+    if kind == "count" and 0 <= value < 10_000 and value == round(value):
+        return f"{value:,.0f}"
     return FORMATS[kind](value)
 
 

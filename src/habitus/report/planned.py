@@ -1,0 +1,120 @@
+"""The plan on top of the page: the recipe for a budget, every number with its interval and where it comes from.
+
+Read from the plan's JSON, key by key: what a plan lacks is not shown.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from habitus.report.marks import Block, Sheet, Table, View
+from habitus.report.study import Study
+from habitus.report.words import count, listed, number, percent, power_of_ten, pretty, rate, sentence, significant
+
+_NAMES = {
+    "params": ("model size N", "count"), "embedder_share": ("embedder share s", "percent"),
+    "batch_sequences": ("batch B (sequences)", "count"), "learning_rate": ("learning rate", "rate"),
+    "slots_seen": ("data D (slots)", "count"), "data_ratio": ("D/N", "plain"), "steps": ("steps", "count"),
+    "joint_dim": ("joint_dim", "count"), "width": ("width", "count"), "depth": ("depth", "count"),
+    "num_negatives": ("extra negatives K", "count"), "stage2_steps": ("stage 2: steps", "count"),
+    "stage2_batch_sequences": ("stage 2: batch", "count"), "stage2_learning_rate": ("stage 2: learning rate", "rate"),
+    "hours": ("hours", "plain"), "memory_gib": ("memory (GiB)", "plain"),
+}  # fmt: skip
+
+
+def plan_block(study: Study) -> Block | None:
+    """The plan's recipe with intervals, sources, and the published laws' values beside it."""
+    plan = study.plan
+    if plan is None:
+        return None
+    published = {str(d.get("knob")): d.get("published") for d in plan.get("differences", ())}
+    rows, raw = [], []
+    for name, q in _quantities(plan):
+        word, kind = _named(name)
+        other = published.get(name)
+        ours = f"{number(float(q['value']), kind)} {_ends(q, kind)}".strip()
+        beside = "–" if other is None else number(float(other), kind)
+        rows.append((word, ours, beside, f"{q.get('source', '')}: {pretty(str(q.get('how', '')))}"))
+        raw.append((name, q["value"], q.get("low"), q.get("high"), other, q.get("source"), q.get("how")))
+    for p in plan.get("predictions", ()):
+        name = f"predicted {p['metric']}"
+        ours = f"{significant(p['value'])} {_ends(p, 'plain')}".strip()
+        rows.append((name, ours, "–", f"{p.get('source', '')}: {pretty(str(p.get('how', '')))}"))
+        raw.append((name, p["value"], p.get("low"), p.get("high"), None, p.get("source"), p.get("how")))
+    table = Table(("knob", "value [95%]", "by the published laws", "from"), tuple(rows), tuple(_notes(plan)))
+    sheet = Sheet(("knob", "value", "low95", "high95", "published", "source", "how"), tuple(raw))
+    title = f"Recipe for {power_of_ten(float(plan.get('flops', 0)))} FLOPs"
+    return Block("plan", title, (View(plan_words(plan), table=table),), sheet)
+
+
+def plan_words(plan: Mapping[str, Any]) -> str:
+    """The plan in a sentence or three."""
+    known = dict(_quantities(plan))
+
+    def told(name: str, word: str) -> str:
+        return f"{word} {number(float(known[name]['value']), _named(name)[1])}" if name in known else ""
+
+    knobs = [
+        told("params", "N ="), told("slots_seen", "D ="), told("embedder_share", "share"),
+        told("batch_sequences", "batch"), told("learning_rate", "rate"), told("num_negatives", "K ="),
+    ]  # fmt: skip
+    budget = power_of_ten(float(plan.get("flops", 0)))
+    words = f"For {plan.get('metric')} at {budget} FLOPs: train {listed(k for k in knobs if k)}"
+    expected = [p for p in plan.get("predictions", ()) if p.get("metric") == plan.get("metric")]
+    more = f"expect {significant(expected[-1]['value'])} {_ends(expected[-1], 'plain')}" if expected else ""
+    reach = plan.get("extrapolation") or {}
+    far = ""
+    if reach.get("factor", 0) > 1.01:
+        far = f"the law behind it is stretched {reach['factor']:.3g} times beyond the largest budget measured here"
+    return sentence(words, more, far)
+
+
+def _notes(plan: Mapping[str, Any]) -> list[str]:
+    """Warnings, memory, the paper's printed recipe with its price, both stages, and the next command."""
+    notes = [pretty(str(w)) for w in plan.get("warnings", ())]
+    for memory in plan.get("memory", ()):
+        if memory.get("fits") is False:
+            notes.append(f"Stage {memory.get('stage')} does not fit {memory.get('device')}: {memory.get('change')}")
+    printed = plan.get("printed")
+    if printed:
+        low, high = printed["num_negatives"]
+        told = [
+            f"N {count(printed['params'])}",
+            f"D/N {significant(printed['data_ratio_6nd'], 3)} (6ND convention)",
+            f"share {percent(printed['embedder_share'])}",
+            f"batch {printed['batch_sequences']:,}",
+            f"rate {rate(printed['learning_rate'])}",
+            f"K {count(low)} to {count(high)}",
+        ]
+        price = f"{power_of_ten(printed['flops'])} FLOPs for it, {printed['times_budget']:.3g} times the budget"
+        notes.append(f"The paper's printed recipe at this budget: {', '.join(told)}. Equation 1 charges {price}.")
+    stages = [stage for stage in ("stage1", "stage2") if isinstance(plan.get(stage), dict)]
+    notes += [f"{stage}.toml: {_recipe_words(plan[stage])}" for stage in stages]
+    if stages:
+        files = " ".join(f"{stage}.toml" for stage in stages)
+        notes.append(f"Next: habitus train {files} --data DATASET --out RUN")
+    return notes
+
+
+def _quantities(plan: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found = plan.get("quantities", {})
+    return [(str(k), v) for k, v in found.items() if isinstance(v, dict) and isinstance(v.get("value"), int | float)]
+
+
+def _named(name: str) -> tuple[str, str]:
+    return _NAMES.get(name, (name.replace("_", " "), "plain"))
+
+
+def _ends(quantity: Mapping[str, Any], kind: str) -> str:
+    low, high = quantity.get("low"), quantity.get("high")
+    if low is None and high is None:
+        return ""
+    told = ["open" if end is None else number(float(end), kind) for end in (low, high)]
+    return f"[{told[0]}, {told[1]}]"
+
+
+def _recipe_words(recipe: Mapping[str, Any]) -> str:
+    model, train = recipe.get("model", {}), recipe.get("train", {})
+    sections = {"joint_dim": model, "width": model, "depth": model}
+    names = ("joint_dim", "width", "depth", "batch_sequences", "steps", "learning_rate", "num_negatives")
+    known = [(name, sections.get(name, train).get(name)) for name in names]
+    return ", ".join(f"{n} {number(float(v), _named(n)[1])}" for n, v in known if v is not None)
