@@ -4,11 +4,15 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from habitus.recipe import Recipe
 from habitus.sizing import Cell, Inputs, cell_of_recipe
 from habitus.sweep.cells import Planned
 from habitus.sweep.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,10 @@ def speeds_of(store: Store | None, device: str, inputs: Inputs) -> Speeds:
     if len(rows) < 3:
         return assumed
     import numpy as np
-    from scipy.optimize import nnls
 
     steps, work, seconds = (np.array(column, float) for column in zip(*rows, strict=True))
     # Relative errors count: a cell of an hour and one of a second should both be right to a tenth.
-    (per_step, per_flop), _ = nnls(np.stack([steps, work], axis=1) / seconds[:, None], np.ones(len(rows)))
+    per_step, per_flop = _non_negative(np.stack([steps, work], axis=1) / seconds[:, None], np.ones(len(rows)))
     return Speeds(
         float(np.median(start)) + assumed.start,
         float(per_step),
@@ -65,6 +68,18 @@ def speeds_of(store: Store | None, device: str, inputs: Inputs) -> Speeds:
         float(np.median(evaluate)),
         f"measured on {len(rows)} Records of this store",
     )
+
+
+def _non_negative(columns: "np.ndarray", target: "np.ndarray") -> tuple[float, float]:
+    """Least squares with two coefficients of which none may be negative."""
+    import numpy as np
+
+    both = np.linalg.lstsq(columns, target, rcond=None)[0]
+    if (both >= 0).all():
+        return float(both[0]), float(both[1])
+    alone = [(column @ target) / (column @ column) for column in columns.T]
+    errors = [float(((column * k - target) ** 2).sum()) for column, k in zip(columns.T, alone, strict=True)]
+    return (float(alone[0]), 0.0) if errors[0] <= errors[1] else (0.0, float(alone[1]))
 
 
 def evaluations_of(recipe: Recipe) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -61,7 +62,7 @@ class Pool:
         """Start the workers and wait for them; `watch` is called while they work."""
         self.start()
         try:
-            while self.alive():
+            while self.alive() and self._error is None:
                 if watch is not None:
                     watch()
                 time.sleep(every)
@@ -69,6 +70,7 @@ class Pool:
             self.stop()
             raise
         if self._error is not None:
+            self.stop()
             raise RunError(self._error)
         return self.tally()
 
@@ -193,6 +195,8 @@ def _worker(
         said.send(("error", str(error)))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
+    except Exception:
+        said.send(("error", f"a worker failed unexpectedly:\n{traceback.format_exc()}"))
 
 
 def _stop_with_parent(said: Connection) -> None:

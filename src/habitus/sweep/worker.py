@@ -115,6 +115,7 @@ class Worker:
         self.file = WorkerFile(store.path)
         self.tally = Tally()
         self._trouble: dict[str, _Trouble] = {}
+        self._parents: dict[str, str | None] = {}
         self._disk_trouble = 0
         self._stop = threading.Event()
 
@@ -158,7 +159,9 @@ class Worker:
 
     def _parent_ready(self, job: Job) -> bool:
         """Whether the stage-1 run that this one continues is there; a failed one fails its children too."""
-        parent = self.store.recipe(job.digest).train.parent
+        if job.digest not in self._parents:
+            self._parents[job.digest] = self.store.recipe(job.digest).train.parent
+        parent = self._parents[job.digest]
         return parent is None or self.store.settled(parent)
 
     def _run(self, job: Job, lease: Lease) -> bool:
