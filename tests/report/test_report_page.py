@@ -162,7 +162,7 @@ def test_laws_that_refuse_say_so_with_their_reason(tiny: Page) -> None:
 def test_what_is_missing_stands_once_with_the_command_that_would_measure_it(tiny: Page) -> None:
     end = tiny.text[tiny.text.index('id="not-measured"') :]
     for axis in ("batch", "negatives", "depth", "init"):
-        assert f"habitus sweep {axis} --data DATASET --store store" in end
+        assert f"habitus sweep {axis} --data DATASET --store STORE" in end
     assert end.count("critical batch size;") == 1
     assert "share-table" in tiny.articles and "batch" not in tiny.articles
 

@@ -139,22 +139,22 @@ def contents(study: Study) -> Contents:
             found = made if isinstance(made, list) else [made] if made is not None else []
             blocks += found
             if not found:
-                missing.append(Missing(name, _command(axis, study)))
+                missing.append(Missing(name, _command(axis)))
         if blocks:
             groups.append(Group(key, title, tuple(blocks)))
     if study.plan is None:
         missing.append(
             Missing(
                 "recipe for a budget of your own",
-                f"habitus plan --laws {study.name}/laws.json --flops 1e19 --metric {study.metric}",
+                f"habitus plan --laws STORE --flops {10 * study.budgets[-1]:.3g} --metric {study.metric} --register plan.json",
             )
         )
     return Contents(tuple(groups), tuple(missing))
 
 
-def _command(axis: str, study: Study) -> str:
+def _command(axis: str) -> str:
     """What would measure it."""
-    sweep = f"habitus sweep {{}} --data DATASET --store {study.name}"
+    sweep = "habitus sweep {} --data DATASET --store STORE"
     if axis == "both regimes":
         return sweep.format("allocation") + '  (recipes with evaluate.regimes = ["batch", "catalogue"])'
     if axis.endswith("slices"):

@@ -142,20 +142,18 @@ def _block(block: Block, number: str, study: Study) -> str:
     shown = views_for(block, study.metric)
     several = len(block.views) > 1
     views = "".join(_view(view, block, number, hidden=several and view.metric != shown) for view in block.views)
-    how = f'<p class="how">{escape(block.how)}</p>' if block.how else ""
+    empty = not any(view.panels or view.table for view in block.views)  # a law that refuses has a sentence only
+    how = f'<p class="how">{escape(block.how)}</p>' if block.how and not empty else ""
     note = '<p class="other" hidden></p>' if several else ""
     switch = ' data-switch="1"' if several else ""
+    key = escape(block.key)
+    tools = f'<button type="button" class="csv" data-key="{key}">CSV</button>'
+    if block.drawn:
+        tools += f'<button type="button" class="data" data-key="{key}" aria-expanded="false">Show data</button>'
+    foot = "" if empty else f'<div class="foot">{how}<span class="tools">{tools}</span></div>'
     return (
-        f'<article class="block" id="{block.key}"{switch}>'
-        f'<h3><span class="no">{number}</span> {escape(block.title)}</h3>'
-        f'{note}{views}<div class="foot">{how}<span class="tools">'
-        f'<button type="button" class="csv" data-key="{block.key}">CSV</button>'
-        + (
-            f'<button type="button" class="data" data-key="{block.key}" aria-expanded="false">Show data</button>'
-            if block.drawn
-            else ""
-        )
-        + "</span></div></article>"
+        f'<article class="block" id="{key}"{switch}>'
+        f'<h3><span class="no">{number}</span> {escape(block.title)}</h3>{note}{views}{foot}</article>'
     )
 
 

@@ -69,30 +69,33 @@ def plan_words(plan: Mapping[str, Any]) -> str:
 
 
 def _notes(plan: Mapping[str, Any]) -> list[str]:
-    """Warnings, memory, the paper's printed recipe with its price, both stages, and the next command."""
-    notes = [pretty(str(w)) for w in plan.get("warnings", ())]
-    for memory in plan.get("memory", ()):
-        if memory.get("fits") is False:
-            notes.append(f"Stage {memory.get('stage')} does not fit {memory.get('device')}: {memory.get('change')}")
-    printed = plan.get("printed")
-    if printed:
-        low, high = printed["num_negatives"]
-        told = [
-            f"N {count(printed['params'])}",
-            f"D/N {significant(printed['data_ratio_6nd'], 3)} (6ND convention)",
-            f"share {percent(printed['embedder_share'])}",
-            f"batch {printed['batch_sequences']:,}",
-            f"rate {rate(printed['learning_rate'])}",
-            f"K {count(low)} to {count(high)}",
-        ]
-        price = f"{power_of_ten(printed['flops'])} FLOPs for it, {printed['times_budget']:.3g} times the budget"
-        notes.append(f"The paper's printed recipe at this budget: {', '.join(told)}. Equation 1 charges {price}.")
+    """Both stages and the next command, memory, the paper's printed recipe with its price, and the warnings."""
     stages = [stage for stage in ("stage1", "stage2") if isinstance(plan.get(stage), dict)]
-    notes += [f"{stage}.toml: {_recipe_words(plan[stage])}" for stage in stages]
+    notes = [f"{stage}.toml: {_recipe_words(plan[stage])}" for stage in stages]
     if stages:
         files = " ".join(f"{stage}.toml" for stage in stages)
         notes.append(f"Next: habitus train {files} --data DATASET --out RUN")
-    return notes
+    for memory in plan.get("memory", ()):
+        if memory.get("fits") is False:
+            notes.append(f"Stage {memory.get('stage')} does not fit {memory.get('device')}: {memory.get('change')}")
+    if plan.get("printed"):
+        notes.append(_printed_words(plan["printed"]))
+    return notes + [pretty(str(w)) for w in plan.get("warnings", ())]
+
+
+def _printed_words(printed: Mapping[str, Any]) -> str:
+    """The paper's recipe at this budget, as printed, and what Equation 1 charges for it."""
+    low, high = printed["num_negatives"]
+    told = [
+        f"N {count(printed['params'])}",
+        f"D/N {significant(printed['data_ratio_6nd'], 3)} (6ND convention)",
+        f"share {percent(printed['embedder_share'])}",
+        f"batch {printed['batch_sequences']:,}",
+        f"rate {rate(printed['learning_rate'])}",
+        f"K {count(low)} to {count(high)}",
+    ]
+    price = f"{power_of_ten(printed['flops'])} FLOPs for it, {printed['times_budget']:.3g} times the budget"
+    return f"The paper's printed recipe at this budget: {', '.join(told)}. Equation 1 charges {price}."
 
 
 def _quantities(plan: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -111,7 +111,7 @@ def read_study(store: Path, plan: Path | None = None) -> Study:
     if not laws.metrics:
         raise FitError(f"{store}: its laws name no metric", expected="a laws.json written by `habitus fit`")
     return Study(
-        name=store.resolve().name,
+        name=_name(store.resolve()),
         laws=laws,
         runs=tuple(runs),
         records=_records(store, runs),
@@ -120,6 +120,11 @@ def read_study(store: Path, plan: Path | None = None) -> Study:
         manifests=_manifests(store),
         told=(told,),
     )
+
+
+def _name(store: Path) -> str:
+    """What the page is called: the store's folder, and the study's where the store has no name of its own."""
+    return f"{store.parent.name}/{store.name}" if store.name == "store" and store.parent.name else store.name
 
 
 def _laws(store: Path) -> tuple[LawsFile, str]:
