@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="at most, of one measurement")
     parser.add_argument("--count", type=int, default=2_000, help="requests at most, of one measurement")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/habitus-serve-benchmark"))
+    parser.add_argument("--threads", type=int, default=2, help="of a computation, in the servers and in the loop")
     parser.add_argument("--prepare", action="store_true", help="stop once the folder holds all that is needed")
     parser.add_argument("--keep", type=Path, help="write the JSON here too")
     options = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
         folder = prepared(options.folder / str(items), items, options.index)
         for index in [] if options.prepare else options.index:
             rows += measured(folder, items, index, options)
-    result = {"benchmark": "serve", **machine(), "events": EVENTS, "k": K, "rows": rows}
+    result = {"benchmark": "serve", **machine(), "threads": options.threads, "events": EVENTS, "k": K, "rows": rows}
     print(json.dumps(result))
     if options.keep:
         options.keep.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -104,7 +105,11 @@ def histories(world: Any) -> list[list[dict[str, Any]]]:
 def measured(folder: Path, items: int, index: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of both servers for every number of clients, and of the loop."""
     rows = plain_loop(folder, items, index, options)
-    servers = {"batched": Server(folder, index), "one at a time": Server(folder, index, "--max-batch", "1")}
+    threads = ["--threads", str(options.threads)]
+    servers = {
+        "batched": Server(folder, index, *threads),
+        "one at a time": Server(folder, index, *threads, "--max-batch", "1"),
+    }
     try:
         for clients in options.clients:
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
@@ -163,18 +168,19 @@ def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace
 
     retriever = Retriever.open(folder / "run", device="cpu", index=index, read_only=True)  # type: ignore[arg-type]
     bodies = [json.loads(body)["history"] for body in json.loads((folder / "bodies.json").read_text())]
-    encoded = retriever._histories.encode(bodies, retriever._live.rows_of)
-    table = retriever._live.base[0]
+    encoded = retriever.encoder.encode(bodies, retriever.live.rows_of)
+    table = retriever.live.base[0]
     if index == "exact":
         search = faiss.IndexFlatIP(table.shape[1])
         search.add(table.numpy())
         parameters = None
     else:
         search, parameters = retriever._index.index, retriever._index._parameters()  # type: ignore[attr-defined]
-    faiss.omp_set_num_threads(torch.get_num_threads())
+    torch.set_num_threads(options.threads)
+    faiss.omp_set_num_threads(options.threads)
 
     def answer(histories: list[Any]) -> np.ndarray:
-        batch, windows, slots = packed(histories, retriever._histories.specs)
+        batch, windows, slots = packed(histories, retriever.encoder.specs)
         events = table[torch.from_numpy(batch.items)]
         with torch.no_grad():
             queries = retriever.bundle.model.queries(batch_tensors(batch, torch.device("cpu")), events)

@@ -119,6 +119,8 @@ def test_items_are_added_shown_replaced_and_withdrawn(served: Served, items: lis
     again = served.ask("PUT", "/v1/items/7001", {"fields": {"title": "Renamed"}})
     assert again.body["num_items"] == before + 1
     assert served.ask("GET", "/v1/items/7001").body["fields"] == {"title": "Renamed"}
+    trained = served.ask("GET", "/v1/items/5").body
+    assert trained["fields"] == {name: items[5][name] for name in ("category", "brand")}
     assert served.recommend([{"item_id": 7001}]).status == 200
     gone = served.ask("DELETE", "/v1/items/7001")
     assert (gone.status, gone.body["num_items"]) == (200, before)

@@ -86,8 +86,9 @@ def serve(
     )
     kind = one_of("index", index, KINDS)
     token = _token(token_file)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.INFO if access_log else logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("habitus").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     if threads:
         torch.set_num_threads(threads)
     listener = bind(host, port)

@@ -213,12 +213,8 @@ class Service:
 
     def _item(self, item_id: Any) -> Values:
         found = self.retriever.item(item_id)
-        return {
-            "item_id": found.item_id,
-            "recommended": found.live,
-            "fields": dict(found.fields or {}),
-            "model": self.model,
-        }
+        fields = _trained_categories(self.retriever, item_id) if found.fields is None else dict(found.fields)
+        return {"item_id": found.item_id, "recommended": found.live, "fields": fields, "model": self.model}
 
     def _describe(self) -> Values:
         schema = self.retriever.bundle.schema
@@ -262,6 +258,15 @@ def _apply(retriever: Retriever, verb: str, item_id: Any, fields: Mapping[str, A
         retriever.put_item(item_id, fields)
     else:
         retriever.delete_item(item_id)
+
+
+def _trained_categories(retriever: Retriever, item_id: Any) -> dict[str, str]:
+    """What is kept of an item that came with the run: the categories that filters look at."""
+    live = retriever.live
+    row = live.rows_of([retriever.kind.key(item_id)])[0]
+    known = retriever.bundle.encoders.item_values
+    codes = {name: int(column[row]) for name, column in live.catalogue.codes.items()}
+    return {name: known[name][code - 1] for name, code in codes.items() if code}
 
 
 def _changes_of(retriever: Retriever) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
