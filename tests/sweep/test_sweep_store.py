@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -229,6 +230,28 @@ def test_out_of_memory_is_retried_alone_then_in_pieces_and_said(
     assert tally.published == 1 and record is not None and record.status == "done"
     assert record.hardware["accumulate"] == 2
     assert ["alone" in said[0], "2 micro-batches" in said[1]] == [True, True]
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_sweep_in_words_and_room_lets_it_go_on(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts
+) -> None:
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path / "disk")]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        cells = quick_cells(tiny, facts, 4)
+        store, jobs = store_with(tmp_path / "disk" / "store", dataset, tiny, cells)
+        options = WorkerOptions(device="cpu", poll_seconds=0.01)
+        with pytest.raises(RunError, match="cannot be written to: No space left on device"):
+            Worker(store, dataset, options).work(jobs)
+        subprocess.run(["mount", "-o", "remount,size=20m", str(tmp_path / "disk")], check=True)
+        Worker(store, dataset, options).work(jobs)
+        records = [store.record(planned.hash) for planned in cells]
+        assert [record.status for record in records if record] == ["done"] * 4
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
 
 
 def test_another_dataset_or_evaluation_is_refused(store: Store, dataset: Dataset, tiny: Preset) -> None:

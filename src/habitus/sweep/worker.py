@@ -4,6 +4,7 @@ packed GPU and on a cluster."""
 import contextlib
 import errno
 import os
+import re
 import signal
 import threading
 import time
@@ -327,6 +328,10 @@ def _disk_error(error: BaseException | None) -> int | None:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_TROUBLE:
             return error.errno
+        # Libraries written in Rust, safetensors among them, keep the number in the text alone.
+        for number in re.findall(r"\(os error (\d+)\)", str(error)):
+            if int(number) in _DISK_TROUBLE:
+                return int(number)
         error = error.__cause__ or error.__context__
     return None
 
