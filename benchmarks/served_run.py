@@ -23,7 +23,7 @@ from habitus.model.bundle import save_bundle
 from habitus.recipe import Recipe
 from habitus.serve import Retriever
 
-STEPS = 150
+STEPS = 1_200
 
 
 def served_run(num_items: int, work: Path) -> tuple[Path, Path]:
@@ -44,7 +44,7 @@ def served_run(num_items: int, work: Path) -> tuple[Path, Path]:
 
 def recipe() -> Recipe:
     model = {"joint_dim": 64, "text_len": 8, "text_depth": 1, "width": 64, "depth": 2, "head_dim": 32}
-    fit = {"batch_sequences": 16, "steps": STEPS, "learning_rate": 3e-3, "precision": "fp32"}
+    fit = {"batch_sequences": 16, "steps": STEPS, "learning_rate": 2e-3, "precision": "fp32"}
     return Recipe.parse({"data": {"seq_len": 64}, "model": model, "train": fit}, "the benchmark's recipe")
 
 
@@ -64,7 +64,7 @@ def trained(dataset: Dataset) -> BehaviorModel:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 30 == 0 or step == STEPS - 1:
+        if step % 100 == 0 or step == STEPS - 1:
             print(f"step {step}: loss {loss.item():.3f} of {np.log(len(rows)):.3f}", flush=True)
     return model
 

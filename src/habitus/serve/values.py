@@ -38,7 +38,7 @@ def check_names(what: str, given: Iterable[Any], known: Iterable[str]) -> None:
         if name not in names:
             close = nearest(name, sorted(names)) if isinstance(name, str) and len(name) <= 200 else ""
             raise RequestError(
-                f"{what} has no field {str(name)[:60]!r}" + (f" ({close})" if close else ""),
+                f"{what} names {str(name)[:60]!r}, which is no field here" + (f" ({close})" if close else ""),
                 expected=f"fields among: {', '.join(sorted(names))}",
             )
 
