@@ -39,9 +39,10 @@ def main() -> None:
     parser.add_argument("--data-ratio", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--negatives", type=int, nargs="*", default=[0, 8192])
-    parser.add_argument("--batch", type=int, default=32, help="windows per step on logs")
-    parser.add_argument("--epochs", type=float, default=20.0, help="over a log, in stage 1; stage 2 takes a quarter")
-    parser.add_argument("--steps", type=int, nargs=2, default=[300, 2500], help="least and most of a log's stage 1")
+    parser.add_argument("--batch", type=int, default=8, help="windows per step on logs")
+    parser.add_argument("--epochs", type=float, default=3.0, help="over a log, in stage 1; stage 2 takes a quarter")
+    parser.add_argument("--stage2-rate", type=float, default=0.25, help="of stage 1's learning rate")
+    parser.add_argument("--steps", type=int, nargs=2, default=[100, 2500], help="least and most of a log's stage 1")
     parser.add_argument("--model", type=int, nargs=4, default=[64, 2, 128, 3], help="joint_dim text_depth width depth")
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--base-rate", type=float, default=2e-2, help="learning rate at 512 windows; √B from there")
@@ -188,7 +189,7 @@ def stage2_recipe(first: Any, dataset: Any, negatives: int, budget: float | None
     """A quarter of stage 1's steps, or the steps that a quarter of its budget buys."""
     from habitus.sizing import Inputs, breakdown
 
-    steps = max(200, first.train.steps // 4)
+    steps = max(1, first.train.steps // 4)
     if budget is not None:
         p = breakdown(first.model, Inputs.of(dataset.fields)).contextualizer_params
         slots = first.train.batch_sequences * dataset.seq_len
@@ -196,7 +197,7 @@ def stage2_recipe(first: Any, dataset: Any, negatives: int, budget: float | None
         steps = max(1, round(budget / 4 / per_step))
     update = {
         "stage": 2, "parent": first.hash(dataset.checksum), "num_negatives": negatives, "steps": steps,
-        "learning_rate": first.train.learning_rate / 2,
+        "learning_rate": given.stage2_rate * first.train.learning_rate,
     }  # fmt: skip
     return first.model_copy(update={"train": type(first.train).parse(first.train.to_values() | update, "quality")})
 
