@@ -7,6 +7,7 @@ candidates, and how many queries the fullest process has.
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from habitus.data import Dataset, ItemFeatures
 from habitus.data.batch import Batch
 from habitus.evaluate.ranks import Ranks
-from habitus.model import BatchTensors, ItemTensors, batch_tensors, item_tensors
+from habitus.model import BatchTensors, ItemTensors, item_tensors
 from habitus.recipe import Recipe
 from habitus.train.windows import WindowOrder
 
@@ -58,9 +59,19 @@ class Feeder:
         self.accumulate = accumulate
         self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
         self.finder = ItemFinder(dataset.num_items)
+        # A GPU need not wait for the host: the next feed is made, in pinned memory, while it works on this one.
+        self.ahead = ThreadPoolExecutor(1, "feeding") if device.type == "cuda" else None
+        self.coming: tuple[int, Future[Feed]] | None = None
 
     def feed(self, step: int) -> Feed:
         """What this process reads in a step."""
+        if self.ahead is None:
+            return self._made(step)
+        found = self.coming[1].result() if self.coming and self.coming[0] == step else self._made(step)
+        self.coming = step + 1, self.ahead.submit(self._made, step + 1)
+        return found
+
+    def _made(self, step: int) -> Feed:
         windows = self.order.of_step(step)
         whole = self.dataset.gather("train", windows)
         has_query = whole.targets >= 0
@@ -100,7 +111,7 @@ class Feeder:
                 weights[: len(slots)] = 1
                 slots, chosen = np.pad(slots, (0, spare)), np.pad(chosen, (0, spare))
             yield Micro(
-                batch_tensors(batch, self.device),
+                self._batch(batch),
                 self._tensor(events[start:stop]),
                 self._tensor(slots),
                 self._tensor(chosen),
@@ -113,8 +124,19 @@ class Feeder:
         first, last = rank * size // world, (rank + 1) * size // world
         return first + part * (last - first) // parts, first + (part + 1) * (last - first) // parts
 
+    def _batch(self, batch: Batch) -> BatchTensors:
+        return BatchTensors(
+            items=self._tensor(batch.items),
+            targets=self._tensor(batch.targets),
+            positions=self._tensor(batch.positions),
+            segments=self._tensor(batch.segments),
+            boundaries=self._tensor(batch.boundaries),
+            fields={name: self._tensor(values) for name, values in batch.fields.items()},
+        )
+
     def _tensor(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
+        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        return tensor if self.ahead is None else tensor.pin_memory().to(self.device, non_blocking=True)
 
 
 class ItemFinder:
