@@ -161,11 +161,10 @@ def _frontier_words(study: Study, metric: str, ratios: dict[float, float]) -> st
             f"{significant(ratios[last], 3)} at {power_of_ten(last)}"
         )
     height = study.law("loss_law", metric)
-    if height is not None and height.values:
-        words.append(
-            f"along the frontier {metric} is {significant(float(height['floor']))} "
-            f"{'+' if height.details.get('direction') == 'min' else '−'} "
-            f"{significant(float(height['coefficient']), 3)}·C{raised(-height['exponent'])}"
-            + ("" if height.ok else f", which is not identified ({reason(height)})")
-        )
+    if height is not None and height.ok:
+        sign = "+" if height.details.get("direction") == "min" else "−"
+        falling = f"{significant(float(height['coefficient']), 3)}·C{raised(-height['exponent'])}"
+        words.append(f"along the frontier {metric} is {significant(float(height['floor']))} {sign} {falling}")
+    elif height is not None:
+        words.append(f"how {metric} goes on along the frontier is not identified: {reason(height)}")
     return sentence(*words, printed)

@@ -143,12 +143,9 @@ def contents(study: Study) -> Contents:
         if blocks:
             groups.append(Group(key, title, tuple(blocks)))
     if study.plan is None:
-        missing.append(
-            Missing(
-                "recipe for a budget of your own",
-                f"habitus plan --laws STORE --flops {10 * study.budgets[-1]:.3g} --metric {study.metric} --register plan.json",
-            )
-        )
+        flops = f"{10 * study.budgets[-1]:.3g}"
+        command = f"habitus plan --laws STORE --flops {flops} --metric {study.metric} --register plan.json"
+        missing.append(Missing("recipe for a budget of your own", command))
     return Contents(tuple(groups), tuple(missing))
 
 

@@ -11,6 +11,7 @@ from habitus.report.contents import Contents
 from habitus.report.marks import Axis, Band, Heat, Line, Panel, Points, View
 from habitus.report.scales import Scale, values_of
 from habitus.report.study import Study
+from habitus.report.svg import spread
 
 _SHAPES = {"circle": "o", "diamond": "D", "square": "s"}
 
@@ -43,7 +44,8 @@ def _write(view: View, colours: dict[str, str], path: Path) -> None:
 
     columns = min(len(view.panels), 2)
     rows = math.ceil(len(view.panels) / columns)
-    figure = Figure(figsize=(4.8 * columns, 3.4 * rows), dpi=200, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(4.8 * columns, 3.4 * rows), dpi=200, facecolor="white")
+    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
     FigureCanvasAgg(figure)
     for i, panel in enumerate(view.panels):
         axes = figure.add_subplot(rows, columns, i + 1)
@@ -80,15 +82,29 @@ def _plot(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
         else:
             axes.axhline(mark.at, color=colour, lw=1, ls="--")
             _label(axes, mark.label, (0.01, mark.at), colour, (0, 2), ("axes fraction", "data"))
-        if isinstance(mark, Line | Points) and mark.label:
-            ends = [(a, b) for a, b in zip(_x(panel, mark.x), mark.y, strict=True) if math.isfinite(a + b)]
-            if ends:
-                _label(axes, mark.label, max(ends), colour, (5, -2.5), "data")
+    _end_labels(axes, panel, colours)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.grid(axis="y", color=LIGHT["grid"], lw=0.7)
     axes.tick_params(labelsize=7.5, colors=LIGHT["soft"], left=False)
     axes.margins(x=0.08)
+
+
+def _end_labels(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
+    """Labels at the end of their marks, moved apart as on the page."""
+    x, y = (Scale(a or Axis(""), values_of(panel.marks, w), 0, 1) for w, a in (("x", panel.x), ("y", panel.y)))
+    wanted = []
+    for mark in panel.marks:
+        if isinstance(mark, Line | Points) and mark.label:
+            ends = [(a, b) for a, b in zip(_x(panel, mark.x), mark.y, strict=True) if math.isfinite(a + b)]
+            if ends:
+                a, b = max(ends)
+                at = 1.0 if panel.labels == "margin" else min(x.at(a), 1.0)
+                wanted.append((max(0.0, min(1.0, y.at(b))), at, mark.label, colours[mark.colour]))
+    wanted.sort(key=lambda item: item[0])
+    places = spread([item[0] for item in wanted], 0.055, 0.0, 1.0)
+    for place, (_, at, text, colour) in zip(places, wanted, strict=True):
+        _label(axes, text, (at, place), colour, (6, -3), "axes fraction")
 
 
 def _label(axes: Any, text: str, at: tuple[float, float], colour: str, shift: tuple[float, float], where: Any) -> None:
