@@ -153,7 +153,21 @@ def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset:
     assert found["states"]["done"] == 2 and found["duplicates"] == 0 and found["seconds_left"] == 0.0
     table = said_by("runs", str(swept[0]), "--status", "done", "--budget", "4e7")
     assert "allocation" in table.stdout and "K=16" in table.stdout and "0 duplicates" in table.stdout
+    assert "all" in said_by("runs", str(swept[0]), "--watch").stdout  # ends by itself: everything is done
     wrong = said_by("runs", str(tmp_path))
     assert wrong.returncode == 1 and "holds no store.json" in wrong.stderr
     assert "status 'finished' is unknown" in said_by("runs", str(swept[0]), "--status", "finished").stderr
     assert 'name = "quick"' in said_by("sweep", "share", "--preset", "quick", "--print-preset").stdout
+
+
+@pytest.mark.slow
+def test_two_machines_given_the_same_command_share_the_work(dataset: Dataset, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = [*COMMAND, "sweep", "depth", "--preset", "tiny", "--budgets", "1e8,2e8", "--workers", "1"]
+    command += ["--data", str(dataset.path), "--store", str(store), "--device", "cpu", "--json"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    values = [json.loads(process.communicate(timeout=300)[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert [value["done"] for value in values] == [10, 10]
+    assert sum(value["counts"]["published"] for value in values) == 10
+    assert [file.path.name for file in manifests(store)] == ["depth-1.json"]
