@@ -207,9 +207,12 @@ def test_shutdown_answers_what_is_in_flight_and_a_restarted_server_answers_the_s
     assert (answer.status, json.loads(answer.read())) == (200, expected)
     assert server.process.wait(30) == 0
     assert "Traceback" not in server.logged()
-    again = Served(run, logs=tmp_path)
+    assert "no token" not in server.logged()
+    again = Served(run, "--host", "0.0.0.0", "--access-log", logs=tmp_path)
     assert again.recommend(history, k=300).body == expected
     assert again.ask("GET", "/v1/items/7002").body["fields"] == {"title": "Stays", "price": 3.0}
+    assert "warning: no token, and 0.0.0.0 can be reached" in again.logged()
+    assert '"POST /v1/recommend HTTP/1.1" 200' in again.logged()
     again.kill()
 
 

@@ -10,7 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from habitus.cli.app import app as command_line
+from habitus.data import Dataset, PrepareOptions, prepare
 from habitus.errors import ConfigError
+from habitus.events.schema import Schema
+from habitus.events.world.writing import schema_of, write_world
+from habitus.model.bundle import save_bundle
 from habitus.serve import Request, Retriever
 from habitus.serve.http import create_app
 from habitus.serve.limits import ServerLimits
@@ -93,6 +97,44 @@ def test_requests_of_a_batch_are_answered_as_they_would_be_alone(
         alone = retriever.recommend([Request(tuple(history))])[0]
         assert [one["item_id"] for one in answer.json()["items"]] == [one.item_id for one in alone.items]
     assert answers[-1].status_code == 422
+
+
+def test_pairs_are_named_by_json_in_paths_and_survive_a_swap(
+    tmp_path: Path, world: Any, train: Callable[..., Any], recipe_of: Callable[..., Any]
+) -> None:
+    write_world(world, tmp_path / "files", threads=1, progress=lambda *_: None)
+    values = schema_of(world).to_values()
+    values["events"]["item"] = ["item_id", "event_type"]
+    schema = Schema.parse({"events": values["events"], "items": values["items"]}, "test")
+    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, threads=1)
+    files = [str(tmp_path / "files" / name) for name in ("events.parquet", "items.parquet")]
+    prepare(*files, schema, tmp_path / "dataset", options)
+    dataset = Dataset.open(tmp_path / "dataset")
+    recipe = recipe_of(2)
+    save_bundle(train(dataset, recipe), recipe, dataset, tmp_path / "run" / "bundle")
+    made = Service(
+        tmp_path / "run",
+        lambda run, store: Retriever.open(run, data=dataset.path, device="cpu", items=store),
+        ServerLimits(),
+        share_items=False,
+    )
+    path = "/v1/items/%5B5%2C%22dream%22%5D"
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        put = await client.put(path, json={"fields": {"title": "A dream of a thing"}})
+        assert put.json()["item_id"] == {"item_id": 5, "event_type": "dream"}, put.json()
+        assert (await client.get("/v1/items/5")).status_code == 422
+        swapped = await client.post("/v1/admin/swap", json={})
+        assert swapped.status_code == 200, swapped.json()
+        assert swapped.json()["model"] == swapped.json()["previous"]
+        assert (await client.get(path)).json()["fields"]["title"] == "A dream of a thing"
+        seen = (await client.get("/v1/schema")).json()
+        assert (seen["item_column"], seen["id_column"]) == ("item_id", "item_id")
+        wanted = {"history": [seen["examples"][0]], "k": 1, "allow": {"event_type": ["dream"]}}
+        found = (await client.post("/v1/recommend", json=wanted)).json()["items"]
+        assert [one["item_id"] for one in found] == [{"item_id": 5, "event_type": "dream"}]
+
+    within(made, scene)
 
 
 def test_updates_of_a_read_only_service_are_a_403(service: Callable[..., Service]) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ from habitus.serve.limits import ServerLimits
 from habitus.serve.requests import ReadOnlyError, Request, RequestError, StorageError, UnknownItemError
 from habitus.serve.retriever import Retriever
 from habitus.serve.telemetry import Telemetry
-from habitus.serve.wire import RefusedError, failure, recommend_answer, shortened
+from habitus.serve.wire import RefusedError, failure, recommend_answer
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +81,12 @@ class Service:
 
     async def update(self, verb: str, item_id: str, fields: Mapping[str, Any], deadline: float) -> Values:
         """'put' or 'delete' an item; it has happened, durably, when this returns, and otherwise it has not."""
-        found: Values = await self.ask("update", (verb, self._named(item_id), fields), deadline)
+        found: Values = await self.ask("update", (verb, item_id, fields), deadline)
         return found
 
     async def item(self, item_id: str, deadline: float) -> Values:
         """What is known of an item."""
-        named = self._named(item_id)
-        found: Values = await self.ask("read", lambda: self._item(named), deadline)
+        found: Values = await self.ask("read", lambda: self._item(item_id), deadline)
         return found
 
     async def describe(self, deadline: float) -> Values:
@@ -173,17 +171,6 @@ class Service:
         self._resolved = resolved
         self.model = retriever.checksum
         self.num_items = retriever.num_items
-
-    def _named(self, item_id: str) -> Any:
-        """The id of a path: where item×field pairs are predicted, a JSON list or object."""
-        if not self.retriever.bundle.schema.events.pair_columns:
-            return item_id
-        try:
-            return json.loads(item_id)
-        except ValueError:
-            raise RefusedError(
-                422, f"the item id is {shortened(item_id)}", expected='a JSON list of the pair, as in ["i17","view"]'
-            ) from None
 
     def _recommend(self, jobs: list[tuple[Request, bool]]) -> list[Any]:
         answers = self.retriever.recommend_each([request for request, _ in jobs])
