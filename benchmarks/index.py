@@ -24,7 +24,7 @@ from served_run import STEPS, served_run
 from softmax import machine
 
 from habitus.serve import Retriever
-from habitus.serve.approximate import EFFORTS
+from habitus.serve.approximate import EFFORTS, ApproximateManifest
 from habitus.serve.index import ExactIndex, SearchIndex
 from habitus.serve.live import LiveItems
 
@@ -50,16 +50,17 @@ def main() -> None:
     }
     exact: dict[str, dict[str, float]] = {}
     for kind in ("exact", *options.kinds.split(",")):
-        began, cpu = time.perf_counter(), time.process_time()
         retriever = Retriever.open(run, device="cpu", index=kind)  # type: ignore[arg-type]
-        opening = {"open_s": time.perf_counter() - began, "open_cpu_s": time.process_time() - cpu}
         speeds = measured(retriever._index, retriever.live)
         exact = exact or speeds
         info = retriever.index_info
-        found: dict[str, Any] = {**info.to_values(), **opening, "speed": speeds}
-        if not isinstance(retriever._index, ExactIndex):
-            found["effort"] = retriever._index.effort  # type: ignore[attr-defined]
+        found: dict[str, Any] = {**info.to_values(), "speed": speeds}
+        if kind != "exact":
+            manifest = ApproximateManifest.read(run / "serve" / f"index-{kind}" / "manifest.json")
+            names = ("effort", "queries", "build_s", "build_cpu_s", "faiss")
+            found |= {name: getattr(manifest, name) for name in names}
             found["efforts"] = list(EFFORTS[kind])
+            found["bytes"] = (run / "serve" / f"index-{kind}" / "index.faiss").stat().st_size
         result["indexes"][kind] = found
         print(f"{kind}: recall@10 {info.recall_at_10:.4f}, log-sum error {info.log_sum_error:.3f} nats (median)")
         for batch, one in speeds.items():
