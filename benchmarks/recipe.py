@@ -202,7 +202,7 @@ def compare_cells(given: argparse.Namespace, _folder: Path) -> list[Cell]:
 
 def rate_cells(given: argparse.Namespace, _folder: Path) -> list[Cell]:
     """A few shapes over learning rates a factor two apart, Muon and AdamW."""
-    factors = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+    factors = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     return [
         Cell(
             given.size, budget, width, depth, replace(DEFAULT, name=f"{optimizer} x {f:g}", rate=f, optimizer=optimizer)
