@@ -150,6 +150,28 @@ def test_a_full_queue_refuses_and_empties_again() -> None:
     assert run(work, scene, max_queue=2) == [0, 2, 4, 8]
 
 
+def test_a_lane_without_limit_is_let_into_a_full_queue() -> None:
+    work = Doubling()
+
+    async def main() -> list[int]:
+        lanes = {"one": Lane(work), "swap": Lane(lambda numbers: numbers, limited=False)}
+        batcher = Batcher(lanes, max_queue=1, max_wait_s=0.0)
+        batcher.start()
+        work.gate.clear()
+        asked = [asyncio.create_task(batcher.ask("one", 0, soon()))]
+        await until(lambda: len(work.batches) == 1)
+        asked.append(asyncio.create_task(batcher.ask("one", 1, soon())))
+        await until(lambda: batcher.num_waiting == 1)
+        asked.append(asyncio.create_task(batcher.ask("swap", 5, soon())))
+        await until(lambda: batcher.num_waiting == 2)
+        work.gate.set()
+        found = list(await asyncio.gather(*asked))
+        await batcher.stop()
+        return found
+
+    assert asyncio.run(main()) == [0, 2, 5]
+
+
 def test_a_job_whose_time_is_over_is_never_computed() -> None:
     work = Doubling()
 

@@ -38,12 +38,14 @@ class Lane:
     """Jobs of one kind: how many fit into a batch, and what is done with them.
 
     `work` gets the payloads of a batch and returns a result for each. `patient` jobs are waited for once they have
-    begun, however long they take: a caller must know whether an update has happened.
+    begun, however long they take: a caller must know whether an update has happened. A lane that is not `limited` takes
+    jobs even where the queue is full.
     """
 
     work: Work
     max_batch: int = 1
     patient: bool = False
+    limited: bool = True
 
 
 @dataclass(eq=False)
@@ -102,7 +104,7 @@ class Batcher:
         with self._changed:
             if self._stopping:
                 raise StoppedError
-            if self.num_waiting >= self.max_queue:
+            if self.lanes[lane].limited and self.num_waiting >= self.max_queue:
                 raise QueueFullError
             self._waiting[lane].append(job)
             self._changed.notify()

@@ -51,7 +51,7 @@ class Service:
                 "embed_items": Lane(lambda jobs: self._embed(self.retriever.embed_items, jobs), limits.max_batch),
                 "read": Lane(lambda calls: [call() for call in calls]),
                 "update": Lane(lambda jobs: [self._update(*job) for job in jobs], patient=True),
-                "install": Lane(lambda jobs: [self._install(*job) for job in jobs], patient=True),
+                "install": Lane(lambda jobs: [self._install(*job) for job in jobs], patient=True, limited=False),
             },
             max_queue=limits.max_queue,
             max_wait_s=limits.max_wait_ms / 1000,
@@ -148,7 +148,7 @@ class Service:
         self._swapping, self._missed = True, []
         try:
             resolved = self.run.resolve()
-            shared = self.share_items or resolved == self._resolved
+            shared = self.share_items or self.retriever.read_only or resolved == self._resolved
             new = await asyncio.to_thread(self._opened, resolved, shared)
             answer: Values = await self.ask("install", (new, resolved, shared), math.inf)
         except Exception as error:
@@ -218,26 +218,39 @@ class Service:
     def _opened(self, resolved: Path, shared: bool) -> Retriever:
         """The run, opened and asked once; with items of its own, it first gets those that were added here."""
         new = self._open_run(resolved, self.retriever.store if shared else None)
-        if not shared:
-            for change in _changes_of(self.retriever):
-                _repeat(new, *change)
-        schema = new.bundle.schema
-        first = new.some_items(1)[0]
-        named = first if isinstance(first, dict) else {schema.items.item: first}
-        event = {schema.events.item_column if name == schema.items.item else name: named[name] for name in named}
-        new.recommend([Request((event,), k=1)])
+        try:
+            if not shared:
+                for change in _changes_of(self.retriever):
+                    _repeat(new, *change)
+            _try_out(new)
+        except BaseException:
+            if not shared:  # a shared store is still in use
+                new.close()
+            raise
         return new
 
     def _install(self, new: Retriever, resolved: Path, shared: bool) -> Values:
         """Runs on the worker, between two batches: no request is lost, none sees half of each."""
-        if not shared:
-            for update in self._missed or []:
+        try:
+            for update in [] if shared else self._missed or []:
                 _repeat(new, *update)
+        except BaseException:
+            new.close()
+            raise
         old, previous = self.retriever, self.model
         self._adopt(new, resolved)
         if not shared:
             old.close()
         return {"run": resolved.name, "model": self.model, "previous": previous, "num_items": self.num_items}
+
+
+def _try_out(retriever: Retriever) -> None:
+    """Ask a retriever for what follows one event, so that what is broken shows before anyone depends on it."""
+    schema = retriever.bundle.schema
+    first = retriever.some_items(1)[0]
+    named = first if isinstance(first, dict) else {schema.items.item: first}
+    event = {schema.events.item_column if name == schema.items.item else name: named[name] for name in named}
+    retriever.recommend([Request((event,), k=1)])
 
 
 def _apply(retriever: Retriever, verb: str, item_id: Any, fields: Mapping[str, Any]) -> None:
