@@ -87,6 +87,8 @@ def batch_table(study: Study) -> Block | None:
     )
     held = [law for m in metrics for law in study.by_budget("critical_batch", m).values() if law.ok]
     words = f"{len(held)} of {plural(len(rows), 'critical batch size')} are identified"
+    if not held:
+        words += f": {reason(study.by_budget('critical_batch', metrics[0]).popitem()[1])}"
     rules = {str(law.details["target_rule"]) for law in held if "target_rule" in law.details}
     told_rules = tuple(f"Target: {rule}." for rule in sorted(rules))
     return Block(

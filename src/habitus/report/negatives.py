@@ -13,7 +13,7 @@ from habitus.report.valleys import (
     valley_panel,
     views,
 )
-from habitus.report.words import count, listed, power_of_ten, sentence, significant
+from habitus.report.words import count, listed, power_of_ten, reason, sentence, significant
 
 KNOBS = ("num_negatives", "params", "slots_seen", "steps", "batch_sequences")
 
@@ -58,6 +58,8 @@ def negatives_table(study: Study) -> Block | None:
     held = sum(1 for m in metrics for law in study.by_budget("negatives_optimum", m).values() if law.ok)
     shared = [m for m in metrics if any(v.ok for v in study.by_budget("negatives_shared_alpha_optimum", m).values())]
     words = f"{held} of {len(sheet.rows)} optima of K are identified with free exponents"
+    if not held:
+        words += f": {reason(next(iter(study.by_budget('negatives_optimum', metrics[0]).values())))}"
     more = f"with one α for all budgets, as in the paper, some are for {listed(shared)}" if shared else ""
     return Block("negatives-table", "Best number of negatives K*", (View(sentence(words, more), table=table),), sheet)
 

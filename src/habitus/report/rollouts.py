@@ -31,7 +31,7 @@ def rollout_figure(study: Study) -> Block | None:
                 word = f"up to {power_of_ten(some[0].fitted_budgets[-1])}"
                 marks.append(
                     Points(
-                        [f.budget * 1.07 ** (k - 3) for f in some],
+                        [f.budget * 1.07 ** (k - 3) for f in some],  # side by side, not on top of each other
                         [f.ratio for f in some],
                         colour,
                         tips,

@@ -16,7 +16,7 @@ from habitus.report.valleys import (
     valley_panel,
     views,
 )
-from habitus.report.words import listed, percent, power_of_ten, sentence, significant
+from habitus.report.words import listed, percent, power_of_ten, reason, sentence, significant
 
 SHARE = Axis("embedder share s = p_e / N", log=True, kind="percent")
 FLOP_SHARE = Axis("embedder's share of FLOPs f", kind="percent")
@@ -54,6 +54,8 @@ def share_table(study: Study) -> Block | None:
     table, sheet = optimum_table(study, "share_optimum", metrics, "percent")
     held = sum(1 for m in metrics for law in study.by_budget("share_optimum", m).values() if law.ok)
     words = f"{held} of {len(sheet.rows)} share optima are identified"
+    if not held:
+        words += f": {reason(next(iter(study.by_budget('share_optimum', metrics[0]).values())))}"
     return Block("share-table", "Best embedder share s*", (View(sentence(words), table=table),), sheet)
 
 

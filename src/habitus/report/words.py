@@ -78,6 +78,8 @@ def percent(value: float | None, digits: int = 2) -> str:
     if math.isinf(value):
         return "open"
     size = abs(100 * value)
+    if 0 < size < 0.005:
+        return "<0.01%"
     places = 0 if size == 0 or size >= 99.5 else max(0, digits - 1 - math.floor(math.log10(size)))
     return minus(f"{100 * value:.{places}f}%")
 
