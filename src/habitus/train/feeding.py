@@ -135,7 +135,7 @@ class Feeder:
         )
 
     def _tensor(self, values: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
+        tensor = torch.from_numpy(values if values.flags.writeable and values.flags.c_contiguous else np.array(values))
         return tensor if self.ahead is None else tensor.pin_memory().to(self.device, non_blocking=True)
 
 

@@ -70,7 +70,7 @@ class ResidentEvents:
         self.num_items = dataset.num_items
         self.max_segments = dataset.counts("train").max_segments
         narrow = torch.int32 if dataset.num_items < 2**31 else torch.int64
-        self.item = torch.from_numpy(np.ascontiguousarray(dataset.items)).to(narrow).to(device)
+        self.item = torch.from_numpy(np.array(dataset.items)).to(narrow).to(device)
         self.names = tuple(spec.name for spec in dataset.fields.event)
         self.is_number = tuple(spec.kind != "category" for spec in dataset.fields.event)
         self.columns = [
@@ -78,7 +78,7 @@ class ResidentEvents:
         ]
         segments, offsets = dataset.windows("train")
         self.offsets = torch.from_numpy(np.array(offsets)).to(device)
-        self.start = torch.from_numpy(np.ascontiguousarray(segments["start"])).to(device)
+        self.start = torch.from_numpy(np.array(segments["start"])).to(device)
         self.length = torch.from_numpy(segments["length"].astype(np.int64)).to(device)
         self.first_target = torch.from_numpy(segments["first_target"].astype(np.int64)).to(device)
 
@@ -174,7 +174,7 @@ class ResidentItems:
         fields = {name: torch.from_numpy(np.array(values)).to(device) for name, values in held.fields.items()}
         if held.tokens is None:
             return cls(None, torch.zeros(dataset.num_items, dtype=torch.int16, device=device), fields)
-        tokens = torch.from_numpy(np.ascontiguousarray(held.tokens[:, : recipe.model.text_len])).to(device)
+        tokens = torch.from_numpy(np.array(held.tokens[:, : recipe.model.text_len])).to(device)
         return cls(tokens, (tokens != PADDING_TOKEN).sum(1).to(torch.int16), fields)
 
     def read(self, rows: Tensor, count: Tensor, token_capacity: int) -> ItemTensors:
