@@ -4,8 +4,9 @@
     python benchmarks/sweep.py --device cpu --preset tiny --flops 1e8 --rates 1       the machinery alone, on a CPU
 
 Every cell has the shape, batch and rates of its budget; --scale shortens its steps alone. Phases, in this order:
-`cold` fills the compile caches with one rate per cell and as many workers as are packed, `packed` and `serial` run the same sweep into
-fresh stores. After each phase a line is printed and --out is written. Equal Records are checked at the end.
+`cold` fills the compile caches with one rate per cell and as many workers as are packed, `packed` and `serial` run
+the same sweep into fresh stores. After each phase a line is printed and --out is written. Equal Records are checked
+at the end.
 
 `busy` is the sum of training seconds over the wall-clock time: of one worker the share that is not machinery
 (start-up, claims, evaluation), of several how many train at once. GPU utilisation is what nvidia-smi samples.

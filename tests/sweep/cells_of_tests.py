@@ -7,9 +7,9 @@ from habitus.record import Record
 from habitus.sweep.attempts import same_measurement
 from habitus.sweep.cells import Facts, Planned
 from habitus.sweep.design import Asked, design, with_rate
+from habitus.sweep.jobs import Job
 from habitus.sweep.preset import Preset
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Job
 
 
 def quick_cells(tiny: Preset, facts: Facts, count: int) -> list[Planned]:

@@ -12,11 +12,12 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.sweep.cells import Facts, Planned
+from habitus.sweep.jobs import Job, WorkerOptions
 from habitus.sweep.lease import holder
 from habitus.sweep.pool import Pool
 from habitus.sweep.preset import Preset
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Job, Worker, WorkerOptions
+from habitus.sweep.worker import Worker
 from tests.sweep.cells_of_tests import assert_equal_stores, quick_cells, store_with
 
 CELLS = 40
@@ -38,7 +39,8 @@ def fsync(descriptor):
 os.fsync = fsync
 from habitus.data import Dataset
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Job, Worker, WorkerOptions
+from habitus.sweep.jobs import Job, WorkerOptions
+from habitus.sweep.worker import Worker
 store = Store.open(sys.argv[1])
 options = WorkerOptions(device="cpu", lease_seconds=float(sys.argv[3]), save_every=4, poll_seconds=0.2)
 Worker(store, Dataset.open(sys.argv[2], verify=False), options).work([Job(d, 4e7, steps=12) for d in store.digests()])

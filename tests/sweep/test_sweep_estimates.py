@@ -10,10 +10,10 @@ from habitus.data import Dataset
 from habitus.record import Params, Record, Seconds, TrainLosses
 from habitus.sweep.cells import Facts
 from habitus.sweep.estimate import _non_negative, evaluations_of, speeds_of, wall_seconds
+from habitus.sweep.jobs import Job
 from habitus.sweep.pool import _Room
 from habitus.sweep.preset import Preset
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Job
 from tests.sweep.cells_of_tests import quick_cells
 
 

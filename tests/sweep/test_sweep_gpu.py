@@ -7,9 +7,10 @@ import pytest
 from habitus.data import Dataset
 from habitus.sweep.cells import Facts
 from habitus.sweep.estimate import device_bytes
+from habitus.sweep.jobs import WorkerOptions
 from habitus.sweep.pool import Pool
 from habitus.sweep.preset import Preset
-from habitus.sweep.worker import Worker, WorkerOptions
+from habitus.sweep.worker import Worker
 from tests.sweep.cells_of_tests import quick_cells, store_with
 
 

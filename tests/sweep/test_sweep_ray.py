@@ -7,9 +7,10 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.sweep.cells import Facts
+from habitus.sweep.jobs import WorkerOptions
 from habitus.sweep.preset import Preset
 from habitus.sweep.ray_tasks import run_on_ray
-from habitus.sweep.worker import Worker, WorkerOptions
+from habitus.sweep.worker import Worker
 from tests.sweep.cells_of_tests import assert_equal_stores, quick_cells, store_with
 
 ray = pytest.importorskip("ray")

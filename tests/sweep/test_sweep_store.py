@@ -14,10 +14,11 @@ from habitus.errors import ConfigError, RunError
 from habitus.record import Record
 from habitus.sweep import attempts
 from habitus.sweep.cells import Facts, Planned
+from habitus.sweep.jobs import Job, WorkerOptions
 from habitus.sweep.lease import LeaseLostError, WorkerFile, highest, holder, try_claim
 from habitus.sweep.preset import Preset
 from habitus.sweep.store import Store, write_once
-from habitus.sweep.worker import Job, Worker, WorkerOptions
+from habitus.sweep.worker import Worker
 from tests.sweep.cells_of_tests import quick_cells, store_with
 
 

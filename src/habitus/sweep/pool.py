@@ -17,8 +17,9 @@ from typing import Any
 
 from habitus.data.dataset import Dataset
 from habitus.errors import HabitusError, RunError
+from habitus.sweep.jobs import Admission, Job, Tally, WorkerOptions, deadline
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Admission, Job, Tally, Worker, WorkerOptions, deadline
+from habitus.sweep.worker import Worker
 
 _PROCESS_BYTES = 700 << 20  # what a process takes before it trains anything: about the same on a GPU and beside it
 _SPARE = 1.3  # predicted bytes are by structure; allocators and kernels take more

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError, HabitusError, RunError
+from habitus.sweep.jobs import Job, Tally, WorkerOptions, deadline
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Job, Tally, Worker, WorkerOptions, deadline
+from habitus.sweep.worker import Worker
 
 _MOST_RETRIES = 1_000  # of a task whose node died
 

@@ -12,6 +12,7 @@ from habitus.sweep.cells import Design, Facts, LeftOut, Planned
 from habitus.sweep.design import check_axis, design
 from habitus.sweep.draft import Asked
 from habitus.sweep.estimate import device_bytes, device_kind, seconds_of, speeds_of, usual_workers, wall_seconds
+from habitus.sweep.jobs import Job, Tally, WorkerOptions, deadline
 from habitus.sweep.known import Known
 from habitus.sweep.laws import known_for, winners
 from habitus.sweep.lease import LEASE_SECONDS
@@ -21,7 +22,7 @@ from habitus.sweep.preset import Preset, load_preset
 from habitus.sweep.rates import Rates, rate_grid
 from habitus.sweep.rounds import more_rates, more_sizes
 from habitus.sweep.store import INFO, Store
-from habitus.sweep.worker import Job, Tally, Worker, WorkerOptions, deadline
+from habitus.sweep.worker import Worker
 
 Note = Callable[[str], None]
 
