@@ -7,7 +7,7 @@ import pytest
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.study import StudyOptions, study
-from habitus.study.envelope import adapted, designs, fitting, scaled
+from habitus.study.envelope import adapted, designs, fitting, scaled, with_negatives
 from habitus.study.options import ORDER
 from habitus.study.running import check_metric
 from habitus.sweep import Design, Facts, Preset, load_preset
@@ -81,9 +81,10 @@ def test_another_dataset_gets_its_own_batches_queries_and_negatives(micro: Prese
     wider = micro.model_copy(update={"world": micro.world.model_copy(update={"seq_len": 64, "num_items": 99_999})})
     changed, told = adapted(wider, data)
     assert changed.batch_sequences(4e8) == 8  # windows half as long, twice as many
-    assert changed.negatives.num_negatives[0] == 0
-    assert max(changed.negatives.num_negatives) <= data.num_items
-    assert len(changed.negatives.num_negatives) >= 7
+    counts = with_negatives(changed, Facts.of(data)).negatives.num_negatives
+    assert counts[0] == 0
+    assert 64 <= max(counts) <= data.num_items
+    assert len(counts) >= 7
     assert any("keep the number of slots" in text for text in told)
     same, silent = adapted(micro, data)
     assert same == micro

@@ -33,7 +33,7 @@ Cost = Callable[[Sequence[Design]], float]
 
 
 def adapted(preset: Preset, dataset: Dataset) -> tuple[Preset, list[str]]:
-    """The preset with batches for the dataset's window length, queries and negatives for its size; told in words."""
+    """The preset with batches for the dataset's window length and queries for its size; told in words."""
     notes: list[str] = []
     changed = preset
     ratio = preset.world.seq_len / dataset.seq_len
@@ -47,14 +47,6 @@ def adapted(preset: Preset, dataset: Dataset) -> tuple[Preset, list[str]]:
     if queries < changed.evaluate.queries:
         changed = changed.model_copy(update={"evaluate": changed.evaluate.model_copy(update={"queries": queries})})
         notes.append(f"evaluates on all {queries:,} validation queries")
-    items = dataset.num_items
-    if items != preset.world.num_items:
-        most = _affordable_negatives(changed, dataset)
-        counts = _negatives_grid(min(items, most))
-        changed = changed.model_copy(
-            update={"negatives": changed.negatives.model_copy(update={"num_negatives": counts})}
-        )
-        notes.append(f"{items:,} items: K = {', '.join(f'{k:,}' for k in counts)}")
     return changed, notes
 
 
@@ -94,7 +86,11 @@ def scaled(preset: Preset, factor: float) -> Preset:
     axes["allocation"] = axes["allocation"].model_copy(
         update={"ladder": tuple(sorted({*own, *between}, key=lambda s: s[0] ** 2 * s[1]))}
     )
-    return preset.model_copy(update={**axes, "budgets": tuple(budget(b) for b in preset.budgets)})
+    made = preset.model_copy(update={**axes, "budgets": tuple(budget(b) for b in preset.budgets)})
+    doublings = round(math.log10(factor))  # the batch doubles, or halves, with every decade
+    if len(preset.batch_by_budget) > 1 or doublings == 0:  # a table of batches by budget knows by itself
+        return made
+    return _with_batches(made, lambda windows: max(1, round(windows * 2.0**doublings)), evaluation=False)
 
 
 def designs(preset: Preset, facts: Facts, axes: Sequence[str], allow_repeats: bool) -> list[Design]:
@@ -138,6 +134,8 @@ def fitting(
 
     def at(factor: float) -> Fitting:
         one = scaled(preset, min(max(factor, low), high))
+        if one is not preset or facts.num_items != preset.world.num_items:
+            one = with_negatives(one, facts)
         made = designs(one, facts, axes, allow_repeats)
         return Fitting(one, one.budgets[0] / preset.budgets[0], tuple(made), cost(made))
 
@@ -197,31 +195,34 @@ def _enough_shapes(preset: Preset, facts: Facts, allow_repeats: bool) -> bool:
     return True
 
 
-def _with_batches(preset: Preset, of: Callable[[int], int]) -> Preset:
+def _with_batches(preset: Preset, of: Callable[[int], int], *, evaluation: bool = True) -> Preset:
+    evaluate = preset.evaluate
+    if evaluation:
+        evaluate = evaluate.model_copy(update={"batch_sequences": of(evaluate.batch_sequences)})
     batches = tuple(sorted({of(windows) for windows in preset.batch.batch_sequences}))
     return preset.model_copy(
         update={
             "batch_by_budget": tuple((budget, of(windows)) for budget, windows in preset.batch_by_budget),
             "batch": preset.batch.model_copy(update={"batch_sequences": batches}),
             "negatives": preset.negatives.model_copy(update={"batch_sequences": of(preset.negatives.batch_sequences)}),
-            "evaluate": preset.evaluate.model_copy(update={"batch_sequences": of(preset.evaluate.batch_sequences)}),
+            "evaluate": evaluate,
         }
     )
 
 
-def _affordable_negatives(preset: Preset, dataset: Dataset) -> int:
-    """About the largest K that the middle budget pays, at the size that it is centred on."""
-    facts = Facts.of(dataset)
-    budget = preset.budgets_of("negatives")[len(preset.budgets_of("negatives")) // 2]
-    row = min(preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
-    h = max(4, round(math.sqrt(preset.common.share * row[1] / (12 * preset.common.text_depth + 2)) / 4) * 4)
-    width = max(8, round(math.sqrt(row[1] / 24)))
+def with_negatives(preset: Preset, facts: Facts) -> Preset:
+    """The preset with numbers of negatives up to the catalogue, or to what its middle budget pays."""
+    budgets = preset.budgets_of("negatives")
+    budget = budgets[len(budgets) // 2]
+    near, size = min(preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
+    size *= math.sqrt(budget / near)
+    h = max(4, round(math.sqrt(preset.common.share * size / (12 * preset.common.text_depth + 2)) / 4) * 4)
+    width = max(4, round(math.sqrt(size / 24)))
     p = sum(contextualizer_parts(h, width, 2, facts.inputs).values())
     choice = preset.negatives
-    most = largest_num_negatives(
-        budget, p, B=choice.batch_sequences, L=dataset.seq_len, h=h, min_steps=choice.min_steps
-    )
-    return max(most or 0, 64)
+    most = largest_num_negatives(budget, p, B=choice.batch_sequences, L=facts.seq_len, h=h, min_steps=choice.min_steps)
+    counts = _negatives_grid(min(facts.num_items, max(most or 0, 64)))
+    return preset.model_copy(update={"negatives": choice.model_copy(update={"num_negatives": counts})})
 
 
 def _negatives_grid(most: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from habitus.errors import ConfigError
+from habitus.errors import ConfigError, Interrupted
 
 ORDER = ("share", "depth", "batch", "allocation", "negatives", "init")  # each feeds the next
 # Initialisations matter for learning rates across sizes, not for a recipe: only the full programme sweeps them.
@@ -51,3 +51,11 @@ class StudyOptions:
         """The axes in the order in which they run."""
         asked = self.axes or (ORDER if self.preset == "paper" else WITHOUT_INIT)
         return tuple(axis for axis in ORDER if axis in asked)
+
+
+def stopped(out: Path, where: str, why: str) -> Interrupted:
+    """What a study says when it ends before its end."""
+    return Interrupted(
+        f"{why or 'stopped'} during the {where}; what is finished stays in {out}",
+        next_step="give the same command again: it goes on where it stopped",
+    )

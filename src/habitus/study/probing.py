@@ -9,7 +9,7 @@ from typing import Any
 
 from habitus.data.dataset import Dataset
 from habitus.sizing import Inputs
-from habitus.study.options import StudyOptions
+from habitus.study.options import StudyOptions, stopped
 from habitus.sweep.cells import Facts
 from habitus.sweep.design import centred_shapes
 from habitus.sweep.estimate import Speeds, device_kind, speeds_of, usual_workers
@@ -44,6 +44,7 @@ def probe(
     options: StudyOptions,
     progress: Callable[[SweepProgress], None],
     note: Callable[[str], None],
+    hours_left: Callable[[], float | None],
 ) -> Probed:
     """Three sizes × three rates at the smallest budget, and a few steps of the largest sizes."""
     began = time.monotonic()
@@ -56,9 +57,15 @@ def probe(
         "note": note,
     }
     smallest = min(preset.budgets_of("allocation"))
-    small = sweep("allocation", dataset, out / PROBES, budgets=(smallest,), preset=_small(preset), **common)
     large_preset, budget = _large(preset, Facts.of(dataset))
-    large = sweep("allocation", dataset, out / PROBES, budgets=(budget,), preset=large_preset, **common)
+    results = []
+    for one, at in ((_small(preset), smallest), (large_preset, budget)):
+        results.append(
+            sweep("allocation", dataset, out / PROBES, budgets=(at,), preset=one, max_hours=hours_left(), **common)
+        )
+        if not results[-1].complete:
+            raise stopped(out, "probes", results[-1].stopped)
+    small, large = results
     store = Store.open(out / PROBES)
     rate, told = _best_rate(small, store, preset)
     kind = device_kind(options.device)

@@ -16,7 +16,7 @@ from habitus.fit.laws import HEADLINE
 from habitus.plan import Plan, PlanOptions, Registered, register
 from habitus.plan import plan as make_plan
 from habitus.study.envelope import Fitting, adapted, fitting
-from habitus.study.options import StudyOptions
+from habitus.study.options import StudyOptions, stopped
 from habitus.study.probing import PROBES, Probed, probe
 from habitus.study.progress import Story, StudyProgress
 from habitus.study.state import NAME, AxisCost, State, read_state, request_of
@@ -68,15 +68,21 @@ def study(
     check_metric(options.metric)
     out, began = Path(out), time.monotonic()
     preset = load_preset(options.preset)
+
+    def hours_left() -> float | None:
+        if options.max_minutes is None:
+            return None
+        return max(1e-9, options.max_minutes / 60 - (time.monotonic() - began) / 3600)
+
     story = Story(out / STORE, options.metric, progress, note)
     with _stoppable():
         dataset = _dataset(out, options, preset, story)
         state = read_state(out, options, dataset.checksum)
         if state is None:
-            state = _decide(out, options, preset, dataset, story)
+            state = _decide(out, options, preset, dataset, story, hours_left)
         if options.dry_run:
             return StudyResult(out, state, data=dataset.path, seconds=time.monotonic() - began, dry_run=True)
-        _sweep_all(out, options, state, dataset, story, began)
+        _sweep_all(out, options, state, dataset, story, hours_left)
         laws = _fit(out, options, state, dataset)
         made = _plan(out, options, laws, dataset)
         page = _report(out)
@@ -118,7 +124,14 @@ def _dataset(out: Path, options: StudyOptions, preset: Preset, story: Story) -> 
     return preset_dataset(preset, path, seed=options.seed, threads=options.workers or 2)
 
 
-def _decide(out: Path, options: StudyOptions, preset: Preset, dataset: Dataset, story: Story) -> State:
+def _decide(
+    out: Path,
+    options: StudyOptions,
+    preset: Preset,
+    dataset: Dataset,
+    story: Story,
+    hours_left: Callable[[], float | None],
+) -> State:
     """Adapt and scale the preset, probe, state the cost, and write it all down."""
     facts, axes = Facts.of(dataset), options.chosen_axes()
     preset, notes = adapted(preset, dataset)
@@ -129,7 +142,8 @@ def _decide(out: Path, options: StudyOptions, preset: Preset, dataset: Dataset, 
         notes.append("a dry run does not probe: times are assumed, and the learning rate is the preset's")
     else:
         story.note("probing learning rates and speed")
-        probed = probe(chosen.preset, dataset, out, options, story.sweeping(0, 1 + len(axes)), story.note)
+        listen = story.sweeping(0, 1 + len(axes))
+        probed = probe(chosen.preset, dataset, out, options, listen, story.note, hours_left)
         notes.append(probed.told)
     if options.gpu_hours is not None:
         limit = _PROBE_SHARE * options.gpu_hours * 3600 - probed.seconds - _FINISH_SECONDS
@@ -146,6 +160,8 @@ def _decide(out: Path, options: StudyOptions, preset: Preset, dataset: Dataset, 
     if chosen.factor != 1:
         budgets = ", ".join(f"{b:.3g}" for b in chosen.preset.budgets)
         notes.append(f"budgets {chosen.factor:.3g} times those of preset {preset.name}: {budgets} FLOPs")
+    if chosen.preset.negatives.num_negatives != preset.negatives.num_negatives:
+        notes.append("K = " + ", ".join(f"{k:,}" for k in chosen.preset.negatives.num_negatives))
     common = chosen.preset.common.model_copy(update={"learning_rate": probed.learning_rate})
     state = State(
         dataset_checksum=dataset.checksum,
@@ -203,17 +219,19 @@ def _unprobed(options: StudyOptions, facts: Facts, preset: Preset) -> Probed:
     return Probed(preset.common.learning_rate, "", speeds, 2.0, 0.0, options.workers or usual_workers(kind))
 
 
-def _sweep_all(out: Path, options: StudyOptions, state: State, dataset: Dataset, story: Story, began: float) -> None:
+def _sweep_all(
+    out: Path,
+    options: StudyOptions,
+    state: State,
+    dataset: Dataset,
+    story: Story,
+    hours_left: Callable[[], float | None],
+) -> None:
     story.begin(state)
     for number, (axis, cost) in enumerate(zip(state.axes, state.costs, strict=True)):
-        left = None
         if not cost.budgets:
             story.note(f"{axis}: no cell can be run at these budgets; the axis is left out")
             continue
-        if options.max_minutes is not None:
-            left = (options.max_minutes * 60 - (time.monotonic() - began)) / 3600
-            if left <= 0:
-                raise _stopped(out, axis, "time is up")
         result = sweep(
             axis,
             dataset,
@@ -223,21 +241,14 @@ def _sweep_all(out: Path, options: StudyOptions, state: State, dataset: Dataset,
             workers=options.workers,
             backend=options.backend,  # type: ignore[arg-type]
             device=options.device,
-            max_hours=left,
+            max_hours=hours_left(),
             allow_repeats=options.allow_repeats,
             progress=story.sweeping(1 + number, 1 + len(state.axes)),
             note=story.note,
         )
         if not result.complete:
-            raise _stopped(out, axis, result.stopped or "stopped")
+            raise stopped(out, f"{axis} axis", result.stopped)
         story.finished(result)
-
-
-def _stopped(out: Path, axis: str, why: str) -> Interrupted:
-    return Interrupted(
-        f"{why} during the {axis} axis; what is finished stays in {out}",
-        next_step="give the same command again: it goes on where it stopped",
-    )
 
 
 def _fit(out: Path, options: StudyOptions, state: State, dataset: Dataset) -> LawsFile:
