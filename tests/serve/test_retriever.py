@@ -267,3 +267,82 @@ def test_pairs_of_item_and_event_are_asked_for_and_answered_as_pairs(
         again.item("5")
     with pytest.raises(RequestError, match="not that of the item's id"):
         again._items.fields_of((5, "dream"), {**fields, "event_type": "view"})
+
+
+def test_text_ids_positions_and_times_as_item_fields(
+    tmp_path: Path, train: Callable[..., Any], recipe_of: Callable[..., Any]
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from habitus.events.schema import Schema
+    from habitus.model.bundle import save_bundle
+    from habitus.serve.items import Entry, ItemStore
+
+    names = [f"item/{number:02d}?ü" for number in range(20)]
+    released = [f"2020-01-{1 + number:02d}" for number in range(20)]
+    pq.write_table(pa.table({"name": names, "released": released}), tmp_path / "items.parquet")
+    events = [(user, names[(user * 7 + place) % 20], place) for user in range(40) for place in range(6)]
+    users, items, places = zip(*events, strict=True)
+    pq.write_table(pa.table({"user": users, "name": items, "place": places}), tmp_path / "events.parquet")
+    schema = Schema.parse(
+        {
+            "events": {"user": "user", "item": "name", "timestamp": "place", "time_unit": "order"},
+            "items": {"item": "name", "fields": {"released": "time"}},
+        },
+        "test",
+    )
+    files = [str(tmp_path / f"{name}.parquet") for name in ("events", "items")]
+    prepare(*files, schema, tmp_path / "dataset", PrepareOptions(seq_len=64, threads=1))
+    dataset = Dataset.open(tmp_path / "dataset")
+    recipe = recipe_of(3)
+    save_bundle(train(dataset, recipe), recipe, dataset, tmp_path / "run" / "bundle")
+    retriever = Retriever.open(tmp_path / "run", data=dataset.path, device="cpu")
+    shuffled = ({"name": names[3], "place": 9}, {"name": names[5], "place": "2"}, {"name": "no such"} | {"place": 4})
+    answer = retriever.recommend([Request(shuffled, k=30)])[0]
+    assert {one.item_id for one in answer.items} == set(names)
+    assert answer.unknown_items == ("no such",)
+    in_order = retriever.embed_histories([[{"name": names[5]}, {"name": names[3]}]])
+    np.testing.assert_array_equal(retriever.embed_histories([shuffled]), in_order)
+    retriever.put_item("twin", {"released": "2020-01-08T00:00:00+00:00"})
+    state = retriever.item("twin")
+    assert state.fields == {"released": "2020-01-08T00:00:00"}
+    np.testing.assert_allclose(
+        retriever.embed_items([{"released": "2020-01-08"}]), retriever.embed_items([state.fields]), atol=1e-7
+    )
+    store = ItemStore(tmp_path / "other")
+    store.put("twin", Entry(state.fields, False, b"", "another embedder"))
+    scores = {one.item_id: one.score for one in answer.items}
+    again = Retriever.open(tmp_path / "run", device="cpu", items=store).recommend([Request(shuffled, k=30)])[0]
+    assert {one.item_id: one.score for one in again.items}["twin"] == pytest.approx(scores[names[7]], abs=1e-5)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_ranks_are_those_of_evaluate_and_items_come_and_go(
+    run: Path, dataset: Dataset, log: Log, items: list[dict[str, Any]]
+) -> None:
+    kept: list[PerQuery] = []
+    options = EvaluateOptions(regimes=("catalogue",), queries=300, cutoffs=(10,))
+    evaluate_runs([run], dataset, options, Handling("cuda"), keep=lambda _, __, v: kept.append(v))
+    retriever = Retriever.open(run, device="cuda")
+    requests, chosen = [], []
+    for query, event in enumerate(kept[0].event.tolist()):
+        _, history = history_of(log, dataset, event)
+        if len(history) == kept[0].history[query]:
+            requests.append(Request(history, k=10))
+            chosen.append(query)
+    answers = retriever.recommend(requests)
+    same = [
+        [one.item_id for one in answer.items] == kept[0].top[query].tolist()
+        for answer, query in zip(answers, chosen, strict=True)
+    ]
+    assert np.mean(same) > 0.95  # other windows, other rounding: near ties may change places
+    best = answers[0].items[0]
+    retriever.delete_item(best.item_id)
+    retriever.put_item(5000, {name: value for name, value in items[best.item_id].items() if name != "item_id"})
+    after = retriever.recommend([Request(requests[0].history, k=300)])[0].items
+    assert {one.item_id for one in after} == {*range(300), 5000} - {best.item_id}
+    new = next(one for one in after if one.item_id == 5000)
+    assert new.probability == pytest.approx(best.probability, rel=0.05)
+    cpu = Retriever.open(run, device="cpu").recommend([requests[1]])[0].items
+    assert [one.probability for one in answers[1].items] == pytest.approx([one.probability for one in cpu], rel=0.1)

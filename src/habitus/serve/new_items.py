@@ -12,7 +12,13 @@ from habitus.serve import values
 from habitus.serve.ids import IdKind, Key
 from habitus.serve.requests import Limits, RequestError
 
-_TYPES = {"text": pa.string(), "category": pa.string(), "number": pa.float64(), "vector": pa.list_(pa.float32())}
+_TYPES = {
+    "text": pa.string(),
+    "category": pa.string(),
+    "number": pa.float64(),
+    "vector": pa.list_(pa.float32()),
+    "time": pa.timestamp("us"),
+}
 
 
 class ItemEncoder:
@@ -66,7 +72,9 @@ class ItemEncoder:
         columns = {}
         for name, kind in self.kinds.items():
             column = [item.get(name) for item in items]
-            columns[name] = pa.array(column, pa.timestamp("us") if kind == "time" else _TYPES[kind])
+            if kind == "time":
+                column = [None if value is None else values.moment(name, value, "datetime") for value in column]
+            columns[name] = pa.array(column, _TYPES[kind])
         return pa.RecordBatch.from_pydict(columns)
 
     def _read_all(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +95,7 @@ class ItemEncoder:
             return values.vector(what, value, self.sizes[name])
         if value is None:
             return None
-        return values.number(what, value) if kind == "number" else values.moment(what, value, "datetime")
+        return values.number(what, value) if kind == "number" else values.iso_time(what, value)
 
     def _id_of(self, fields: Mapping[str, Any]) -> Any:
         given = fields[self.kind.table_column]

@@ -123,6 +123,11 @@ def moment(what: str, value: Any, unit: TimeUnit) -> int:
     return micros
 
 
+def iso_time(what: str, value: Any) -> str:
+    """A moment as text in ISO form, in UTC."""
+    return (_EPOCH + moment(what, value, "datetime") * _MICROSECOND).isoformat()
+
+
 def days(what: str, value: Any) -> float:
     """A field of kind 'time' as days since 1970, NaN where it is missing."""
     if value is None:
