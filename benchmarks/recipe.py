@@ -63,7 +63,8 @@ class Size:
     joint_dim: int | None  # None: by share
     device: str
     precision: str
-    batch_sequences: int | None  # None: the ladder's
+    batches: int | dict[float, int]  # windows per step, by budget; the ladder's where a budget is not named
+    compile_from: float  # budgets at which steps are compiled: one core does that while others train
     base_rate: float  # learning rate at 512 windows per step; the rule is base_rate·√(B/512)
     rate_cells: tuple[tuple[float, int, int], ...]  # of `rates`: (budget, width, depth)
 
@@ -73,14 +74,15 @@ SIZES = {
         items=2_000, users=60_000, seq_len=64, text_len=12, text_depth=2, vocabulary=1_024, queries=10_000,
         eval_sequences=64, budgets=(1e12,), compare_at=(1e11, 3e11),
         shapes=((16, 1), (32, 1), (48, 2), (80, 2), (128, 3), (192, 4)), compare_shape=(32, 1),
-        joint_dim=16, device="cpu", precision="fp32", batch_sequences=16, base_rate=5.6e-2,
+        joint_dim=16, device="cpu", precision="fp32", batches=16, compile_from=math.inf, base_rate=5.6e-2,
         rate_cells=((1e11, 32, 1), (1e11, 64, 2), (3e11, 32, 1), (3e11, 96, 2)),
     ),
     "h200": Size(
-        items=100_000, users=600_000, seq_len=256, text_len=24, text_depth=4, vocabulary=8_192, queries=20_000,
+        items=100_000, users=600_000, seq_len=256, text_len=24, text_depth=4, vocabulary=8_192, queries=10_000,
         eval_sequences=64, budgets=(3e13, 3e14, 1e15), compare_at=(3e13, 1e14, 3e14),
-        shapes=((64, 2), (64, 4), (96, 3), (128, 4), (160, 4), (192, 4), (256, 5), (320, 6)), compare_shape=(192, 4),
-        joint_dim=None, device="cuda", precision="bf16", batch_sequences=None, base_rate=2e-2,
+        shapes=((48, 2), (64, 4), (96, 4), (128, 5), (192, 4), (224, 5), (256, 6), (320, 6)), compare_shape=(192, 4),
+        joint_dim=32, device="cuda", precision="bf16", batches={3e13: 8, 3e14: 32, 1e15: 64},
+        compile_from=1e15, base_rate=2e-2,
         rate_cells=((3e13, 64, 4), (3e13, 192, 4), (3e14, 320, 6)),
     ),
 }  # fmt: skip
@@ -232,7 +234,8 @@ def sized(cell: Cell, folder: Path) -> Any:
 
     size = SIZES[cell.size]
     share = {"joint_dim": size.joint_dim} if size.joint_dim else {"share": SHARE}
-    batch = size.batch_sequences or ladder_batch_sequences(cell.budget)
+    batch = size.batches if isinstance(size.batches, int) else size.batches.get(cell.budget)
+    batch = batch or ladder_batch_sequences(cell.budget)
     request = Request(
         batch_sequences=batch, flops=cell.budget, width=cell.width, depth=cell.depth, seq_len=size.seq_len,
         text_len=size.text_len, text_depth=size.text_depth, **share,
@@ -261,7 +264,11 @@ def prepared(name: str, folder: Path) -> dict[str, float]:
     if not out.exists():
         world = World(WorldConfig(num_users=size.users, num_items=size.items, seed=1))
         options = PrepareOptions(
-            seq_len=size.seq_len, text_len=size.text_len, vocabulary_size=size.vocabulary, validation_share=0.05
+            seq_len=size.seq_len,
+            text_len=size.text_len,
+            vocabulary_size=size.vocabulary,
+            validation_share=0.05,
+            threads=max(1, (os.cpu_count() or 1) // 2),
         )
         prepare_world(world, schema_of(world), out, options, lambda _what, _share: None)
     levels = folder / f"levels-{name}.json"
@@ -304,10 +311,14 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
     )
     dataset = Dataset.open(dataset_of(cell.size, folder), verify=False)
     run = Path(tempfile.mkdtemp(dir=folder))
-    threads = 1 if size.device == "cpu" else None
+    options = TrainOptions(
+        device=size.device,
+        threads=1 if size.device == "cpu" else None,
+        compile=None if size.device == "cpu" else cell.budget >= size.compile_from,
+    )
     began = time.monotonic()
     try:
-        record = train(recipe, dataset, run / "run", options=TrainOptions(device=size.device, threads=threads))
+        record = train(recipe, dataset, run / "run", options=options)
     finally:
         shutil.rmtree(run, ignore_errors=True)
     metric = record.metrics.get("batch/loss")
