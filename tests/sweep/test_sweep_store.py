@@ -18,7 +18,7 @@ from habitus.sweep.jobs import Job, WorkerOptions
 from habitus.sweep.lease import LeaseLostError, WorkerFile, highest, holder, try_claim
 from habitus.sweep.preset import Preset
 from habitus.sweep.store import Store, write_once
-from habitus.sweep.worker import Worker
+from habitus.sweep.worker import DeviceLostError, Worker
 from tests.sweep.cells_of_tests import quick_cells, store_with
 
 
@@ -231,6 +231,26 @@ def test_out_of_memory_is_retried_alone_then_in_pieces_and_said(
     assert tally.published == 1 and record is not None and record.status == "done"
     assert record.hardware["accumulate"] == 2
     assert ["alone" in said[0], "2 micro-batches" in said[1]] == [True, True]
+
+
+def test_an_error_of_the_device_is_tried_in_new_processes_and_then_the_cells_fault(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def broken(self: torch.Tensor, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.Tensor, "backward", broken)
+    (planned,) = quick_cells(tiny, facts, 1)
+    store, jobs = store_with(tmp_path / "store", dataset, tiny, [planned])
+    for _ in range(3):  # each would be a process of its own
+        assert not store.settled(planned.hash)
+        with pytest.raises(DeviceLostError, match="an illegal memory access"):
+            Worker(store, dataset).work(jobs)
+    record = store.record(planned.hash)
+    assert record is not None and record.status == "failed" and "CUDA error" in (record.reason or "")
+    assert "illegal memory access" in (store.cell(planned.hash) / "failure.txt").read_text()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from habitus.data.dataset import Dataset
 from habitus.errors import HabitusError, RunError
 from habitus.sweep.jobs import Admission, Job, Tally, WorkerOptions, deadline
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Worker
+from habitus.sweep.worker import DeviceLostError, Worker
 
 _PROCESS_BYTES = 700 << 20  # what a process takes before it trains anything: about the same on a GPU and beside it
 _SPARE = 1.3  # predicted bytes are by structure; allocators and kernels take more
@@ -192,6 +192,8 @@ def _worker(
             note=lambda text: said.send(("note", text)),
         )
         said.send(("tally", worker.work(jobs).counts()))
+    except DeviceLostError:
+        os._exit(70)  # without a last word, so that another process takes its place
     except HabitusError as error:
         said.send(("error", str(error)))
     except (BrokenPipeError, ConnectionResetError):

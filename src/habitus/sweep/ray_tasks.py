@@ -1,5 +1,6 @@
 """Workers as tasks of a Ray cluster: the same loop on the same store, which all nodes must see under one path."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError, HabitusError, RunError
 from habitus.sweep.jobs import Job, Tally, WorkerOptions, deadline
 from habitus.sweep.store import Store
-from habitus.sweep.worker import Worker
+from habitus.sweep.worker import DeviceLostError, Worker
 
 _MOST_RETRIES = 1_000  # of a task whose node died
 
@@ -70,6 +71,8 @@ def _work(store: str, dataset: str, jobs: list[Job], options: WorkerOptions) -> 
             Store.open(store), Dataset.open(Path(dataset), verify=False), replace(options, poll_seconds=0.5)
         )
         return {"counts": worker.work(jobs).counts(), "seconds": time.monotonic() - began}
+    except DeviceLostError:
+        os._exit(70)  # Ray starts the task again in a new process
     except HabitusError as error:
         return {"error": str(error)}
 

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 _DISK_TRIES = 6
+_DEVICE_TRIES = 3  # claims of a cell after which an error of the GPU is the cell's own fault
 _MOST_DEATHS = 20  # claims of one cell that ended without a word, none of which saved a step
+
+
+class DeviceLostError(RunError):
+    """After an error of the GPU itself nothing works in this process any more; a new one may well succeed."""
 
 
 class _StopError(Exception):
@@ -66,6 +71,7 @@ class Worker:
         self._trouble: dict[str, _Trouble] = {}
         self._parents: dict[str, str | None] = {}
         self._disk_trouble = 0
+        self._lost = ""  # what the device said before it went
         self._stop = threading.Event()
 
     def work(self, jobs: Sequence[Job]) -> Tally:
@@ -143,6 +149,8 @@ class Worker:
         self.tally.failed += record.status == "failed"
         self.file.write("published", cell=job.digest, claim=lease.number, status=record.status)
         attempts.settle(lease.cell, self.file.name)
+        if self._lost:
+            raise DeviceLostError(f"the device is of no more use to this process: {self._lost}")
         return True
 
     def _train(self, job: Job, lease: Lease, attempt: Path) -> None:
@@ -177,6 +185,8 @@ class Worker:
         except Exception as error:
             lease.check()  # a worker that woke up too late finds its folder gone: no failure of the cell
             self._failed(job, lease, attempt, error)
+        finally:
+            self._free_device()
 
     def _out_of_memory(self, job: Job, lease: Lease, attempt: Path, error: OutOfMemory) -> None:
         """Try again alone on the device, then in smaller pieces, then give up with a failed Record."""
@@ -197,6 +207,13 @@ class Worker:
 
     def _failed(self, job: Job, lease: Lease, attempt: Path, error: Exception) -> None:
         """Wait where the disk is to blame; else the cell has failed, and its Record says why."""
+        if _device_lost(error):
+            self._lost = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            if lease.number < _DEVICE_TRIES:
+                self.file.write("retry", cell=job.digest, why=self._lost, how="in a new process")
+                attempts.abandon(attempt)
+                lease.release()
+                raise DeviceLostError(f"the device is of no more use to this process: {self._lost}") from error
         trouble = _disk_error(error)
         if trouble is not None:
             self._disk_trouble += 1
@@ -230,6 +247,16 @@ class Worker:
             flops_budget=job.flops_budget,
             seed=recipe.train.seed,
         ).write(attempt / RECORD)
+
+    def _free_device(self) -> None:
+        """Give back what the cell held on a GPU, since others share it."""
+        if self.options.device.startswith("cuda") and not self._lost:
+            import gc
+
+            import torch
+
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _train_options(self, job: Job) -> "TrainOptions":
         from habitus.train import TrainOptions
@@ -269,6 +296,10 @@ class Worker:
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop.set()
+
+
+def _device_lost(error: BaseException) -> bool:
+    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)
 
 
 def _disk_error(error: BaseException | None) -> int | None:
