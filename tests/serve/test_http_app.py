@@ -1,6 +1,8 @@
 """The application in this process: what happens when there is more to do than time or room."""
 
 import asyncio
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,3 +215,25 @@ def test_loopback_addresses_are_known() -> None:
     assert not is_loopback("0.0.0.0")
     assert not is_loopback("::")
     assert not is_loopback("10.0.0.1")
+
+
+def test_the_command_and_the_page_of_documentation_name_the_limits_that_hold() -> None:
+    from habitus.cli.serve import serve
+
+    names = {
+        "max_body": "max_body_bytes",
+        "timeout": "timeout_s",
+        "read_timeout": "read_timeout_s",
+        "shutdown_timeout": "shutdown_s",
+        **{same: same for same in ("max_history", "max_k", "max_batch", "max_wait_ms", "max_queue", "max_connections")},
+    }
+    limits = ServerLimits()
+    defaults = {name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()}
+    assert {name: defaults[name] for name in names} == {name: getattr(limits, field) for name, field in names.items()}
+    text = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    for option, name in names.items():
+        shown = f"{getattr(limits, name):,g}" if isinstance(defaults[option], float) else f"{defaults[option]:,}"
+        row = re.search(rf"\| `--{option.replace('_', '-')}` \| ([\d,]+)", text)
+        assert row, option
+        assert row[1] == shown
+    assert f"| {limits.max_rows} |" in text
