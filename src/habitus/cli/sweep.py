@@ -1,6 +1,7 @@
 """`habitus sweep`: one axis of the study, run into a store."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -99,20 +100,38 @@ def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress
     def note(text: str) -> None:
         console.print(text, style="dim", markup=False)
 
-    if quiet or not console.is_terminal:
+    if quiet:
         yield (lambda _progress: None), note
+        return
+    if not console.is_terminal:
+        yield _lines(note), note
         return
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rest]}")
     with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
         task = bar.add_task(axis, total=None, rest="")
 
         def progress(where: "SweepProgress") -> None:
-            rest = f"{where.running} running" + (f", {where.failed} failed" if where.failed else "")
-            if where.seconds_left is not None:
-                rest += f", about {duration(where.seconds_left)} left"
-            bar.update(task, completed=where.done, total=where.total, rest=rest)
+            bar.update(task, completed=where.done, total=where.total, rest=_rest(where))
 
         yield progress, note
+
+
+def _lines(note: Callable[[str], None], every: float = 60.0) -> Callable[["SweepProgress"], None]:
+    """A line a minute, for logs."""
+    last = time.monotonic()
+
+    def progress(where: "SweepProgress") -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            note(f"{where.axis}: {where.done} of {where.total} done, {_rest(where)}")
+
+    return progress
+
+
+def _rest(where: "SweepProgress") -> str:
+    text = f"{where.running} running" + (f", {where.failed} failed" if where.failed else "")
+    return text if where.seconds_left is None else f"{text}, about {duration(where.seconds_left)} left"
 
 
 def _print(result: "SweepResult") -> None:
