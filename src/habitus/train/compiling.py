@@ -25,8 +25,12 @@ def use_compile_cache() -> Path:
 def pays(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
     """Whether compiling saves more time than it takes, judged by the run's FLOPs."""
     seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / UNCOMPILED_FLOPS_PER_SECOND
-    known = _mark(recipe, dataset, device).exists()
-    return seconds > (WORTH_SECONDS_CACHED if known else WORTH_SECONDS)
+    return seconds > (WORTH_SECONDS_CACHED if is_known(recipe, dataset, device) else WORTH_SECONDS)
+
+
+def is_known(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
+    """Whether a run of this shape has left its kernels in the cache."""
+    return _mark(recipe, dataset, device).exists()
 
 
 def remember(recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
