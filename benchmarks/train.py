@@ -23,7 +23,7 @@ from typing import Any
 CELLS = {"1e15": (1e15, 64), "1e16": (1e16, 128), "1e17": (1e17, 256), "1e18": (1e18, 512)}
 WANTED = {"1e15": 100, "1e16": 250, "1e17": 400, "1e18": 500}  # nominal TFLOP/s
 SLICES = {"1e15": 600, "1e16": 300, "1e17": 150, "1e18": 60}
-STAGE2 = (524_288, 2_097_152)
+STAGE2 = ("524288-248", "2097152-248", "2097152-96")  # K and joint_dim; 248 is the widest that a bias leaves fused
 TABLE_ROWS = 1 << 22
 
 
@@ -85,7 +85,8 @@ def child(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     if name == "machine":
         return machine(arguments.device)
     if name.startswith("stage2-"):
-        return stage2(int(name.removeprefix("stage2-")), arguments)
+        num_negatives, joint_dim = map(int, name.removeprefix("stage2-").split("-"))
+        return stage2(num_negatives, joint_dim, arguments)
     return stage1(name, arguments)
 
 
@@ -128,8 +129,8 @@ def stage1(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def stage2(num_negatives: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Stage 2 at the size of the 10^17 cell with a batch of 64, on a table of random vectors."""
+def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Stage 2 of the 10^17 cell's contextualizer with a batch of 64, on a table of random vectors."""
     import torch
 
     from habitus.data import Dataset
@@ -141,10 +142,9 @@ def stage2(num_negatives: int, arguments: argparse.Namespace) -> dict[str, Any]:
     recipe = recipe_of("1e17", dataset, arguments)
     steps = arguments.steps or 40
     update = {"stage": 2, "parent": "0" * 64, "batch_sequences": 64, "steps": steps}
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update=update)})
-    recipe = recipe.model_copy(
-        update={"train": recipe.train.model_copy(update={"num_negatives": min(num_negatives, dataset.num_items)})}
-    )
+    update["num_negatives"] = min(num_negatives, dataset.num_items)
+    train, model = recipe.train.model_copy(update=update), recipe.model.model_copy(update={"joint_dim": joint_dim})
+    recipe = recipe.model_copy(update={"train": train, "model": model})
     generator = torch.Generator(arguments.device).manual_seed(0)
     shape = (TABLE_ROWS, recipe.model.joint_dim)
     table = torch.randn(shape, generator=generator, device=arguments.device, dtype=torch.bfloat16)
@@ -165,7 +165,7 @@ def stage2(num_negatives: int, arguments: argparse.Namespace) -> dict[str, Any]:
     counts = engine.order.totals(1, steps - 1)
     flops = executed_flops(recipe, Inputs.of(dataset.fields), work, slots, counts, torch.device(arguments.device))
     row = {
-        "cell": f"stage2-{num_negatives}",
+        "cell": f"stage2-{num_negatives}-{joint_dim}",
         "model": recipe.model.to_values(),
         "batch_sequences": 64,
         "num_negatives": num_negatives,
