@@ -228,6 +228,20 @@ def test_the_journal_is_compacted_and_keeps_the_order_of_changes(tmp_path: Path)
     ]
 
 
+def test_a_compaction_that_fails_leaves_the_journal_in_use(tmp_path: Path) -> None:
+    store = ItemStore(tmp_path)
+    store.put(1, Entry({"title": "one"}, False, b"", "e"))
+    (tmp_path / ".journal.jsonl.partial").mkdir()  # nothing can be written under this name
+    with pytest.raises(StorageError):
+        store.compact()
+    (tmp_path / ".journal.jsonl.partial").rmdir()
+    store.put(2, Entry({"title": "two"}, False, b"", "e"))
+    assert [key for key, _ in ItemStore(tmp_path).changes(0)[1]] == [1, 2]
+    store.compact()
+    store.put(3, Entry({"title": "three"}, False, b"", "e"))
+    assert [key for key, _ in ItemStore(tmp_path).changes(0)[1]] == [1, 2, 3]
+
+
 FULL = """
 import resource, signal, sys
 from habitus.serve.items import Entry, ItemStore

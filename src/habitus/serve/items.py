@@ -9,6 +9,7 @@ One process writes; it takes the lock at its first change. Others read what is t
 """
 
 import base64
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -92,30 +93,38 @@ class ItemStore:
             self._file = self._lock = -1
 
     def compact(self) -> None:
-        """Write the journal anew with one line per item."""
+        """Write the journal anew with one line per item. On failure the old one goes on."""
         with self._mutex:
             self._acquire()
             beside = self.folder / f".{JOURNAL}.partial"
+            fresh = -1
             try:
-                lines = [_line(FORMAT)]
-                lines += [
-                    _line({"id": list(key) if isinstance(key, tuple) else key, **_plain(entry)})
-                    for key, (_, entry) in self._states.items()
-                ]
-                with beside.open("wb") as file:
-                    for line in lines:
-                        file.write(line)
-                    file.flush()
-                    os.fsync(file.fileno())
+                fresh = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                size = 0
+                for line in self._current_lines():
+                    size += _write_whole(fresh, line, size)
+                os.fsync(fresh)
                 beside.replace(self.folder / JOURNAL)
-                _sync_folder(self.folder)
             except OSError as error:
+                if fresh >= 0:
+                    os.close(fresh)
                 raise StorageError(f"the items could not be written: {error.strerror}") from error
             finally:
-                beside.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    beside.unlink(missing_ok=True)
+            # From the rename on, the new file is the journal: nothing may be written to the old one any more.
             os.close(self._file)
-            self._file = os.open(self.folder / JOURNAL, os.O_RDWR)
-            self._lines, self._size = len(self._states), sum(map(len, lines))
+            self._file, self._lines, self._size = fresh, len(self._states), size
+            try:
+                _sync_folder(self.folder)
+            except OSError as error:
+                self.close()  # the next change opens and reads what is there
+                raise StorageError(f"the items could not be written: {error.strerror}") from error
+
+    def _current_lines(self) -> Iterator[bytes]:
+        yield _line(FORMAT)
+        for key, (_, entry) in self._states.items():
+            yield _line({"id": list(key) if isinstance(key, tuple) else key, **_plain(entry)})
 
     def _try_compaction(self) -> None:
         try:
@@ -125,9 +134,7 @@ class ItemStore:
 
     def _append(self, line: bytes) -> None:
         try:
-            written = 0
-            while written < len(line):
-                written += os.pwrite(self._file, line[written:], self._size + written)
+            _write_whole(self._file, line, self._size)
             os.fsync(self._file)
         except OSError as error:
             self._undo()
@@ -212,6 +219,14 @@ class ItemStore:
         self._version += 1
         self._states.pop(key, None)
         self._states[key] = self._version, entry
+
+
+def _write_whole(descriptor: int, line: bytes, at: int) -> int:
+    """Write all bytes at a place of a file; returns how many."""
+    written = 0
+    while written < len(line):
+        written += os.pwrite(descriptor, line[written:], at + written)
+    return written
 
 
 def _line(values: Mapping[str, Any]) -> bytes:
