@@ -150,7 +150,7 @@ def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) ->
     table = torch.randn(shape, generator=generator, device=arguments.device, dtype=torch.bfloat16)
     engine = engine_of(recipe, dataset, arguments, table)
     engine.objective.num_items = TABLE_ROWS  # the extras come from the whole table
-    engine.objective.num_negatives = num_negatives
+    engine.objective.num_negatives, engine.objective.whole = num_negatives, False
     engine.step(0)
     engine.results(wait=True)
     warmup = time.perf_counter() - began
