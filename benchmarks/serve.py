@@ -53,6 +53,7 @@ def main() -> None:
         folder = prepared(options.folder / str(items), items, options.index)
         for index in [] if options.prepare else options.index:
             rows += measured(folder, items, index, options)
+    ratios(rows)
     result = {"benchmark": "serve", **machine(), "threads": options.threads, "events": EVENTS, "k": K, "rows": rows}
     print(json.dumps(result))
     if options.keep:
@@ -153,6 +154,7 @@ class Server:
         )
         found: dict[str, Any] = json.loads(done.stdout)
         found["server_cpu_ms"] = 1e3 * (processor_seconds(self.process.pid) - before) / found["requests"]
+        found["load"] = os.getloadavg()[0]  # of the whole machine: above 2, others compute here too
         found["client_cpu_ms"] = 1e3 * found.pop("client_cpu_s") / found["requests"]
         return found
 
@@ -207,6 +209,21 @@ def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace
         rows[-1] |= {"p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "recall_at_10": retriever.index_info.recall_at_10}
         show(rows[-1])
     return rows
+
+
+def ratios(rows: list[dict[str, Any]]) -> None:
+    """Print what batching and the approximate index are worth at the largest number of clients."""
+    most = max((row["clients"] for row in rows), default=0)
+    found = {(row["items"], row["index"], row["mode"]): row for row in rows if row["clients"] == most}
+    for (items, index, mode), row in found.items():
+        if mode != "batched":
+            continue
+        alone, exact = found[items, index, "one at a time"], found.get((items, "exact", "batched"), row)
+        print(
+            f"{items:>9,} {index:<6} {most} clients: batched {row['per_s'] / alone['per_s']:.1f} times one at a time "
+            f"({alone['server_cpu_ms'] / row['server_cpu_ms']:.1f} by processor time), "
+            f"{row['per_s'] / exact['per_s']:.1f} times exact ({exact['server_cpu_ms'] / row['server_cpu_ms']:.1f})"
+        )
 
 
 def processor_seconds(pid: int) -> float:
