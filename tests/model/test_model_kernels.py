@@ -9,8 +9,8 @@ import pytest
 
 CHECK = """
 import torch
-from habitus.model import attention_kernels
-from habitus.model.layouts import PackedRows
+from habitus.model import attention_kernels, packed_attention
+from habitus.model.layouts import PackedRows, rotary_turns, turned
 
 def reference(qkv, begin, end):
     query, key, value = qkv.unbind(1)
@@ -36,6 +36,39 @@ for lengths, heads, size, causal in cases:
     gradient = attention_kernels.backward(upstream, qkv.detach(), out, lse, layout[:4])
     torch.testing.assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gradient, qkv.grad, rtol=1e-4, atol=1e-5)
+
+for rows, heads, size in ((1, 1, 2), (70, 3, 32), (33, 2, 44)):
+    qkv = torch.randn(rows, 3, heads, size, requires_grad=True)
+    turns = rotary_turns(torch.randint(0, 256, (rows,)), size)
+    upstream = torch.randn_like(qkv)
+    expected = turned(qkv, turns)
+    expected.backward(upstream)
+    torch.testing.assert_close(attention_kernels.turn(qkv.detach(), turns), expected.detach(), rtol=1e-5, atol=1e-6)
+    attention_kernels.turn_back(upstream, turns)
+    torch.testing.assert_close(upstream, qkv.grad, rtol=1e-5, atol=1e-6)
+
+# The operator as a whole, with its gradient, plain and traced.
+edges = torch.tensor([0, 40, 41, 90, 90], dtype=torch.int32)
+turns = rotary_turns(torch.arange(90) % 40, 16)
+layout = PackedRows.causal(edges, 90, turns)
+qkv = torch.randn(90, 3, 2, 16, requires_grad=True)
+upstream = torch.randn(90, 2, 16)
+expected = reference(turned(qkv, turns), layout.begin, layout.end)
+(wanted,) = torch.autograd.grad(expected, qkv, upstream)
+
+def operator(qkv, turns):
+    return packed_attention._forward(qkv * 1, *layout[:4], turns)[0]
+
+for call in (operator, torch.compile(operator, backend="aot_eager", fullgraph=True)):
+    out = call(qkv, turns)
+    (gradient,) = torch.autograd.grad(out, qkv, upstream)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+    plain = call(qkv, None)
+    (gradient,) = torch.autograd.grad(plain, qkv, upstream)
+    unturned = reference(qkv, layout.begin, layout.end)
+    torch.testing.assert_close(plain, unturned, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient, torch.autograd.grad(unturned, qkv, upstream)[0], rtol=1e-4, atol=1e-5)
 """
 
 

@@ -5,6 +5,8 @@ cost one or two tiles and no padding, and causal histories only the tiles of the
 depends on R and H alone, never on how the rows are divided.
 
 Letters: R rows, H heads, d head size; in kernels M rows and N rows of the two sides of a tile, D is d padded.
+Turning (rotary positions) is a pass of its own before, and after the gradient in place: inside the attention each tile
+would be turned again by every block that reads it, and compiled from PyTorch's operators it took twice the time.
 """
 
 # mypy: allow-untyped-defs
@@ -47,6 +49,26 @@ def backward(
         qkv, grad, lse, delta, begin, end, first, last, result, R, scale, _LOG2_E * scale, **options
     )
     return result
+
+
+def turn(qkv: Tensor, turns: Tensor) -> Tensor:
+    """qkv [R, 3, H, d] with queries and keys turned pairwise by cosines and sines [R, 2, d/2]; values as they are."""
+    result = torch.empty_like(qkv)
+    _turn(qkv, turns, result, back=False)
+    return result
+
+
+def turn_back(gradient: Tensor, turns: Tensor) -> None:
+    """Turn a gradient of what `turn` returned into that of what it was given, in place."""
+    _turn(gradient, turns, gradient, back=True)
+
+
+def _turn(source: Tensor, turns: Tensor, target: Tensor, *, back: bool) -> None:
+    R, _, H, d = source.shape
+    half = triton.next_power_of_2(d // 2)
+    rows = max(1, 1024 // half)  # eight entries, 16 bytes of bfloat16, per thread
+    grid = (triton.cdiv(R, rows),)
+    _turn_kernel[grid](source, turns, target, R, H=H, HALF=d // 2, N=half, ROWS=rows, BACK=back, num_warps=4)
 
 
 def _options(qkv: Tensor) -> dict[str, Any]:
@@ -163,6 +185,31 @@ def _key_value_gradient(
         key_total += _dot(slope.to(query.dtype), query, EXACT)
     _put(result, 1, key_total, keys, R, head, 3, H, d, D)
     _put(result, 2, value_total, keys, R, head, 3, H, d, D)
+
+
+@triton.jit(do_not_specialize=["R"])
+def _turn_kernel(
+    source, turns, target, R,
+    H: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = tl.arange(0, N)[None, :]
+    there = (rows < R) & (columns < HALF)
+    cosine = tl.load(turns + rows * (2 * HALF) + columns, mask=there, other=1.0)
+    sine = tl.load(turns + rows * (2 * HALF) + HALF + columns, mask=there, other=0.0)
+    if BACK:
+        sine = -sine
+    at = rows * (6 * H * HALF) + columns
+    for _ in range(2 * H):  # the heads of the queries, then those of the keys
+        left = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
+        right = tl.load(source + at + HALF, mask=there, other=0.0).to(tl.float32)
+        tl.store(target + at, (left * cosine - right * sine).to(target.dtype.element_ty), mask=there)
+        tl.store(target + at + HALF, (left * sine + right * cosine).to(target.dtype.element_ty), mask=there)
+        at += 2 * HALF
+    if not BACK:
+        for _ in range(2 * H):  # the values, half a head at a time
+            tl.store(target + at, tl.load(source + at, mask=there, other=0.0), mask=there)
+            at += HALF
 
 
 @triton.jit

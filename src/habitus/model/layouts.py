@@ -67,11 +67,10 @@ Layout = PackedRows | MaskedWindows | LengthGroups
 
 def attend(qkv: Tensor, layout: Layout) -> Tensor:
     """Attention's output [R, H, d] of queries, keys and values [R, 3, H, d]."""
-    if not isinstance(layout, LengthGroups) and layout.turns is not None:
-        qkv = turned(qkv, layout.turns)
     if isinstance(layout, PackedRows):
-        return packed_attention(qkv, layout.begin, layout.end, layout.first, layout.last)
+        return packed_attention(qkv, layout.begin, layout.end, layout.first, layout.last, layout.turns)
     if isinstance(layout, MaskedWindows):
+        qkv = qkv if layout.turns is None else turned(qkv, layout.turns)
         B, _, L, _ = layout.mask.shape
         query, key, value = qkv.unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)  # [3, B, H, L, d]
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.mask)

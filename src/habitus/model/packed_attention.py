@@ -11,10 +11,13 @@ from torch import Tensor
 from habitus.errors import ModelError
 
 
-def packed_attention(qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, last: Tensor) -> Tensor:
+def packed_attention(
+    qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, last: Tensor, turns: Tensor | None = None
+) -> Tensor:
     """Attention's output [R, H, d] of qkv [R, 3, H, d], with scale 1/sqrt(d).
 
-    Bounds are int32 [R]: row i sees rows begin[i]..end[i]-1 and is seen by rows first[i]..last[i]-1.
+    Bounds are int32 [R]: row i sees rows begin[i]..end[i]-1 and is seen by rows first[i]..last[i]-1. With `turns`,
+    cosines and sines [R, 2, d/2], queries and keys are turned first.
     """
     if qkv.device.type != "cuda":
         raise ModelError(
@@ -22,7 +25,7 @@ def packed_attention(qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, las
             expected="a CUDA device",
             next_step="make the tensors with habitus.model.batch_tensors, which picks the layout by device",
         )
-    out, _ = _forward(qkv, begin, end, first, last)
+    out, _, _ = _forward(qkv, begin, end, first, last, turns)
     return out
 
 
@@ -33,10 +36,16 @@ def _forward(
     end: Tensor,
     first: Tensor,
     last: Tensor,
-) -> tuple[Tensor, Tensor]:
-    from habitus.model.attention_kernels import forward
+    turns: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp, and qkv as the kernel saw it where it was turned (empty where it was not)."""
+    from habitus.model.attention_kernels import forward, turn
 
-    return forward(qkv.contiguous(), begin, end)
+    qkv = qkv.contiguous()
+    if turns is None:
+        return *forward(qkv, begin, end), qkv.new_empty(0)
+    turned = turn(qkv, turns)
+    return *forward(turned, begin, end), turned
 
 
 @_forward.register_fake
@@ -46,9 +55,11 @@ def _(
     end: Tensor,
     first: Tensor,
     last: Tensor,
-) -> tuple[Tensor, Tensor]:
+    turns: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     R, _, H, d = qkv.shape
-    return qkv.new_empty(R, H, d), qkv.new_empty(H, R, dtype=torch.float32)
+    turned = qkv.new_empty(0) if turns is None else torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    return qkv.new_empty(R, H, d), qkv.new_empty(H, R, dtype=torch.float32), turned
 
 
 @torch.library.custom_op("habitus::packed_attention_backward", mutates_args=())
@@ -61,10 +72,15 @@ def _backward(
     end: Tensor,
     first: Tensor,
     last: Tensor,
+    turns: Tensor | None,
 ) -> Tensor:
-    from habitus.model.attention_kernels import backward
+    """The gradient of what was given to `_forward`; `qkv` here is what the kernel saw."""
+    from habitus.model.attention_kernels import backward, turn_back
 
-    return backward(grad.contiguous(), qkv.contiguous(), out, lse, (begin, end, first, last))
+    gradient = backward(grad.contiguous(), qkv.contiguous(), out, lse, (begin, end, first, last))
+    if turns is not None:
+        turn_back(gradient, turns)
+    return gradient
 
 
 @_backward.register_fake
@@ -77,17 +93,20 @@ def _(
     end: Tensor,
     first: Tensor,
     last: Tensor,
+    turns: Tensor | None,
 ) -> Tensor:
     return torch.empty_like(qkv, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
+def _keep(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    qkv, *bounds, turns = inputs
+    out, lse, turned = output
+    ctx.save_for_backward(qkv if turns is None else turned, *bounds, turns, out, lse)
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    qkv, begin, end, first, last, out, lse = ctx.saved_tensors
-    return _backward(grad, qkv, out, lse, begin, end, first, last), None, None, None, None
+def _differentiate(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    seen, begin, end, first, last, turns, out, lse = ctx.saved_tensors
+    return _backward(grad, seen, out, lse, begin, end, first, last, turns), None, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)
