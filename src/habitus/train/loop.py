@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from traceback import clear_frames
 
 import torch
 
@@ -54,6 +55,7 @@ def train(
             with closing(run):
                 return _loop(run, stop)
         except torch.OutOfMemoryError as error:
+            clear_frames(error.__traceback__)  # they hold the tensors that were too large
             raise OutOfMemory(
                 f"{device} has not enough memory for this recipe: {str(error).splitlines()[0]}",
                 next_step="pass --accumulate 2 or more (the same numbers in smaller parts), or take a smaller batch",

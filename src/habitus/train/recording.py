@@ -25,7 +25,7 @@ from habitus.sizing import (
 from habitus.train.checks import Parent
 from habitus.train.options import TrainOptions
 from habitus.train.stages import Work
-from habitus.train.surroundings import hardware, memory, versions
+from habitus.train.surroundings import hardware, memory, softmax_backend, versions
 from habitus.train.windows import WindowOrder
 
 
@@ -97,7 +97,10 @@ def make_record(
         trajectory=tuple(outcome.trajectory),
         throughput=_throughput(outcome, slots, counts["events"], cell.flops_per_step, executed),
         memory=memory(device),
-        hardware=hardware(device, options, world) | {"precision": recipe.train.precision} | outcome.engine,
+        hardware=hardware(device, options, world)
+        | {"precision": recipe.train.precision}
+        | {"softmax": softmax_backend(device, recipe.model.joint_dim, recipe.train.precision)}
+        | outcome.engine,
         versions=versions(),
         seed=recipe.train.seed,
         seconds=seconds,

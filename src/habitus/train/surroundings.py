@@ -1,5 +1,6 @@
 """Where a run takes place: threads, device, versions, memory; what the Record says of them."""
 
+import gc
 import os
 import platform
 import resource
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from habitus import __version__
+from habitus.softmax import choose_backend
 from habitus.train.options import TrainOptions
 
 # Dense bfloat16 FLOP/s as the makers state them; a share of peak is shown for these only.
@@ -40,6 +42,8 @@ def surroundings(options: TrainOptions, device: torch.device) -> Iterator[StopRe
     before = signal.signal(signal.SIGTERM, stop) if listens else None
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     if options.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -50,6 +54,9 @@ def surroundings(options: TrainOptions, device: torch.device) -> Iterator[StopRe
             signal.signal(signal.SIGTERM, before)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+        if device.type == "cuda":  # graphs and buffers of this run make room for the next one in the same process
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[str, Any]:
@@ -63,6 +70,12 @@ def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[st
         "accumulate": options.accumulate,
     }
     return found
+
+
+def softmax_backend(device: torch.device, joint_dim: int, precision: str) -> str:
+    """The softmax that the run's candidates were scored by."""
+    dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
+    return choose_backend(torch.empty(1, joint_dim, dtype=dtype, device=device), biased=True)
 
 
 def versions() -> dict[str, str]:
