@@ -29,7 +29,7 @@ def tables_of(study: Study, name: str, runs: str = BEST) -> tuple[CorrelationTab
 
 def matrix(table: CorrelationTable, title: str) -> Panel:
     """A correlation table as a heat map: the lower triangle."""
-    names = list(table.names)
+    names = sorted(table.names, key=_length) if "all" in table.names else list(table.names)
     rows, columns = names[1:], names[:-1]
     pairs = {frozenset((p.first, p.second)): p for p in table.pairs}
     values, tips = [], []
@@ -47,8 +47,18 @@ def matrix(table: CorrelationTable, title: str) -> Panel:
         values.append(tuple(line))
         tips.append(tuple(words))
     return Panel(
-        title, heat=Heat(tuple(bare(r) for r in rows), tuple(bare(c) for c in columns), tuple(values), tuple(tips))
+        title, heat=Heat(tuple(_short(r) for r in rows), tuple(_short(c) for c in columns), tuple(values), tuple(tips))
     )
+
+
+def _short(name: str) -> str:
+    return bare(name).removeprefix("history=")
+
+
+def _length(name: str) -> float:
+    """The history length of a slice, 'all' last."""
+    digits = name.rpartition("=")[2]
+    return float(digits) if digits.isdigit() else float("inf")
 
 
 def correlation_matrices(study: Study) -> Block | None:

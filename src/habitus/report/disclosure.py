@@ -94,14 +94,30 @@ def disclosure(study: Study) -> Block:
 
 
 def warnings(study: Study) -> Block:
-    told = [pretty(text) for text in (*study.laws.notes, *study.laws.warnings())]
-    words = f"{plural(len(told), 'warning')} from the fits" if told else "the fits gave no warnings"
-    groups = Counter(told)
-    rows = tuple((str(i + 1), text) for i, text in enumerate(groups))
-    table = Table(("", "warning"), rows or (("–", "none"),))
-    return Block(
-        "warnings", "Warnings", (View(sentence(words), table=table),), Sheet(("warning",), tuple((t,) for t in groups))
-    )
+    """Every doubt of the fits, for the metric chosen."""
+    found = _warnings(study)
+
+    def view(metric: str) -> View:
+        mine = [w for w in found if w[1] in (metric, "")]
+        groups: dict[tuple[str, str], list[float]] = {}
+        for law, _, budget, text in mine:
+            groups.setdefault((law, text), []).extend([] if budget is None else [budget])
+        rows = tuple((law, listed(power_of_ten(b) for b in at) or "–", text) for (law, text), at in groups.items())
+        words = f"{plural(len(mine), 'warning')} of the fits for {metric}, {len(found):,} for all metrics"
+        return View(sentence(words), metric, table=Table(("law", "budgets", "warning"), rows or (("–", "–", "none"),)))
+
+    sheet = Sheet(("law", "metric", "flops_budget", "warning"), tuple(found))
+    return Block("warnings", "Warnings", tuple(view(metric) for metric in study.metrics), sheet)
+
+
+def _warnings(study: Study) -> list[tuple[str, str, float | None, str]]:
+    """Law, metric, budget and text of all warnings; notes about the whole store have no metric."""
+    laws = study.laws
+    found: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in laws.notes]
+    found += [(e.name, e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
+    found += [(f"roll-out of {r.name}", r.metric, None, pretty(w)) for r in laws.rollouts for w in r.rollout.warnings]
+    drifts = laws.learning_rate_drift.items()
+    return found + [(f"learning rates of {init}", "", None, pretty(w)) for init, d in drifts for w in d.warnings]
 
 
 def _map_cell(runs: list[Run]) -> str:

@@ -141,4 +141,4 @@ class Block:
     @property
     def drawn(self) -> bool:
         """Whether it is a figure, be it one whose law refuses and that has a sentence only."""
-        return not any(view.table for view in self.views)
+        return all(view.table is None for view in self.views)

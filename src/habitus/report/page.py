@@ -142,7 +142,9 @@ def _block(block: Block, number: str, study: Study) -> str:
     shown = views_for(block, study.metric)
     several = len(block.views) > 1
     views = "".join(_view(view, block, number, hidden=several and view.metric != shown) for view in block.views)
-    empty = not any(view.panels or view.table for view in block.views)  # a law that refuses has a sentence only
+    empty = not any(
+        view.panels or (view.table and view.table.rows) for view in block.views
+    )  # a law that refuses has a sentence only
     how = f'<p class="how">{escape(block.how)}</p>' if block.how and not empty else ""
     note = '<p class="other" hidden></p>' if several else ""
     switch = ' data-switch="1"' if several else ""
@@ -171,7 +173,7 @@ def _view(view: View, block: Block, number: str, hidden: bool) -> str:
             f'<div class="panels n{min(len(view.panels), 3)}{heat}" role="img" tabindex="0" aria-label="{label}">'
             f"{drawn}</div>"
         )
-    if view.table is not None:
+    if view.table is not None and view.table.rows:
         parts.append(_table(view.table, f"{number}. {block.title}"))
     single = " single" if len(view.panels) == 1 and not view.panels[0].heat else ""
     return f'<div class="view{single}"{attributes}>{"".join(parts)}</div>'
@@ -185,9 +187,10 @@ def _table(table: Table, caption: str) -> str:
         for row in table.rows
     )
     label = escape(caption)
+    tall = " tall" if len(table.rows) > 45 else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.told)
     return (
-        f'<div class="box" role="region" tabindex="0" aria-label="{label}"><table><caption>{label}</caption>'
+        f'<div class="box{tall}" role="region" tabindex="0" aria-label="{label}"><table><caption>{label}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         + (f'<ul class="notes">{notes}</ul>' if notes else "")
     )

@@ -16,6 +16,7 @@ from habitus.report.words import (
     raised,
     sentence,
     significant,
+    state,
     value_of,
 )
 
@@ -269,7 +270,7 @@ def _whole(value: float | None) -> str:
 
 def _exponent(law: Law | None) -> str:
     if law is None or "exponent" not in law.values:
-        return "–" if law is None else f"not identified ({law.status})"
+        return "–" if law is None else f"not identified\n{state(law)}"
     error = f"\n± {law['exponent_se']:.3f}" if "exponent_se" in law.values else ""
     return exponent(law) + error
 

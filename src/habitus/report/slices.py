@@ -34,7 +34,7 @@ def worst_agreement(study: Study) -> Block | None:
                 raw += [(metric, b, pair, n, r) for b, r, pair, n in known]
                 lowest += [(r, metric, b, pair) for b, r, pair, _ in known]
         if marks:
-            axis = Axis("worst ρ between slices", high=1.05)
+            axis = Axis("worst ρ between slices", high=1.01)
             panels.append(Panel(f"{regime} regime", compute_axis(study), axis, tuple(marks)))
             r, metric, b, pair = min(lowest)
             words.append(f"{regime}: the slices agree least for {metric} at {power_of_ten(b)} ({pair}, ρ = {r:+.2f})")
@@ -68,7 +68,7 @@ def slice_matrices(study: Study, regime: str) -> Block | None:
     sheet = pairs_sheet(
         [n for n in study.laws.correlations if n.runs == BEST and n.name.startswith(f"slices:{regime}/")]
     )
-    how = "Spearman's ρ between the same metric at different history lengths, within a budget."
+    how = "Spearman's ρ of the same metric at different history lengths (events visible to the query), within a budget."
     return Block(f"slices-{regime}", f"History slices, {regime} regime", found, sheet, how) if found else None
 
 

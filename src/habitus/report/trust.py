@@ -46,12 +46,7 @@ def both_approaches(study: Study) -> Block | None:
         )  # fmt: skip
     if not rows:
         return None
-    known = [study.law("both_approaches", m) for m in study.metrics]
-    apart = [w for law in known if law is not None and not law.ok for w in law.warnings]
-    agreeing = plural(sum(k is not None for k in known), "metric")
-    words = apart[0] if apart else f"the two approaches agree within their intervals for {agreeing}"
-    if not any(known):
-        words = "not identified: no L(N, D) surface could be compared with the optima"
+    words = _both_words(study)
     header = (
         "metric",
         "N* exponent from optima [95%]",
@@ -66,35 +61,53 @@ def both_approaches(study: Study) -> Block | None:
     return Block("both", "Two approaches to N*(C)", (view,), sheet)
 
 
-def flat_ranges(study: Study) -> Block | None:
-    """All sizes within 0.1% of the best."""
-    rows, raw = [], []
-    for metric in study.metrics:
-        for budget, law in study.by_budget("size_optimum", metric).items():
-            if "flat_range" not in law.values:
-                continue
-            low, high = law["flat_range"]
-            rows.append(
-                (
-                    metric,
-                    power_of_ten(budget),
-                    count(float(law["x_opt"])),
-                    f"{count(low)} to {count(high)}",
-                    f"{high / low:.1f}×",
-                    state(law) or "ok",
-                )
-            )
-            raw.append((metric, budget, float(law["x_opt"]), low, high, law.status))
-    if not rows:
-        return None
-    mine = [r for r in raw if r[0] == study.metric] or raw
-    widths = [r[4] / r[3] for r in mine]
+def _both_words(study: Study) -> str:
+    """The verdict for the metric shown first (or the first compared), and how many metrics disagree."""
+    known = {m: law for m in study.metrics if (law := study.law("both_approaches", m)) is not None}
+    if not known:
+        return "not identified: no L(N, D) surface could be compared with the optima"
+    metric = study.metric if study.metric in known else next(iter(known))
+    law = known[metric]
+    verdict = "the intervals meet" if law.ok else "the intervals do not meet"
     words = (
-        f"for {mine[0][0]} all sizes within a factor {min(widths):.1f} to {max(widths):.1f} lie within 0.1% of the best"
+        f"for {metric} N* ∝ C^b has b = {law['from_optima']:.3f} by the optima and {law['from_surface']:.3f} by L(N, D)"
     )
-    header = ("metric", "budget", "N*", "within 0.1% of the best", "factor", "status")
-    sheet = Sheet(("metric", "flops_budget", "optimum_size", "flat_low", "flat_high", "status"), tuple(raw))
-    return Block("flat", "Flat ranges", (View(sentence(words), table=Table(header, tuple(rows))),), sheet)
+    apart = [m for m, other in known.items() if not other.ok]
+    told = f"of {plural(len(known), 'metric')} compared, {len(apart)} disagree" + (
+        f" ({listed(apart)})" if apart else ""
+    )
+    return f"{words}; {verdict}. {told[0].upper()}{told[1:]}"
+
+
+def flat_ranges(study: Study) -> Block | None:
+    """All sizes within 0.1% of the best, where there is a best."""
+    laws = {m: study.by_budget("size_optimum", m) for m in study.metrics}
+    budgets = sorted({budget for found in laws.values() for budget in found})
+    if not budgets:
+        return None
+    rows, raw = [], []
+    for metric, found in laws.items():
+        held = {b: law for b, law in found.items() if law.ok and "flat_range" in law.values}
+        if found:
+            cells = [_flat_cell(held[b]) if b in held else "–" for b in budgets]
+            rows.append((metric, *cells))
+        raw += [(metric, b, float(law["x_opt"]), *law["flat_range"]) for b, law in held.items()]
+    mine = [r for r in raw if r[0] == study.metric] or raw
+    words = "no budget has an interior optimum, so no range can be called flat"
+    if mine:
+        widths = [r[4] / r[3] for r in mine]
+        factors = f"{min(widths):.1f} to {max(widths):.1f}"
+        words = f"for {mine[0][0]} all sizes within a factor {factors} lie within 0.1% of the best"
+    header = ("metric", *(power_of_ten(b) for b in budgets))
+    sheet = Sheet(("metric", "flops_budget", "optimum_size", "flat_low", "flat_high"), tuple(raw))
+    return Block(
+        "flat", "Flat ranges", (View(sentence(words), table=Table(header, tuple(rows) if raw else ())),), sheet
+    )
+
+
+def _flat_cell(law: Law) -> str:
+    low, high = law["flat_range"]
+    return f"{count(low)} to {count(high)}\nfactor {high / low:.1f} about {count(float(law['x_opt']))}"
 
 
 def rate_choices(study: Study) -> Block | None:
