@@ -49,6 +49,8 @@ CONTEXTUALIZERS = (
     "plain",
     "ours, kernels",
     "ours, rows symbolic",
+    "ours, library's GELU",
+    "ours, turned by the compiler",
     "ours, whole windows",
     "ours, whole windows, cuDNN",
     "ours, bf16 weights",
@@ -89,6 +91,10 @@ def _contextualizer(cell: str, variant: str, once: bool) -> dict[str, Any] | Non
             model.compile_blocks()
         if "whole" in variant:
             stack.enter_context(_replaced(layers, "attend", partial(_attend_whole, B)))
+        if "GELU" in variant:
+            stack.enter_context(_replaced(layers, "gelu", F.gelu))
+        if "turned" in variant:
+            stack.enter_context(_replaced(layers, "attend", _attend_turned))
         if "cuDNN" in variant:
             stack.enter_context(sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
         before, give_back = _shadow(part) if "bf16" in variant else (_nothing, _nothing)
@@ -126,6 +132,12 @@ def _attend_whole(B: int, qkv: Tensor, layout: PackedRows) -> Tensor:
     query, key, value = turned(qkv, layout.turns).unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return out.transpose(1, 2).flatten(0, 1)
+
+
+def _attend_turned(qkv: Tensor, layout: PackedRows) -> Tensor:
+    """Packed attention over queries and keys that PyTorch's operators turn."""
+    assert layout.turns is not None
+    return attend(turned(qkv, layout.turns), layout._replace(turns=None))
 
 
 def _shadow(part: nn.Module) -> tuple[Step, Step]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from habitus.model.activation import gelu
 from habitus.model.layouts import Layout, attend
 
 _EPS = 1e-6
@@ -29,7 +30,7 @@ class Block(nn.Module):
         """x [R, w] after the layer."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         x = x + self.attention_out(attend(qkv, layout).flatten(1))
-        return x + self.mlp_out(F.gelu(self.mlp_up(self.mlp_norm(x))))
+        return x + self.mlp_out(gelu(self.mlp_up(self.mlp_norm(x))))
 
 
 class Linear(nn.Module):
