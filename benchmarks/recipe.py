@@ -112,6 +112,7 @@ VARIANTS = (
     replace(DEFAULT, name="warm-up 10%", warmup=0.1),
     replace(DEFAULT, name="rate / 2", rate=0.5),
     replace(DEFAULT, name="rate x 2", rate=2.0),
+    replace(DEFAULT, name="rate x 4", rate=4.0),
     replace(DEFAULT, name="AdamW", optimizer="adamw"),
     replace(DEFAULT, name="AdamW, rate / 2", optimizer="adamw", rate=0.5),
     replace(DEFAULT, name="AdamW, rate x 2", optimizer="adamw", rate=2.0),
@@ -120,6 +121,7 @@ VARIANTS = (
     replace(PLAIN, name="plain start, AdamW, rate / 2", rate=0.5),
     replace(PLAIN, name="plain start, AdamW, rate x 2", rate=2.0),
 )
+OWN_RATES = (DEFAULT.name, "rate / 2", "rate x 2", "rate x 4")  # of the default recipe
 PLAIN_NAMES = tuple(v.name for v in VARIANTS if v.start == "plain" and v.optimizer == "adamw")
 PLAIN_FURTHER = (2.0, 4.0)  # times the largest budget of `compare`, at the best of its rates
 
@@ -501,18 +503,17 @@ def compare_summary(keep: Results) -> dict[str, Any]:
     print(f"{'variant':32}" + "".join(f"{budget:>9}" for budget in budgets))
     for name, losses in table.items():
         print(f"{name:32}" + "".join(f"{losses[b]:9.4f}" if b in losses else f"{'–':>9}" for b in budgets))
-    curve = plain_curve(keep)
-    default = {row["budget"]: row["loss"] for row in keep.rows if row["variant"] == DEFAULT.name}
-    multipliers = {f"{budget:.3g}": multiplier(budget, loss, curve) for budget, loss in sorted(default.items())}
-    print(f"compute multiplier of the default over the plain recipe: {multipliers}")
+    curve = best_curve(keep, PLAIN_NAMES)
+    multipliers = {f"{budget:.3g}": multiplier(budget, loss, curve) for budget, loss in best_curve(keep, OWN_RATES)}
+    print(f"compute multiplier of the default over the plain recipe, each at the best of its rates: {multipliers}")
     return {"losses": table, "compute_multiplier": multipliers}
 
 
-def plain_curve(keep: Results) -> list[tuple[float, float]]:
-    """(budget, loss) of the plain recipe at the best of its rates, rising in budget."""
+def best_curve(keep: Results, names: tuple[str, ...]) -> list[tuple[float, float]]:
+    """(budget, loss) at the best of the named variants, rising in budget."""
     best: dict[float, float] = {}
     for row in keep.rows:
-        if row["variant"] in PLAIN_NAMES and row["loss"] is not None:
+        if row["variant"] in names and row["loss"] is not None:
             best[row["budget"]] = min(row["loss"], best.get(row["budget"], math.inf))
     return sorted(best.items())
 
