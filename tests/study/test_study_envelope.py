@@ -8,8 +8,8 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.study import StudyOptions, study
 from habitus.study.envelope import adapted, designs, fitting, scaled, with_negatives
+from habitus.study.finishing import check_metric
 from habitus.study.options import ORDER
-from habitus.study.running import check_metric
 from habitus.sweep import Design, Facts, Preset, load_preset
 from habitus.sweep.preset_world import preset_dataset
 

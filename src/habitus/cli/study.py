@@ -141,6 +141,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
             "recipes": [str(path) for path in result.recipes],
             "report": str(result.report),
             "seconds": round(result.seconds, 1),
+            "sweep_seconds": round(result.swept, 1),
             "stated_seconds": None if result.state is None else round(result.state.seconds, 1),
             "laws_status": result.identified,
             "next": result.next_command,
@@ -154,5 +155,9 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     typer.echo(f"report: {result.report}")
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
-    typer.echo(f"took {clock(result.seconds)}")
+    told = f"took {clock(result.seconds)}"
+    if result.state is not None and not result.continued:
+        off = result.swept / max(result.state.seconds, 1e-9) - 1
+        told += f"; the sweeps {clock(result.swept)}, stated {clock(result.state.seconds)} ({off:+.0%})"
+    typer.echo(told)
     typer.echo(f"next:   {result.next_command}")

@@ -77,7 +77,7 @@ def probe(
 def _small(preset: Preset) -> Preset:
     """The preset with three shapes and the probe's rates on its allocation axis."""
     allocation = preset.allocation.model_copy(
-        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "regimes": ("batch",), "seeds": 1}
+        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "seeds": 1}
     )
     return preset.model_copy(update={"allocation": allocation})
 
@@ -95,7 +95,7 @@ def _large(preset: Preset, facts: Facts) -> tuple[Preset, float]:
     allocation = preset.allocation.model_copy(
         update={
             "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
-            "regimes": ("batch",), "seeds": 1,
+            "seeds": 1,
         }
     )  # fmt: skip
     common = preset.common.model_copy(update={"min_steps": 2})
