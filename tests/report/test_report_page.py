@@ -238,9 +238,16 @@ def test_a_plan_in_the_store_is_found(tiny_store: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_store, store)
     (store / "plan.json").write_text(json.dumps({"metric": "batch/loss", "flops": 1e12, "quantities": {}}))
     assert "plan" in read_page(report(store, tmp_path / "report.html")).articles
-    (store / "plan.json").write_text("[1]")
-    with pytest.raises(ConfigError, match=r"plan\.json holds a list"):
-        report(store, tmp_path / "report.html")
+    for slip, match in (
+        ("[1]", r"plan\.json holds a list"),
+        ("{", r"plan\.json cannot be read"),
+        ('{"metric": "batch/loss", "flops": 1e12, "quantities": [1]}', "plan cannot be shown"),
+        ('{"metric": "batch/loss", "flops": "much"}', "plan cannot be shown"),
+        ('{"metric": "batch/loss", "flops": 1e12, "predictions": [{}]}', "plan cannot be shown"),
+    ):
+        (store / "plan.json").write_text(slip)
+        with pytest.raises(ConfigError, match=match):
+            report(store, tmp_path / "report.html")
 
 
 def test_the_command_writes_the_page_and_the_figures(tiny_store: Path, tmp_path: Path) -> None:

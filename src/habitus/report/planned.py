@@ -6,6 +6,7 @@ Read from the plan's JSON, key by key: what a plan lacks is not shown.
 from collections.abc import Mapping
 from typing import Any
 
+from habitus.errors import ConfigError
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.study import Study
 from habitus.report.words import count, listed, number, percent, power_of_ten, pretty, rate, sentence, significant
@@ -26,6 +27,16 @@ def plan_block(study: Study) -> Block | None:
     plan = study.plan
     if plan is None:
         return None
+    try:
+        return _block(plan)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the plan cannot be shown: {type(error).__name__} {error}",
+            expected="a plan as `habitus plan --register plan.json` or `--json` writes it",
+        ) from error
+
+
+def _block(plan: Mapping[str, Any]) -> Block:
     published = {str(d.get("knob")): d.get("published") for d in plan.get("differences", ())}
     rows, raw = [], []
     for name, q in _quantities(plan):
