@@ -46,8 +46,8 @@ def recipe_of() -> Callable[..., Recipe]:
 
 @pytest.fixture(scope="session")
 def parent(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stage-1 run of 60 steps, with the catalogue's metrics in its Record."""
+    """A stage-1 run of 40 steps, with the catalogue's metrics in its Record."""
     folder = tmp_path_factory.mktemp("parent") / "run"
-    recipe = small_recipe(steps=60, evaluate={"regimes": ["batch", "catalogue"]})
+    recipe = small_recipe(steps=40, evaluate={"regimes": ["batch", "catalogue"]})
     train(recipe, dataset, folder, options=TrainOptions(device="cpu", threads=1))
     return folder

@@ -93,7 +93,7 @@ def test_stage_2_moves_the_contextualizer_alone_and_helps_the_catalogue(
 ) -> None:
     first = Record.read(parent / "record.json")
     recipe = recipe_of(
-        stage=2, parent=first.recipe_hash, num_negatives=128, steps=60,
+        stage=2, parent=first.recipe_hash, num_negatives=128, steps=40,
         evaluate={"regimes": ["batch", "catalogue"]},
     )  # fmt: skip
     record = train(recipe, dataset, tmp_path / "run", parent=parent, options=ONE)
