@@ -46,9 +46,9 @@ class Browser:
         self._read, to_write = os.pipe()
         script = f'exec "$@" 3<&{to_read} 4>&{to_write}'  # Chromium reads from 3 and answers on 4
         command = ["bash", "-c", script, "chromium", program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self._process = subprocess.Popen(
-            command, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        scratch = {**os.environ, "TMPDIR": str(profile)}  # it leaves small folders behind
+        self._process = subprocess.Popen(command, pass_fds=(to_read, to_write), env=scratch, **quiet)
         os.close(to_read)
         os.close(to_write)
         self._buffer, self._next, self._session = b"", 0, ""
