@@ -85,9 +85,13 @@ def print_laws(laws: dict) -> None:
     for entry in laws["entries"]:
         if entry["metric"] not in ("batch/loss", "catalogue/loss"):
             continue
-        values = {name: float(f"{value:.4g}") for name, value in entry["law"].get("values", {}).items()}
+        values = {name: float(f"{value:.4g}") for name, value in entry["law"].get("values", {}).items() if plain(value)}
         at = "" if entry.get("budget") is None else f" at {entry['budget']:.3g}"
         print(f"{entry['name']}{at} · {entry['metric']}: {entry['law']['status']} {values or ''}")
+
+
+def plain(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def statuses_of(laws: dict, name: str) -> dict[str, int]:
