@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--base-rate", type=float, default=2e-2, help="learning rate at 512 windows; √B from there")
     parser.add_argument("--optimizer", default="muon")
+    parser.add_argument("--log-q", action="store_true", help="correct the scores by the candidates' inclusion")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--queries", type=int, default=20_000)
     parser.add_argument("--device", default="auto")
@@ -176,6 +177,7 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
         "steps": steps,
         "learning_rate": rate,
         "optimizer": given.optimizer,
+        "log_q": given.log_q,
         "seed": seed,
     }
     train |= {"precision": "fp32" if given.device == "cpu" else "bf16"}
@@ -224,7 +226,8 @@ def document(rows: list[dict[str, Any]], given: argparse.Namespace) -> dict[str,
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     found = {
         "benchmark": f"quality {given.what}", "date": datetime.date.today().isoformat(), "hardware": hardware,
-        "torch": torch.__version__, "queries": given.queries, "optimizer": given.optimizer, "rows": rows,
+        "torch": torch.__version__, "queries": given.queries, "optimizer": given.optimizer, "log_q": given.log_q,
+        "rows": rows,
     }  # fmt: skip
     if given.what == "world":
         found["closed"] = closed(rows)
