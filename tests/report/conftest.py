@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from habitus.fit import fit
 from habitus.report import report
 
 from .chromium import Browser, find_chromium
@@ -33,11 +34,18 @@ def tiny_page(tiny_store: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def paper_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def paper_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of the paper's printed tables, with its laws."""
     if not TABLES.is_dir():
         pytest.skip("the paper's printed tables are not on this machine (../shared/paper/tables)")
     store = write_store(tmp_path_factory.mktemp("paper") / "store", paper_rows(TABLES))
-    return report(store, store.parent / "report.html")
+    fit(store).write(store / "laws.json")
+    return store
+
+
+@pytest.fixture(scope="session")
+def paper_page(paper_store: Path) -> Path:
+    return report(paper_store, paper_store.parent / "report.html")
 
 
 @pytest.fixture(scope="session")

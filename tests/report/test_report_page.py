@@ -1,7 +1,9 @@
 """What a page says: the paper's numbers again, refusals in words, nothing from outside, no text that runs."""
 
+import html
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from typer.testing import CliRunner
 from habitus.cli import app
 from habitus.errors import ConfigError, FitError
 from habitus.fit import LawsFile, fit
+from habitus.plan import PlanOptions, plan
 from habitus.report import report
+from habitus.report.words import significant
 
 from .make_store import HOSTILE, planted_rows, write_store
 from .reading import Page, read_page
@@ -231,6 +235,33 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     assert "too far" in page.text and HOSTILE not in page.text
     assert page.articles["answer"].metrics[0] == "batch/loss"
     assert '<option value="catalogue/recall@10" selected>' in page.text
+
+
+@pytest.mark.parametrize(("flops", "ratio"), [(1e17, "D/N 221"), (1e18, "D/N 110"), (1e19, "D/N 35.8")])
+def test_the_papers_store_has_a_recipe_that_the_budget_pays_beside_the_printed_one(
+    paper_store: Path, tmp_path: Path, flops: float, ratio: str
+) -> None:
+    made = plan(flops, "batch/loss", PlanOptions(laws=paper_store / "laws.json"))
+    made.write(tmp_path / "plan.json")
+    page = read_page(report(paper_store, tmp_path / "report.html", plan=tmp_path / "plan.json"))
+    article = page.articles["plan"]
+    # Equation 1 of the planned recipe is the budget; the printed one costs several budgets.
+    spent = made.stage1_flops + made.stage2_flops
+    assert spent == pytest.approx(flops, rel=0.01)
+    told = html.unescape(page.text)
+    assert "The paper's printed recipe at this budget: N " in told
+    assert f"{ratio} (6ND convention), share 2.0%, batch 2,048" in told
+    price = re.search(r"FLOPs for it, ([\d.]+) times the budget", told)
+    assert price is not None and 3.5 < float(price[1]) < 40  # protocol: 3.6 to 40 times at B = 2048
+    for warning in (
+        "the law misses 10¹⁹ by 0.64 times",
+        "the law misses 10¹⁹ by +7.6%",
+        "depends on the convention: 300 log space",
+    ):
+        assert warning in told
+    # The printed ratios, 222 and 36, come from optima before rounding; the recipe table quotes them as printed.
+    assert "344 265 222 110 36 at 1e15 1e16 1e17 1e18 1e19 (6ND convention)" in told
+    assert article.row("D/N")[1].split(" ")[0] == significant(made["data_ratio"].value)
 
 
 def test_a_plan_in_the_store_is_found(tiny_store: Path, tmp_path: Path) -> None:
