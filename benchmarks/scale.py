@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py [--extended 0.3]
 
-Rates are nominal TFLOP/s of a whole stage-1 step on one H200 by budget, as measured; --rates gives others. Cells come
-from preset `paper` on a log of 10⁷ items and 6·10⁹ events, larger than any cell needs.
+Rates are nominal TFLOP/s of a whole stage-1 step on one H200 by budget, as measured. Cells come
+from preset `paper` on a log of 10⁷ items and 10¹⁰ events, more than any cell needs.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from habitus.sweep.design import design
 from habitus.sweep.estimate import wall_seconds
 from habitus.sweep.preset import AXES, load_preset
 
-# One H200, one captured graph, AdamW; the shapes and the date stand in docs/scale.md.
-MEASURED = {1e15: 88e12, 1e16: 192e12, 1e17: 218e12, 1e18: 318e12}
-OVERHEAD_SECONDS = 8.0  # start-up, warm compile cache, evaluation: to be replaced by benchmarks/sweep.py
+# benchmarks/results/train-h200.json: whole steps, compiled and captured.
+MEASURED = {1e15: 84.0e12, 1e16: 233.0e12, 1e17: 436.9e12, 1e18: 625.8e12}
+OVERHEAD_SECONDS = 10.4 + 3.5  # start-up with a warm compile cache, there; one evaluation, evaluate-h200.json
 FACTS = Facts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 40_000_000)
 
 

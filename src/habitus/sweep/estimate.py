@@ -31,10 +31,10 @@ class Speeds:
         return self.start + train + evaluations * self.evaluate
 
 
-# Before a store has Records. CPU: one thread of the machine named in docs/notebook.md. CUDA: one H200.
+# Before a store has Records. CUDA: one H200 with a warm compile cache (benchmarks/results/train-h200.json).
 _ASSUMED = {
     "cpu": Speeds(0.3, 0.008, 1.5e10, 0.5, "assumed for one CPU thread"),
-    "cuda": Speeds(6.0, 0.0025, 1.5e14, 2.0, "assumed for one H200"),
+    "cuda": Speeds(10.0, 0.0047, 2.9e14, 2.0, "assumed for one H200"),
 }
 
 
