@@ -33,13 +33,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-study: $(READY)  ## the main job: until the study exists, a world, its dataset, and the best any model can do on it
-	rm -rf out/world out/dataset
-	$(BIN)/habitus world out/world --items 2000 --users 20000 --seed 1
-	$(BIN)/habitus prepare out/world/events.parquet out/world/items.parquet \
-	    --schema out/world/schema.toml --out out/dataset --seq-len 64
-	$(BIN)/habitus describe out/dataset
-	$(BIN)/habitus evaluate --data out/dataset --baselines --queries 2000
+study: $(READY)  ## the main job on a synthetic shop: laws, a report and a recipe in minutes; run again to go on
+	$(BIN)/habitus study --preset quick --out out/study
 
 clean:
 	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
