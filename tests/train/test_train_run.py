@@ -120,7 +120,7 @@ def test_a_loss_that_is_not_finite_ends_in_a_failed_record(
     record = train(recipe, dataset, tmp_path / "run", options=ONE)
     assert record.status == "failed"
     assert record.reason is not None
-    assert "the queries hold NaN or infinity at step 2 (learning rate 9.8" in record.reason
+    assert "the loss is nan at step 2 (learning rate 9.8" in record.reason
     assert "batch position 2: windows 32 to 47" in record.reason
     assert record.steps == 2  # those that went well
     assert Record.read(tmp_path / "run" / "record.json") == record

@@ -24,6 +24,10 @@ from habitus.train.gathering import gathered_rows
 from habitus.train.inclusion import Inclusion
 from habitus.train.vectors import FrozenVectors
 
+# Up to so many scores the plain softmax of a small model is two to three times as fast as the fused one on a CPU
+# (docs/notebook.md); 8 MB of them at most.
+_FEW_SCORES = 1 << 20
+
 
 class Channels(NamedTuple):
     """What a step lost, in nats per query over the whole batch; 0-dim and detached."""
@@ -91,10 +95,7 @@ class JointStage:
         queries = micro_queries(self.model, micro, F.embedding(micro.events, table))
         first, last = feed.own_targets
         log_q = None if self.inclusion is None else self.inclusion.in_batch(feed.items[first:last], queries.device)
-        losses = candidate_softmax(
-            queries, own[: last - first], micro.targets, log_q=log_q, group=group_of(self.ranks)
-        ).loss
-        return weighted(losses, micro) / feed.num_queries
+        return summed_loss(queries, own[: last - first], micro, log_q, self.ranks) / feed.num_queries
 
     def _channels(self, loss: Tensor) -> Channels:
         (loss,) = summed(self.ranks, loss)
@@ -158,10 +159,7 @@ class FrozenStage:
     def _in_batch(self, feed: Feed, micro: Micro, queries: Tensor) -> Tensor:
         rows = feed.items[slice(*feed.own_targets)]
         log_q = None if self.inclusion is None else self.inclusion.in_batch(rows, queries.device)
-        losses = candidate_softmax(
-            queries, self._candidates(rows), micro.targets, log_q=log_q, group=group_of(self.ranks)
-        ).loss
-        return weighted(losses, micro) / feed.num_queries
+        return summed_loss(queries, self._candidates(rows), micro, log_q, self.ranks) / feed.num_queries
 
     def _second(self, feed: Feed, micro: Micro, queries: Tensor, extras: np.ndarray) -> Tensor:
         if self.recipe.train.extra_pool == "extras":
@@ -169,10 +167,7 @@ class FrozenStage:
         pool = np.concatenate([feed.items[: feed.num_targets], extras])
         rows = pool[slice(*self.ranks.stretch(len(pool)))]
         log_q = None if self.inclusion is None else self.inclusion.union(rows, queries.device)
-        losses = candidate_softmax(
-            queries, self._candidates(rows), micro.targets, log_q=log_q, group=group_of(self.ranks)
-        ).loss
-        return weighted(losses, micro) / feed.num_queries
+        return summed_loss(queries, self._candidates(rows), micro, log_q, self.ranks) / feed.num_queries
 
     def _extras_alone(self, feed: Feed, micro: Micro, queries: Tensor, extras: np.ndarray) -> Tensor:
         """The second channel read as 'the positive and the extras': no other target is a candidate."""
@@ -204,6 +199,16 @@ class FrozenStage:
 def micro_queries(model: BehaviorModel, micro: Micro, events: Tensor) -> Tensor:
     """The queries [m, h] of a micro-batch, from the vectors of its events [B, L, h]."""
     return model.queries(micro.batch, events).flatten(0, 1)[micro.slots]
+
+
+def summed_loss(queries: Tensor, candidates: Tensor, micro: Micro, log_q: Tensor | None, ranks: Ranks) -> Tensor:
+    """The summed cross-entropy of a micro-batch's queries; `candidates` are this process's piece of them."""
+    if queries.device.type == "cpu" and ranks.world == 1 and len(queries) * len(candidates) <= _FEW_SCORES:
+        scores = queries @ candidates.T
+        scores = scores if log_q is None else scores - log_q
+        return weighted(F.cross_entropy(scores, micro.targets, reduction="none"), micro)
+    found = candidate_softmax(queries, candidates, micro.targets, log_q=log_q, group=group_of(ranks))
+    return weighted(found.loss, micro)
 
 
 def weighted(losses: Tensor, micro: Micro) -> Tensor:
