@@ -37,7 +37,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--work", type=Path, required=True, help="folder for the world, the run and the indexes")
     arguments.add_argument("--items", type=int, default=1_000_000)
-    arguments.add_argument("--kinds", default="hnsw,ivfpq")
+    arguments.add_argument("--kinds", default="ivf,ivfpq,hnsw")
     arguments.add_argument("--keep", type=Path, help="write the JSON here too")
     options = arguments.parse_args()
     run, _ = served_run(options.items, options.work)

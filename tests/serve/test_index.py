@@ -53,7 +53,7 @@ def test_scores_of_any_size_have_a_finite_sum() -> None:
         assert found.rows[0].tolist() == [70_000, 70_001, 70_002]
 
 
-@pytest.fixture(scope="module", params=["hnsw", "ivfpq"])
+@pytest.fixture(scope="module", params=["ivf", "ivfpq", "hnsw"])
 def approximate(request: pytest.FixtureRequest, trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import shutil
 

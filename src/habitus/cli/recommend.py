@@ -43,7 +43,7 @@ def recommend(
         list[str] | None, typer.Option(help="field=value of a category; only such items. May be repeated.")
     ] = None,
     deny: Annotated[list[str] | None, typer.Option(help="field=value of a category; no such items.")] = None,
-    index: Annotated[str, typer.Option(help="exact, hnsw, ivfpq or auto.")] = "exact",
+    index: Annotated[str, typer.Option(help="exact, ivf, ivfpq, hnsw or auto.")] = "exact",
     items: Annotated[
         Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
     ] = None,

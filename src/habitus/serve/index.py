@@ -12,10 +12,11 @@ from habitus.serve.approximate import ApproximateKind, IndexInfo, build_approxim
 from habitus.serve.live import LiveItems
 from habitus.serve.scan import Found, exact_search
 
-IndexKind = Literal["exact", "hnsw", "ivfpq", "auto"]
-KINDS: tuple[IndexKind, ...] = ("exact", "hnsw", "ivfpq", "auto")
+IndexKind = Literal["exact", "ivf", "ivfpq", "hnsw", "auto"]
+KINDS: tuple[IndexKind, ...] = ("exact", "ivf", "ivfpq", "hnsw", "auto")
 # Items from which 'auto' takes an approximate index on a processor. A GPU scores millions of items in milliseconds.
-AUTO_HNSW, AUTO_IVFPQ = 200_000, 10_000_000
+AUTO_IVF, AUTO_IVFPQ = 200_000, 10_000_000
+WORTHY_RECALL = 0.98
 Note = Callable[[str], None]
 Progress = Callable[[str, float], None]
 
@@ -67,11 +68,13 @@ def open_index(
                 f"{folder} cannot be written: {error.strerror}", next_step="use --index exact, or copy the run"
             ) from error
         note(f"recall@10 against exact search: {found.info.recall_at_10:.4f}")
+        if found.info.recall_at_10 < WORTHY_RECALL:
+            note(f"that is little: {'ivf' if chosen != 'ivf' else 'exact'} may serve these vectors better")
     return found
 
 
 def _automatic(live: LiveItems) -> ApproximateKind | Literal["exact"]:
-    if live.device.type != "cpu" or live.num_base < AUTO_HNSW:
+    if live.device.type != "cpu" or live.num_base < AUTO_IVF:
         return "exact"
     import_faiss()
-    return "hnsw" if live.num_base < AUTO_IVFPQ else "ivfpq"
+    return "ivf" if live.num_base < AUTO_IVFPQ else "ivfpq"
