@@ -135,7 +135,7 @@ def comparable(result: StudyResult) -> dict[str, Any]:
 def timeless(page: str) -> str:
     """The page without how long its runs took and how many hours that makes the plan."""
     page = re.sub(r"in [\d.e+-]+ hours of runs", "", page)
-    page = re.sub(r"<tr>(?:(?!</tr>).)*>hours<.*?</tr>", "", page, flags=re.DOTALL)
+    page = re.sub(r'<tr data-r="hours">.*?</tr>', "", page)
     return re.sub(r"\\nhours,.*?(?=\\n)", "", page)
 
 
