@@ -32,8 +32,8 @@ def main(job: Path) -> None:
     out = Path(given["killed"])
     for number in range(given["kills"]):
         kind = signal.SIGKILL if chance.random() < 0.6 else signal.SIGTERM
-        # Early enough that something is always left to do, whatever was saved before.
-        after = chance.uniform(0.05, 0.6) * whole
+        # Early enough that something is left to do after all of them, whatever was saved in between.
+        after = chance.uniform(0.03, 0.17) * whole
         ends.append(attempt(recipe, dataset, out, resume=number > 0, kill=kind, after=after))
         if ends[-1] == "done":
             break

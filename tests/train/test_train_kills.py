@@ -55,7 +55,8 @@ def test_a_killed_run_ends_with_the_same_bits(dataset: Dataset, recipe_of: Calla
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
 def test_fifty_kills(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, seed: int) -> None:
-    recipe = recipe_of(steps=60, optimizer="muon" if seed % 2 else "adamw", evaluate={"every": 7, "queries": 100})
+    recipe = recipe_of(steps=80, optimizer="muon" if seed % 2 else "adamw", evaluate={"every": 7, "queries": 100})
     ends = ends_of(recipe, dataset, tmp_path, kills=5, seed=100 + seed)
-    assert len(ends) > 2
-    check_same(tmp_path, 60)
+    # A machine that has become faster meanwhile may finish before the last of them.
+    assert len([end for end in ends if end != "done"]) >= 4
+    check_same(tmp_path, 80)
