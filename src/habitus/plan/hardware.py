@@ -15,9 +15,9 @@ from habitus.typed import nearest
 
 _GIB = 1024**3
 
-# Whole stage-1 steps of an early version on one H200, nominal FLOP/s by budget (design notes, 2026): cells
-# 48/128/8, 80/256/8, 136/384/8 and 192/448/24. Windows, evaluation and start-up are not in them.
-H200_RATES = {1e15: 88e12, 1e16: 192e12, 1e17: 218e12, 1e18: 318e12}
+# Whole stage-1 steps on one H200, nominal FLOP/s by budget (docs/notebook.md, `benchmarks/train.py`, 2026-11-15).
+# Evaluation, warm-up and checkpoints are not in them.
+H200_RATES = {1e15: 84e12, 1e16: 233e12, 1e17: 437e12, 1e18: 626e12}
 # A run reaches between half and all of the step's own rate: data, evaluation, checkpoints and start-up.
 _LOWER, _UPPER = 0.5, 1.0
 _SCALED_LOWER = 0.3  # another card
