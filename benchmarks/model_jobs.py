@@ -51,6 +51,7 @@ CONTEXTUALIZERS = (
     "ours, rows symbolic",
     "ours, library's GELU",
     "ours, turned by the compiler",
+    "ours, norms weigh rows",
     "ours, whole windows",
     "ours, whole windows, cuDNN",
     "ours, bf16 weights",
@@ -93,6 +94,8 @@ def _contextualizer(cell: str, variant: str, once: bool) -> dict[str, Any] | Non
             stack.enter_context(_replaced(layers, "attend", partial(_attend_whole, B)))
         if "GELU" in variant:
             stack.enter_context(_replaced(layers, "gelu", F.gelu))
+        if "norms" in variant:
+            stack.enter_context(_replaced(layers.Block, "forward", _norms_weigh_rows))
         if "turned" in variant:
             stack.enter_context(_replaced(layers, "attend", _attend_turned))
         if "cuDNN" in variant:
@@ -132,6 +135,13 @@ def _attend_whole(B: int, qkv: Tensor, layout: PackedRows) -> Tensor:
     query, key, value = turned(qkv, layout.turns).unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return out.transpose(1, 2).flatten(0, 1)
+
+
+def _norms_weigh_rows(block: layers.Block, x: Tensor, layout: PackedRows) -> Tensor:
+    """A layer whose norms multiply the rows, as is usual."""
+    qkv = block.qkv(block.attention_norm(x)).unflatten(-1, (3, block.heads, -1))
+    x = x + block.attention_out(attend(qkv, layout).flatten(1))
+    return x + block.mlp_out(layers.gelu(block.mlp_up(block.mlp_norm(x))))
 
 
 def _attend_turned(qkv: Tensor, layout: PackedRows) -> Tensor:

@@ -28,9 +28,11 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """x [R, w] after the layer."""
-        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
+        # The norms' weights scale the columns of the matrices that follow, not the rows: the same product, and their
+        # gradient comes out of the matrix's instead of a sum over all rows.
+        qkv = self.qkv(self.attention_norm.direction(x), self.attention_norm.weight).unflatten(-1, (3, self.heads, -1))
         x = x + self.attention_out(attend(qkv, layout).flatten(1))
-        return x + self.mlp_out(gelu(self.mlp_up(self.mlp_norm(x))))
+        return x + self.mlp_out(gelu(self.mlp_up(self.mlp_norm.direction(x), self.mlp_norm.weight)))
 
 
 class Linear(nn.Module):
@@ -40,8 +42,9 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+    def forward(self, x: Tensor, column_scale: Tensor | None = None) -> Tensor:
+        """x·Wᵀ, or x·(W·diag(column_scale))ᵀ."""
+        return F.linear(x, self.weight if column_scale is None else self.weight * column_scale)
 
 
 class RMSNorm(nn.Module):
@@ -53,6 +56,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), _EPS).to(x.dtype)
+
+    def direction(self, x: Tensor) -> Tensor:
+        """x / rms(x) without the weight, returned as it came."""
+        return unit_rms(x).to(x.dtype)
 
 
 def unit_rms(x: Tensor) -> Tensor:
