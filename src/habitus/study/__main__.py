@@ -56,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _world(out: Path, options: StudyOptions, items: int | None, users: int | None) -> Path:
     """The dataset of a world like the preset's, of another size."""
+    from habitus.sweep.estimate import usual_workers
     from habitus.sweep.preset import load_preset
     from habitus.sweep.preset_world import preset_dataset
 
@@ -64,8 +65,8 @@ def _world(out: Path, options: StudyOptions, items: int | None, users: int | Non
         update={"num_items": items or preset.world.num_items, "num_users": users or preset.world.num_users}
     )
     out.mkdir(parents=True, exist_ok=True)
-    threads = options.workers or 8
-    return preset_dataset(preset.model_copy(update={"world": size}), out / "dataset", threads=threads).path
+    made = preset.model_copy(update={"world": size})
+    return preset_dataset(made, out / "dataset", threads=usual_workers("cpu")).path
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from habitus.study.finishing import (
 from habitus.study.options import StudyOptions, stopped
 from habitus.study.progress import Story, StudyProgress
 from habitus.study.state import State, read_state
+from habitus.sweep.estimate import usual_workers
 from habitus.sweep.preset import Preset, load_preset
 from habitus.sweep.preset_world import preset_dataset
 from habitus.sweep.running import sweep
@@ -113,7 +114,7 @@ def _dataset(out: Path, options: StudyOptions, preset: Preset, story: Story) -> 
         world = preset.world
         story.note(f"making a synthetic world of {world.num_items:,} items and {world.num_users:,} users in {path}")
     out.mkdir(parents=True, exist_ok=True)
-    return preset_dataset(preset, path, seed=options.seed, threads=options.workers or 2)
+    return preset_dataset(preset, path, seed=options.seed, threads=usual_workers("cpu"))
 
 
 def _sweep_all(
