@@ -427,7 +427,7 @@ def run_cells(cells: list[Cell], keep: Results, folder: Path, workers: int, unti
             )
     for process in list(pool._processes.values()):  # running cells are dropped: their rows would come too late
         if running:
-            process.terminate()
+            process.kill()  # asked politely, a run would save first
     pool.shutdown(wait=True, cancel_futures=True)
     for cell in running.values():
         print(f"not run, the time was over: {cell}", flush=True)
