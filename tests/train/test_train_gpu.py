@@ -10,7 +10,7 @@ import torch
 
 from habitus.data import Dataset
 from habitus.record import Record
-from habitus.train import TrainOptions, captured, train
+from habitus.train import TrainOptions, train
 from habitus.train.buckets import Buckets
 from habitus.train.journal import read_journal
 
@@ -113,7 +113,7 @@ def test_a_batch_that_overflows_goes_to_the_next_bucket(
 ) -> None:
     _, lines = run_of(recipe_of(), dataset, tmp_path / "fitted")
     # Buckets that hold half a batch: every step overflows twice, and nothing is lost.
-    monkeypatch.setattr(captured.Buckets, "fitted", lambda seen, a, b: Buckets(64, seen[0][1] // 2, a, b))
+    monkeypatch.setattr(Buckets, "fitted", lambda seen, a, b: Buckets(64, seen[0][1] // 2, a, b))
     record, tight = run_of(recipe_of(), dataset, tmp_path / "tight")
     assert record.hardware["engine"] == "captured"
     torch.testing.assert_close(losses(tight), losses(lines), rtol=2e-4, atol=0)

@@ -231,7 +231,8 @@ def _print_record(record: "Record", folder: Path, as_json: bool) -> None:
     assert record.seconds is not None
     rate = record.throughput.get("events_per_second")
     typer.echo(
-        f"{folder}: {record.steps:,} steps, training loss {record.train.loss:.4f} over the last {min(100, record.steps)}"
+        f"{folder}: {record.steps:,} steps, "
+        f"training loss {record.train.loss:.4f} over the last {min(100, record.steps)}"
         + (f", {rate:,.0f} events/s" if rate else "")
         + f", {record.seconds.warmup + record.seconds.train:.1f} s training, {record.seconds.evaluate:.1f} s evaluation"
     )
