@@ -16,6 +16,7 @@ from habitus.model.cache import EmbeddingCache
 from habitus.softmax import Latch, negative_keys
 from habitus.train.buckets import Buckets
 from habitus.train.feeding import Feeder, ItemFinder, ItemReader
+from habitus.train.inclusion import Inclusion
 from habitus.train.objectives import FrozenObjective, JointObjective
 from habitus.train.resident import Assembled, ResidentEvents, ResidentItems
 from habitus.train.stages import FrozenStage, JointStage
@@ -150,6 +151,18 @@ def test_micro_batches_keep_the_candidates_of_the_whole_batch(
     torch.testing.assert_close(parts.loss, whole.loss)
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def test_how_likely_an_item_is_a_candidate(dataset: Dataset, recipe_of: Callable[..., Any]) -> None:
+    recipe = recipe_of(stage=2, parent="p", num_negatives=30, log_q=True)  # 30 of 300 items: one in ten
+    inclusion, items = Inclusion(dataset, recipe), np.array([0, 7, 123])
+    counts = dataset.item_train_counts
+    shares = [int(counts[item]) / int(counts.sum()) for item in items]
+    in_batch = [1 - (1 - share) ** (16 * 32) for share in shares]
+    union = [1 - (1 - q) * 0.9 for q in in_batch]
+    assert inclusion.in_batch(items, CPU).exp().tolist() == pytest.approx(in_batch, rel=1e-5)
+    assert inclusion.union(items, CPU).exp().tolist() == pytest.approx(union, rel=1e-5)
+    assert inclusion.extras(items, CPU).exp().tolist() == pytest.approx([0.1] * 3)
 
 
 def test_buckets_grow_by_the_root_of_two_and_cut_nothing() -> None:
