@@ -135,9 +135,13 @@ class Cell:
     width: int
     depth: int
     variant: Variant
+    share: float | None = None  # of the embedder; None: as the size says
 
     def key(self) -> str:
-        return json.dumps([VERSION, asdict(self)], sort_keys=True)
+        values = asdict(self)
+        if self.share is None:
+            del values["share"]
+        return json.dumps([VERSION, values], sort_keys=True)
 
 
 def main() -> None:
@@ -149,6 +153,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", help="names, for `compare`")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], help="for `lines`: instead of the default's")
     parser.add_argument("--rate", type=float, default=1.0, help="for `lines`: times the size's rule")
+    parser.add_argument("--share", type=float, help="for `lines`: size the embedder by share, as in 0.06")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--mps", action="store_true", help="try to let processes share the GPU at the same time")
@@ -180,11 +185,12 @@ def line_cells(given: argparse.Namespace, folder: Path) -> list[Cell]:
     """Every shape at every budget that leaves at least MIN_STEPS steps; the cheapest first."""
     size = SIZES[given.size]
     variant = replace(DEFAULT, rate=given.rate, optimizer=given.optimizer or DEFAULT.optimizer)
-    if variant != DEFAULT:
-        variant = replace(variant, name=f"{variant.optimizer}, rate x {variant.rate:g}")
+    if variant != DEFAULT or given.share:
+        share = f", share {given.share:g}" if given.share else ""
+        variant = replace(variant, name=f"{variant.optimizer}, rate x {variant.rate:g}{share}")
     shapes = [tuple(int(n) for n in shape.split("/")) for shape in given.shapes or ()] or size.shapes
     cells = [
-        Cell(given.size, budget, width, depth, replace(variant, seed=seed))
+        Cell(given.size, budget, width, depth, replace(variant, seed=seed), given.share)
         for budget in given.lines or size.budgets
         for seed in range(given.seeds)
         for width, depth in shapes
@@ -235,7 +241,7 @@ def sized(cell: Cell, folder: Path) -> Any:
     from habitus.sizing import Inputs, Request, ladder_batch_sequences, solve
 
     size = SIZES[cell.size]
-    share = {"joint_dim": size.joint_dim} if size.joint_dim else {"share": SHARE}
+    share = {"joint_dim": size.joint_dim} if size.joint_dim and not cell.share else {"share": cell.share or SHARE}
     batch = size.batches if isinstance(size.batches, int) else size.batches.get(cell.budget)
     batch = batch or ladder_batch_sequences(cell.budget)
     request = Request(
