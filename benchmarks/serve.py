@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class Server:
 
     def asked(self, folder: Path, clients: int, options: argparse.Namespace) -> dict[str, Any]:
         """What one client process measured, and the server's processor time per request."""
-        before = processor_seconds(self.process.pid)
+        before, batches = processor_seconds(self.process.pid), self.batches()
         client = Path(__file__).with_name("serve_client.py")
         sizes = [str(clients), str(options.seconds), str(options.count)]
         done = subprocess.run(
@@ -154,9 +155,16 @@ class Server:
         )
         found: dict[str, Any] = json.loads(done.stdout)
         found["server_cpu_ms"] = 1e3 * (processor_seconds(self.process.pid) - before) / found["requests"]
+        found["batch_size"] = found["requests"] / max(1, self.batches() - batches)
         found["load"] = os.getloadavg()[0]  # of the whole machine: above 2, others compute here too
         found["client_cpu_ms"] = 1e3 * found.pop("client_cpu_s") / found["requests"]
         return found
+
+    def batches(self) -> int:
+        """Batches computed so far."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+            found = re.search(rb'batch_size_count{lane="recommend"} (\S+)', answer.read())
+        return int(float(found[1])) if found else 0
 
 
 def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -233,7 +241,11 @@ def processor_seconds(pid: int) -> float:
 
 
 def show(row: dict[str, Any]) -> None:
-    cpu = f"{row['server_cpu_ms']:7.2f} ms of server CPU" if "server_cpu_ms" in row else ""
+    cpu = (
+        f"{row['server_cpu_ms']:7.2f} ms of server CPU, {row['batch_size']:.1f} a batch"
+        if "server_cpu_ms" in row
+        else ""
+    )
     times = "".join(f"{row[name]:8.1f}" for name in ("p50_ms", "p95_ms", "p99_ms"))
     print(
         f"{row['items']:>9,} {row['index']:<6} {row['mode']:<20} {row['clients']:>3} clients "

@@ -1,8 +1,9 @@
 """Many callers, one worker: what waits together is computed together.
 
 Callers live on an event loop, the work on one thread of its own. The worker takes the lane whose oldest job has waited
-longest, and with it as many jobs of that lane as a batch holds; so batches form by themselves while it is busy. It
-lingers a moment for company only where the lane's last batch had some: a lone caller is never kept waiting.
+longest, and with it as many jobs of that lane as a batch holds; so batches form by themselves while it is busy. Before
+it begins it may linger a moment, for as many jobs as were lately there at once: callers who have just been answered
+come back soon, and where batches are long, one of all costs less than two of half. A lone caller never waits.
 """
 
 import asyncio
@@ -18,6 +19,9 @@ from habitus.errors import HabitusError
 
 log = logging.getLogger(__name__)
 
+# After a batch of this much processor time (the scan of a large catalogue, most of which is the same for one request
+# and for thirty), the next may be put off by a share of it. Short ones overlap better with the reading of requests.
+LONG_BATCH_S, LINGER_SHARE = 0.1, 0.1
 Work = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -73,7 +77,8 @@ class Batcher:
         self.max_wait_s = max_wait_s
         self.on_batch = on_batch
         self._waiting: dict[str, deque[_Job]] = {name: deque() for name in lanes}
-        self._last_size = dict.fromkeys(lanes, 1)
+        self._callers = dict.fromkeys(lanes, 1)  # that the lane had at the end of its last batch
+        self._put_off_s = dict.fromkeys(lanes, 0.0)
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -126,8 +131,11 @@ class Batcher:
     def _run(self) -> None:
         while (taken := self._take()) is not None:
             name, jobs = taken
-            began = time.monotonic()
+            began, worked = time.monotonic(), time.thread_time()
             outcomes = _outcomes(self.lanes[name].work, [job.payload for job in jobs])
+            worked = time.thread_time() - worked
+            self._callers[name] = len(jobs) + len(self._waiting[name])
+            self._put_off_s[name] = LINGER_SHARE * worked if worked >= LONG_BATCH_S and self.max_wait_s else 0.0
             self.on_batch(name, len(jobs), time.monotonic() - began)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(_deliver, jobs, outcomes)
@@ -148,14 +156,14 @@ class Batcher:
                     break
             for job in jobs:
                 job.begun = True
-            self._last_size[name] = len(jobs)
             return name, jobs
 
     def _linger(self, name: str) -> None:
-        """Wait until as many jobs are there as last time, or the oldest has waited long enough."""
+        """Wait until as many jobs are there as were lately, but not for long."""
         waiting = self._waiting[name]
-        until = waiting[0].since + self.max_wait_s
-        while 0 < len(waiting) < self._last_size[name] and not self._stopping:
+        wanted = min(self._callers[name], self.lanes[name].max_batch)
+        until = max(waiting[0].since + self.max_wait_s, time.monotonic() + self._put_off_s[name])
+        while 0 < len(waiting) < wanted and not self._stopping:
             left = until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 return
