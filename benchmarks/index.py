@@ -11,6 +11,7 @@ wall seconds, the best of some repeats, stand beside it.
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def main() -> None:
                 f"  {batch:>4} queries at once: {one['cpu_ms_per_query']:8.3f} ms CPU per query, "
                 f"{one['times_exact']:6.1f} times exact; {one['wall_ms_per_query']:8.3f} ms wall"
             )
-    result |= machine()
+    result |= machine() | {"load": round(os.getloadavg()[0], 1)}  # above the cores, wall seconds mean little
     print(json.dumps(result))
     if options.keep:
         options.keep.write_text(json.dumps(result, indent=2) + "\n")
