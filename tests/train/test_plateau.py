@@ -24,7 +24,7 @@ QUERIES, EVALUATION_BATCH = 4_000, 64
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("plateau")
     world = World(WorldConfig(num_users=20_000, num_items=2_000, seed=1))
-    options = PrepareOptions(seq_len=64, text_len=12, vocabulary_size=1_024, validation_share=0.05, threads=1)
+    options = PrepareOptions(seq_len=64, text_len=24, vocabulary_size=1_024, validation_share=0.05, threads=1)
     prepare_world(world, schema_of(world), folder / "dataset", options, lambda _what, _share: None)
     return Dataset.open(folder / "dataset")
 
@@ -32,7 +32,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def loss_of(dataset: Dataset, width: int, depth: int, out: Path) -> tuple[int, float]:
     """(N, validation loss) of one cell."""
     request = Request(
-        batch_sequences=32, flops=BUDGET, joint_dim=16, width=width, depth=depth, seq_len=64, text_len=12, text_depth=2
+        batch_sequences=32, flops=BUDGET, joint_dim=16, width=width, depth=depth, seq_len=64, text_len=24, text_depth=2
     )
     cell = solve(request, Inputs.of(dataset.fields))
     recipe = Recipe(
