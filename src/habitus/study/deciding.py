@@ -7,11 +7,11 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.study.envelope import Fitting, adapted, fitting
 from habitus.study.options import StudyOptions
-from habitus.study.probing import PROBES, Probed, probe
+from habitus.study.probing import PROBES, Probed, probe, seconds_of
 from habitus.study.progress import Story
 from habitus.study.state import NAME, AxisCost, State, request_of
 from habitus.sweep.cells import Design, Facts
-from habitus.sweep.estimate import Speeds, seconds_of, wall_seconds
+from habitus.sweep.estimate import Speeds, wall_seconds
 from habitus.sweep.preset import Preset
 
 _PROBE_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
@@ -101,7 +101,7 @@ def _flops(made: Sequence[Design]) -> float:
 
 def _seconds(one: Design, probed: Probed) -> float:
     """The wall time of one axis on the workers there are."""
-    each = list(seconds_of(probed.speeds, one.distinct()).values())
+    each = [seconds_of(planned, probed) for planned in one.distinct()]
     return wall_seconds(each, probed.workers) + probed.overhead
 
 
@@ -110,4 +110,6 @@ def _unprobed(options: StudyOptions, facts: Facts, preset: Preset) -> Probed:
 
     kind = device_kind(options.device)
     speeds: Speeds = speeds_of(None, kind, facts.inputs)
-    return Probed(preset.common.learning_rate, "", speeds, 2.0, 0.0, options.workers or usual_workers(kind))
+    evaluate = {"batch": speeds.evaluate, "catalogue": speeds.evaluate}
+    workers = options.workers or usual_workers(kind)
+    return Probed(preset.common.learning_rate, "", speeds, evaluate, 2.0, 0.0, workers)

@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from habitus.data.dataset import Dataset
 from habitus.sizing import Inputs
 from habitus.study.options import StudyOptions, stopped
-from habitus.sweep.cells import Facts
+from habitus.sweep.cells import Facts, Planned
 from habitus.sweep.design import centred_shapes
-from habitus.sweep.estimate import Speeds, device_kind, speeds_of, usual_workers
+from habitus.sweep.estimate import Speeds, device_kind, evaluations_of, speeds_of, usual_workers
 from habitus.sweep.known import Known
 from habitus.sweep.outcome import SweepProgress, SweepResult
 from habitus.sweep.preset import Preset
@@ -32,6 +33,7 @@ class Probed:
     learning_rate: float  # of the rule at 512 windows, replacing the preset's
     told: str
     speeds: Speeds
+    evaluate: dict[str, float]  # seconds of one evaluation: "batch" alone, or with "catalogue"
     overhead: float  # seconds that a sweep takes beside its runs
     seconds: float  # of the probes themselves, in this call
     workers: int
@@ -71,13 +73,27 @@ def probe(
     kind = device_kind(options.device)
     speeds = speeds_of(store, kind, Inputs.of(dataset.fields))
     workers = options.workers or usual_workers(kind)
-    return Probed(rate, told, speeds, _overhead([small, large]), time.monotonic() - began, workers)
+    evaluate = {"batch": _evaluation(small, store, speeds), "catalogue": _evaluation(large, store, speeds)}
+    return Probed(rate, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
+
+
+def seconds_of(planned: Planned, probed: Probed) -> float:
+    """The expected time of one run, by what it evaluates and how often."""
+    regime = "catalogue" if "catalogue" in planned.recipe.evaluate.regimes else "batch"
+    speeds = replace(probed.speeds, evaluate=probed.evaluate[regime])
+    return speeds.seconds(planned.cell, evaluations_of(planned.recipe))
+
+
+def _evaluation(result: SweepResult, store: Store, speeds: Speeds) -> float:
+    """Seconds of one evaluation, the median of these probes."""
+    records = [store.record(run.planned.hash) for run in result.runs]
+    return median([r.seconds.evaluate for r in records if r is not None and r.seconds] or [speeds.evaluate])
 
 
 def _small(preset: Preset) -> Preset:
     """The preset with three shapes and the probe's rates on its allocation axis."""
     allocation = preset.allocation.model_copy(
-        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "seeds": 1}
+        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "regimes": ("batch",), "seeds": 1}
     )
     return preset.model_copy(update={"allocation": allocation})
 
@@ -95,7 +111,7 @@ def _large(preset: Preset, facts: Facts) -> tuple[Preset, float]:
     allocation = preset.allocation.model_copy(
         update={
             "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
-            "seeds": 1,
+            "regimes": ("batch", "catalogue"), "seeds": 1,
         }
     )  # fmt: skip
     common = preset.common.model_copy(update={"min_steps": 2})
