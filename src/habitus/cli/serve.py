@@ -31,7 +31,7 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help=f"File with the bearer token; or set {TOKEN_VARIABLE}.")
     ] = None,
-    index: Annotated[str, typer.Option(help="exact, hnsw, ivfpq or auto.")] = "exact",
+    index: Annotated[str, typer.Option(help="exact, ivf, ivfpq, hnsw or auto.")] = "exact",
     items: Annotated[
         Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
     ] = None,
