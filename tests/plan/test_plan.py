@@ -8,6 +8,7 @@ import pytest
 
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
+from habitus.fit import LawsFile, power_law, predict_power_law
 from habitus.plan import PlanOptions, affordable_flops, device_of, plan
 from habitus.plan.hardware import memory_of
 from habitus.recipe import Recipe
@@ -242,3 +243,19 @@ def test_plans_are_the_same_every_time_and_survive_json(laws_path: Path, tmp_pat
     assert made.hash() == again.hash()
     made.write(tmp_path / "plan.json")
     assert type(made).read(tmp_path / "plan.json") == made
+
+
+def test_a_size_law_that_spans_decades_yields_to_the_loss(laws_path: Path, tmp_path: Path) -> None:
+    laws = LawsFile.read(laws_path)
+    budgets = (1e11, 1e12, 1e13)
+    scattered = power_law(budgets, [2e4, 9e4, 6e4])
+    _, low, high = predict_power_law(scattered, 8e13)
+    assert scattered.ok and high > 100 * low
+    entries = [
+        e.model_copy(update={"law": scattered}) if (e.name, e.metric) == ("size_law", "catalogue/recall@10") else e
+        for e in laws.entries
+    ]
+    laws.model_copy(update={"entries": tuple(entries)}).write(tmp_path / "laws.json")
+    made = plan(1e14, "catalogue/recall@10", PlanOptions(laws=tmp_path / "laws.json"))
+    assert made["params"].how.startswith("size law of batch/recall@10")
+    assert made["params"].value == pytest.approx(planted_size(8e13), rel=0.2)

@@ -15,6 +15,7 @@ from habitus.sizing import ladder_batch_sequences
 
 PUBLISHED_SHARE = 0.02  # the printed recipe's
 RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
+_USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
 
 
 class Laws:
@@ -64,15 +65,31 @@ def size(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     """N*(C): the size law; else the largest budget's optimum carried on by the published exponent."""
     published = published_laws().find("size_law", "batch/loss")
     for laws in sources:
-        for entry in laws.first_ok("size_law", stage1_metrics(metric), "coefficient"):
-            if entry.law.points:
-                value, low, high = predict_power_law(entry.law, C)
-                how = f"size law of {entry.metric}, exponent {entry.law['exponent']:.3f}"
-                return _quantity(value, low, high, laws.source, how, entry.law)
+        entry = size_entry(C, metric, laws)
+        if entry is not None:
+            value, low, high = predict_power_law(entry.law, C)
+            how = f"size law of {entry.metric}, exponent {entry.law['exponent']:.3f}"
+            return _quantity(value, low, high, laws.source, how, entry.law)
         carried = _carried_optimum(C, metric, laws, float(published["exponent"]))
         if carried is not None:
             return carried
     raise AssertionError("the published laws always give a size")
+
+
+def size_entry(C: float, metric: str, laws: Laws) -> Entry | None:
+    """The size law to use: of the first metric whose interval at C says anything; else of the first that has one.
+
+    Three budgets can give a law of status ok whose interval spans decades; the loss, which is measured more
+    sharply, then decides in the place of a ranking metric.
+    """
+    found = []
+    for name in stage1_metrics(metric):
+        found += [e for e in laws.first_ok("size_law", [name], "coefficient") if e.law.points]
+    for entry in found:
+        _, low, high = predict_power_law(entry.law, C)
+        if high <= _USEFUL * low:
+            return entry
+    return found[0] if found else None
 
 
 def _carried_optimum(C: float, metric: str, laws: Laws, exponent: float) -> Quantity | None:
@@ -223,13 +240,11 @@ def negatives(C2: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     return Quantity(value=0, source="default", how="no law of negatives: in-batch candidates only")
 
 
-def budgets_behind(metric: str, sources: Sequence[Laws]) -> tuple[float, float] | None:
+def budgets_behind(C: float, metric: str, sources: Sequence[Laws]) -> tuple[float, float] | None:
     """Smallest and largest budget of the runs or optima that the size comes from."""
     laws = sources[0]
-    found: Iterable[float] = ()
-    for entry in laws.first_ok("size_law", stage1_metrics(metric), "coefficient"):
-        found = entry.law.points.get("x", ())
-        break
+    entry = size_entry(C, metric, laws)
+    found: Iterable[float] = () if entry is None else entry.law.points.get("x", ())
     budgets = list(found) or [r.budget for r in laws.file.runs if r.axis == "allocation"]
     return (min(budgets), max(budgets)) if budgets else None
 
