@@ -20,7 +20,9 @@ _DENSITY_AT_ZERO = 0.3989422804014327
 
 def gelu(x: Tensor) -> Tensor:
     """x·Φ(x), in the type of x."""
-    if x.is_cuda and torch.compiler.is_compiling():
+    # float32 keeps the library's: on PyTorch 2.11 a compiled Function of nothing but float32 lost its gradient, where
+    # the conversions below do nothing and are dropped.
+    if x.is_cuda and x.dtype != torch.float32 and torch.compiler.is_compiling():
         return gelu_by_series(x)
     return F.gelu(x)
 
