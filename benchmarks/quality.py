@@ -3,10 +3,10 @@
     python benchmarks/quality.py world --budgets 1e15 --items 20000 --out quality-world.json
     python benchmarks/quality.py logs DATASETS --seeds 3 --out quality-logs.json        # DATASETS/<name>: prepared
 
-`world` trains stage 1 at each budget (share 2%), then stage 2 at a fifth of it for each K, and scores popularity and
-the oracle on the same queries. `logs` trains both stages on every prepared dataset of the folder, some epochs over the
-log each, and scores all baselines on the same queries. Runs go --workers at a time, a process each. Rows are printed
-and written to --out as they come; the last line is JSON.
+`world` trains stage 1 at each budget (a cell of a given share, or --model on --batch windows), then stage 2 at a
+quarter of it for each K, and scores popularity and the oracle on the same queries. `logs` trains both stages on every
+prepared dataset of the folder, some epochs over the log each, and scores all baselines on the same queries. Runs go
+--workers at a time, a process each. Rows are printed and written to --out as they come; the last line is JSON.
 """
 
 import argparse
@@ -33,17 +33,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of datasets")
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--users", type=int, default=300_000)
+    parser.add_argument("--folder", type=Path, help="where the world lies, or is made and kept")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--text-depth", type=int, default=4)
     parser.add_argument("--budgets", type=float, nargs="+", default=[1e15])
     parser.add_argument("--data-ratio", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--negatives", type=int, nargs="*", default=[0, 8192])
-    parser.add_argument("--batch", type=int, default=8, help="windows per step on logs")
+    parser.add_argument("--batch", type=int, help="windows per step; 8 on logs, by the budget on worlds, unless said")
     parser.add_argument("--epochs", type=float, default=3.0, help="over a log, in stage 1; stage 2 takes a quarter")
     parser.add_argument("--stage2-rate", type=float, default=0.25, help="of stage 1's learning rate")
     parser.add_argument("--steps", type=int, nargs=2, default=[100, 2500], help="least and most of a log's stage 1")
-    parser.add_argument("--model", type=int, nargs=4, default=[64, 2, 128, 3], help="joint_dim text_depth width depth")
+    parser.add_argument(
+        "--model", type=int, nargs=4, help="joint_dim text_depth width depth; 64 2 128 3 on logs unless said"
+    )
     parser.add_argument("--baselines", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--base-rate", type=float, default=2e-2, help="learning rate at 512 windows; √B from there")
     parser.add_argument("--optimizer", default="muon")
@@ -56,13 +59,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        jobs = world_jobs(given, Path(scratch)) if given.what == "world" else log_jobs(given, Path(scratch))
+        jobs = world_jobs(given, given.folder or Path(scratch)) if given.what == "world" else log_jobs(given)
         rows = run_all(jobs, given)
     print(json.dumps(document(rows, given)))
 
 
-def world_jobs(given: argparse.Namespace, scratch: Path) -> list[tuple[Any, ...]]:
+def world_jobs(given: argparse.Namespace, folder: Path) -> list[tuple[Any, ...]]:
     """Baselines, and one job per budget and seed."""
+    if not (folder / "world").exists():
+        make_world(given, folder)
+    cells = [("world", folder / "world", seed, budget) for budget in given.budgets for seed in range(given.seeds)]
+    return [*([("baselines", folder / "world", 0, None)] if given.baselines else []), *cells]
+
+
+def make_world(given: argparse.Namespace, folder: Path) -> None:
     from habitus.data import PrepareOptions
     from habitus.data.from_world import prepare_world
     from habitus.events.world import World, WorldConfig
@@ -73,13 +83,11 @@ def world_jobs(given: argparse.Namespace, scratch: Path) -> list[tuple[Any, ...]
     options = PrepareOptions(
         seq_len=given.seq_len, validation_share=0.05, threads=max(1, min(12, (os.cpu_count() or 2) - 1))
     )
-    prepare_world(world, schema_of(world), scratch / "world", options, lambda _what, _share: None)
+    prepare_world(world, schema_of(world), folder / "world", options, lambda _what, _share: None)
     print(f"world of {given.items:,} items and {given.users:,} users: {time.perf_counter() - began:.0f} s", flush=True)
-    cells = [("world", scratch / "world", seed, budget) for budget in given.budgets for seed in range(given.seeds)]
-    return [("baselines", scratch / "world", 0, None), *cells]
 
 
-def log_jobs(given: argparse.Namespace, scratch: Path) -> list[tuple[Any, ...]]:
+def log_jobs(given: argparse.Namespace) -> list[tuple[Any, ...]]:
     found = sorted(path for path in given.datasets.iterdir() if (path / "manifest.json").exists())
     chosen = [path for path in found if not given.only or path.name in given.only]
     runs = [("log", path, seed, None) for seed in range(given.seeds) for path in chosen]
@@ -157,18 +165,19 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
 
     text_len = dataset.fields.text_len
     if budget is None:
-        batch = given.batch
+        batch = given.batch or 8
         per_step = batch * dataset.seq_len
         steps = given.epochs * dataset.counts("train").events / per_step
         steps = int(min(max(steps, given.steps[0]), given.steps[1]))
-        model = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model, strict=True))
+        model = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model or [64, 2, 128, 3], strict=True))
         model |= {"head_dim": 32, "text_len": text_len or 24}
     else:
-        batch = ladder_batch_sequences(budget)
-        request = Request(
-            batch_sequences=batch, flops=budget, share=given.share, data_ratio=given.data_ratio,
-            seq_len=dataset.seq_len, text_len=text_len, text_depth=given.text_depth,
-        )  # fmt: skip
+        batch = given.batch or ladder_batch_sequences(budget)
+        if given.model:
+            shape = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model, strict=True))
+        else:
+            shape = {"share": given.share, "data_ratio": given.data_ratio, "text_depth": given.text_depth}
+        request = Request(batch_sequences=batch, flops=budget, seq_len=dataset.seq_len, text_len=text_len, **shape)
         cell = solve(request, Inputs.of(dataset.fields))
         model, steps = cell.model.to_values(), cell.steps
     rate = given.base_rate * math.sqrt(batch / 512)

@@ -16,6 +16,7 @@ from habitus.errors import ConfigError, Interrupted
 from habitus.plan import Registered
 from habitus.recipe import Recipe
 from habitus.study import StudyOptions, StudyProgress, StudyResult, study
+from habitus.study.running import program
 
 MICRO = Path(__file__).parent / "micro.toml"
 OPTIONS = StudyOptions(preset=str(MICRO), device="cpu", workers=2)
@@ -151,3 +152,14 @@ def habitus(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_the_next_command_names_a_program_that_the_shell_finds(tmp_path: Path, monkeypatch: Any) -> None:
+    elsewhere = tmp_path / "habitus"
+    elsewhere.write_text("#!/bin/sh\n")
+    elsewhere.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(elsewhere), "study"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert program() == str(elsewhere)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "habitus"

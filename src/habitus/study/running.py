@@ -1,6 +1,8 @@
 """The verb: event log in; laws, a recipe and a page out."""
 
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,7 +58,13 @@ class StudyResult:
         from shlex import quote
 
         names = " ".join(quote(str(path)) for path in self.recipes)
-        return f"habitus train {names} --data {quote(str(self.data))} --out {quote(str(self.out / 'run'))}"
+        return f"{quote(program())} train {names} --data {quote(str(self.data))} --out {quote(str(self.out / 'run'))}"
+
+
+def program() -> str:
+    """What a shell calls this program: its name, or where it was started from when the name alone finds nothing."""
+    started = Path(sys.argv[0])
+    return str(started) if started.name == "habitus" and shutil.which("habitus") is None else "habitus"
 
 
 def study(
