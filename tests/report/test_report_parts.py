@@ -48,6 +48,7 @@ def test_shares_and_digits() -> None:
     assert [number(v, "count") for v in (2048, 20_480, math.inf, None)] == ["2,048", "20.5k", "open", "–"]
     assert raised(-0.21) == "⁻⁰·²¹⁰"
     assert pretty("fitted up to 1e+18, at 2.1e+06") == "fitted up to 10¹⁸, at 2.1·10⁶"
+    assert pretty("winner 32x2-294296e1, parent 12x2-5e301234") == "winner 32x2-294296e1, parent 12x2-5e301234"
 
 
 def test_lists_and_sentences() -> None:

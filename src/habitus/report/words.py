@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from habitus.fit.result import Law
 
-_E_NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[+-]?\d+\b")
+_E_NUMBER = re.compile(r"(?<!\w-)\b\d+(?:\.\d+)?e[+-]?\d{1,2}\b")  # not the hash of a cell, as in 32x2-294296e1
 _RAISED = str.maketrans("0123456789-+.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺·")
 _WORDS = {
     "boundary": "beyond the sweep",
