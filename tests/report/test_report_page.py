@@ -230,6 +230,7 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
         "The law behind it is stretched 33.3 times beyond the largest budget measured here."
     ]
     assert article.row("model size N")[1:] == ["2.5M [2M, 3M]", "1.9M", "this study: size_law"]
+    assert article.row("predicted catalogue/recall@10 after stage 2")[1] == "0.07100 [0.06000, open]"
     assert "stage1.toml: joint_dim 32, width 96, depth 4, steps 1,200, learning_rate 2·10⁻³" in page.text
     assert "Next: habitus train stage1.toml --data DATASET --out RUN" in page.text
     assert "too far" in page.text and HOSTILE not in page.text
@@ -260,7 +261,7 @@ def test_the_papers_store_has_a_recipe_that_the_budget_pays_beside_the_printed_o
     ):
         assert warning in told
     # The printed ratios, 222 and 36, come from optima before rounding; the recipe table quotes them as printed.
-    assert "344 265 222 110 36 at 1e15 1e16 1e17 1e18 1e19 (6ND convention)" in told
+    assert "344 265 222 110 36 at 10¹⁵ 10¹⁶ 10¹⁷ 10¹⁸ 10¹⁹ (6ND convention)" in told
     assert article.row("D/N")[1].split(" ")[0] == significant(made["data_ratio"].value)
 
 

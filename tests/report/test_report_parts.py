@@ -8,7 +8,20 @@ from habitus.report.colours import DARK, LIGHT, budgets, contrast, diverging, se
 from habitus.report.marks import Axis, Band, Line, Panel, Points, Rule
 from habitus.report.scales import Scale
 from habitus.report.svg import draw, spread
-from habitus.report.words import count, listed, number, percent, power_of_ten, pretty, raised, sentence, significant
+from habitus.report.words import (
+    count,
+    gibibytes,
+    hours,
+    listed,
+    number,
+    percent,
+    power_of_ten,
+    pretty,
+    raised,
+    rate,
+    sentence,
+    significant,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -37,6 +50,10 @@ def test_counts(value: float, words: str) -> None:
 
 def test_shares_and_digits() -> None:
     assert [percent(v) for v in (0.024, 0.5, 0.001, 1.0, None)] == ["2.4%", "50%", "0.10%", "100%", "–"]
+    assert [number(v, "percent") for v in (0.5, 1.0, 884_108.04, math.inf)] == ["50%", "100%", ">100%", "open"]
+    assert [rate(v) for v in (0.002, 0.0354, 0.05)] == ["2·10⁻³", "0.0354", "0.05"]
+    assert [hours(v) for v in (0.0372, 0.5, 3.41)] == ["2.2 min", "30 min", "3.41 h"]
+    assert [gibibytes(v) for v in (0.043, 50.2)] == ["44 MiB", "50.2 GiB"]
     assert [significant(v) for v in (2.6413, -0.0376, 0.0, 12345.678, math.nan)] == [
         "2.641",
         "−0.03760",

@@ -100,7 +100,9 @@ class _Line:
         if all_equal(self.v):
             warnings.append("all y are equal: the exponent is zero to rounding and has no scatter to judge it by")
         if self.n < 5:
-            warnings.append(f"only {self.n} points: the interval rests on {self.n - 2} degree(s) of freedom")
+            warnings.append(
+                f"only {self.n} points: the interval rests on {self.n - 2} degree{'s' * (self.n > 3)} of freedom"
+            )
         return Law(
             law="power_law",
             form=FORM,

@@ -19,7 +19,7 @@ def predictions(C: float, C2: float, metric: str, sources: Sequence[Laws]) -> tu
             law = next((e.law for e in laws.entries("loss_law", [name]) if e.law.values), None)
             if law is not None:
                 value, low, high = _one_more_run(law, C)
-                how = f"L*(C) of {name} over {law.residuals.n} budgets, status {law.status}"
+                how = f"L*(C) of {name} over {law.residuals.n} budgets, status {law.status.replace('_', ' ')}"
                 found.append(_prediction(name, 1, value, low, high, laws, how))
         after = _stage2(C2, metric, laws) if C2 else None
         if after is not None:

@@ -7,7 +7,7 @@ from typing import Any
 from habitus.fit.runs import AXES, Run
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.study import Study
-from habitus.report.words import count, listed, plural, power_of_ten, pretty, rate, sentence, significant
+from habitus.report.words import count, hours, listed, plural, power_of_ten, pretty, rate, sentence, significant
 
 NOT_VARIED = (
     "training context length, and with it attention's own L² term",
@@ -81,11 +81,11 @@ def exclusions(study: Study) -> Block:
 
 def disclosure(study: Study) -> Block:
     """Definitions, ranges, optimizer, seeds, versions, checksums, and what was not varied."""
-    rows = [*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study)]
+    rows = list(dict.fromkeys((*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study))))
     decided = [pretty(str(text)) for m in study.manifests for text in m.get("decided") or ()]
     rows += [("decided by the sweeps", "; ".join(dict.fromkeys(decided)))] if decided else []
     rows.append(("not varied", "; ".join(NOT_VARIED)))
-    rows += [("about the paper", note) for note in study.published.notes]
+    rows += [("about the paper", pretty(note)) for note in study.published.notes]
     table = Table(("what", "as it was here"), tuple(rows))
     words = f"{plural(len(study.records), 'Record')} read; {listed(study.told)}"
     return Block(
@@ -199,9 +199,8 @@ def _machines(study: Study) -> list[tuple[str, str]]:
     ]
     spent = sum(r.flops_nominal or 0.0 for r in records)
     seconds = sum(r.seconds.warmup + r.seconds.train + r.seconds.evaluate for r in records if r.seconds is not None)
-    rows.append(
-        ("compute spent", f"{spent:.3g} nominal FLOPs" + (f" in {seconds / 3600:.3g} hours of runs" if seconds else ""))
-    )
+    took = f" in {hours(seconds / 3600)} of runs" if seconds else ""
+    rows.append(("compute spent", f"{power_of_ten(spent)} nominal FLOPs{took}"))
     return rows
 
 

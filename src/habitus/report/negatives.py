@@ -13,7 +13,7 @@ from habitus.report.valleys import (
     valley_panel,
     views,
 )
-from habitus.report.words import count, listed, power_of_ten, reason, sentence, significant
+from habitus.report.words import listed, number, power_of_ten, reason, sentence, significant
 
 KNOBS = ("num_negatives", "params", "slots_seen", "steps", "batch_sequences")
 
@@ -97,7 +97,8 @@ def loss_and_recall(study: Study) -> Block | None:
             return None
         words = [f"at {listed(power_of_ten(b) for b, _, _ in agree)} both pick the same K" if agree else ""]
         words += [
-            f"at {power_of_ten(b)} the loss picks K = {count(k)} and {metric} K = {count(r)}" for b, k, r in apart
+            f"at {power_of_ten(b)} the loss picks K = {number(k, 'count')} and {metric} K = {number(r, 'count')}"
+            for b, k, r in apart
         ]
         return View(sentence("; ".join(w for w in words if w)), metric, tuple(panels))
 
@@ -127,9 +128,12 @@ def channels(study: Study) -> Block | None:
             ]
             if len(rows) > 1 and budget == top:
                 change = ys[-1] - ys[0]
+                first, last = (
+                    f"{significant(y)} at K = {number(x, 'count')}" for x, y in ((xs[0], ys[0]), (xs[-1], ys[-1]))
+                )
                 words.append(
-                    f"at {power_of_ten(budget)} the {title} goes from {significant(ys[0])} at K = {count(xs[0])} to "
-                    f"{significant(ys[-1])} at K = {count(xs[-1])} ({'+' if change >= 0 else '−'}{abs(change):.3f})"
+                    f"at {power_of_ten(budget)} the {title} goes from {first} to {last} "
+                    f"({'+' if change >= 0 else '−'}{abs(change):.3f})"
                 )
         if marks:
             panels.append(Panel(f"{name}, {title}", axis, Axis(name), tuple(marks)))

@@ -18,7 +18,7 @@ _NAMES = {
     "joint_dim": ("joint_dim", "count"), "width": ("width", "count"), "depth": ("depth", "count"),
     "num_negatives": ("extra negatives K", "count"), "stage2_steps": ("stage 2: steps", "count"),
     "stage2_batch_sequences": ("stage 2: batch", "count"), "stage2_learning_rate": ("stage 2: learning rate", "rate"),
-    "hours": ("hours", "plain"), "memory_gib": ("memory (GiB)", "plain"),
+    "hours": ("time", "hours"), "memory_gib": ("memory", "gib"),
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def _block(plan: Mapping[str, Any]) -> Block:
         rows.append((word, ours, beside, f"{q.get('source', '')}: {pretty(str(q.get('how', '')))}"))
         raw.append((name, q["value"], q.get("low"), q.get("high"), other, q.get("source"), q.get("how")))
     for p in plan.get("predictions", ()):
-        name = f"predicted {p['metric']}"
+        name = f"predicted {p['metric']}" + (f" after stage {p['stage']}" if "stage" in p else "")
         ours = f"{significant(p['value'])} {_ends(p, 'plain')}".strip()
         rows.append((name, ours, "–", f"{p.get('source', '')}: {pretty(str(p.get('how', '')))}"))
         raw.append((name, p["value"], p.get("low"), p.get("high"), None, p.get("source"), p.get("how")))
@@ -123,6 +123,8 @@ def _ends(quantity: Mapping[str, Any], kind: str) -> str:
     if low is None and high is None:
         return ""
     told = ["open" if end is None else number(float(end), kind) for end in (low, high)]
+    if told[0] == told[1] == number(float(quantity["value"]), kind):
+        return ""
     return f"[{told[0]}, {told[1]}]"
 
 

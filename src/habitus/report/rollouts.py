@@ -8,7 +8,7 @@ from habitus.report.marks import Axis, Block, Mark, Panel, Points, Rule, Sheet, 
 from habitus.report.powers import compute_axis
 from habitus.report.study import Study
 from habitus.report.valleys import views
-from habitus.report.words import count, percent, power_of_ten, sentence, significant
+from habitus.report.words import count, minus, percent, power_of_ten, sentence, significant
 
 _LETTERS = {"size_law": "N*", "loss_law": "L*"}
 
@@ -198,4 +198,4 @@ def _last_words(item: NamedRollout, letter: str, metric: str) -> str:
 
 
 def _signed(miss: float) -> str:
-    return f"{100 * miss:+.1f}%".replace("-", "−")
+    return minus(f"{round(100 * miss, 1) + 0.0:+.1f}%")  # + 0.0: no sign of minus before a zero

@@ -240,7 +240,7 @@ def train_surrogate(study: Study) -> Block | None:
     notes = []
     if height is not None and height.values:
         curve = f"{significant(float(height['floor']))} + {significant(float(height['coefficient']), 3)}"
-        notes.append(f"L*(C) = {curve}·C{raised(-height['exponent'])} ({height.status}).")
+        notes.append(f"L*(C) = {curve}·C{raised(-height['exponent'])} ({height.status.replace('_', ' ')}).")
     if size_law is not None and "exponent" in size_law.values:
         notes.append(f"N* ∝ C{raised(size_law['exponent'])} (exponent {exponent(size_law)}) by training loss.")
     if paper is not None:

@@ -15,6 +15,7 @@ from habitus.report.words import (
     number,
     percent,
     power_of_ten,
+    pretty,
     rate,
     reason,
     sentence,
@@ -34,7 +35,7 @@ def answer(study: Study) -> Block:
 
 def recipe_table(study: Study) -> Block | None:
     """What the laws of this store recommend, per metric, beside the paper's guidance."""
-    printed = study.published.extra.get("recipe", {})
+    printed = {k: pretty(str(v)) for k, v in study.published.extra.get("recipe", {}).items()}
     raw: list[tuple[Any, ...]] = []
 
     def view(metric: str) -> View | None:

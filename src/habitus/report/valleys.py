@@ -13,6 +13,7 @@ from habitus.report.words import (
     number,
     percent,
     power_of_ten,
+    rate,
     reason,
     sentence,
     significant,
@@ -45,7 +46,7 @@ def run_words(row: RunRow) -> str:
     ):
         if name in knobs and (name != "num_negatives" or row.axis == "negatives"):
             parts.append(f"{word} {form(knobs[name])}")
-    return " · ".join([*parts, f"rate {power_of_ten(row.learning_rate)}"])
+    return " · ".join([*parts, f"rate {rate(row.learning_rate)}"])
 
 
 def valley_panel(

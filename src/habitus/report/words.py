@@ -85,11 +85,29 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 
 def rate(value: float) -> str:
-    """A learning rate: 2·10⁻³."""
-    return power_of_ten(value)
+    """A learning rate: 2·10⁻³, 0.05."""
+    return f"{value:.3g}" if 0.01 <= value < 10 else power_of_ten(value)
 
 
-FORMATS = {"plain": significant, "count": count, "percent": percent, "flops": power_of_ten, "rate": rate}
+def share(value: float | None) -> str:
+    """A part of a whole; an interval may end beyond it, by whatever number."""
+    return ">100%" if value is not None and 1 < value < math.inf else percent(value)
+
+
+def hours(value: float) -> str:
+    """2.2 min, 3.4 h."""
+    return f"{significant(value, 3)} h" if value >= 1 else f"{significant(60 * value, 2)} min"
+
+
+def gibibytes(value: float) -> str:
+    """44 MiB, 50.2 GiB."""
+    return f"{significant(value, 3)} GiB" if value >= 1 else f"{1024 * value:.0f} MiB"
+
+
+FORMATS = {
+    "plain": significant, "count": count, "percent": share, "flops": power_of_ten, "rate": rate, "hours": hours,
+    "gib": gibibytes,
+}  # fmt: skip
 
 
 def number(value: float | None, kind: str = "plain") -> str:
