@@ -15,7 +15,6 @@ Runs already in --out are not run again. Cells run --workers at a time, each on 
 """
 
 import argparse
-import atexit
 import datetime
 import json
 import math
@@ -23,7 +22,6 @@ import multiprocessing
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -80,9 +78,9 @@ SIZES = {
     "h200": Size(
         items=100_000, users=400_000, seq_len=256, text_len=24, text_depth=4, vocabulary=8_192, queries=10_000,
         eval_sequences=64, budgets=(3e13, 3e14, 1e15), compare_at=(3e13, 1e14, 3e14),
-        shapes=((48, 2), (64, 4), (96, 4), (128, 5), (192, 4), (224, 5), (256, 6), (320, 6)), compare_shape=(192, 4),
-        joint_dim=32, device="cuda", precision="bf16", batches={3e13: 8, 3e14: 32, 1e15: 64},
-        compile_from=1e15, base_rate=2e-2,
+        shapes=((32, 1), (32, 2), (48, 2), (64, 4), (96, 4), (128, 5), (192, 4), (224, 5), (256, 6), (320, 6)),
+        compare_shape=(192, 4), joint_dim=32, device="cuda", precision="bf16", batches={3e13: 8, 3e14: 32, 1e15: 64},
+        compile_from=1e16, base_rate=2e-2,
         rate_cells=((3e13, 64, 4), (3e13, 192, 4), (3e14, 320, 6)),
     ),
 }  # fmt: skip
@@ -168,7 +166,9 @@ def main() -> None:
         print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {known}", flush=True)
         keep = Results(given.out, given.size, known)
         if given.mps:
-            share_gpu(folder)
+            from habitus.sweep.sharing import shared_gpu
+
+            os.environ.update(shared_gpu(print))
         cells = {"lines": line_cells, "compare": compare_cells, "rates": rate_cells}[given.what](given, folder)
         run_cells(cells, keep, folder, given.workers, began + given.seconds)
         if given.what == "compare":
@@ -357,25 +357,6 @@ def take_start(variant: Variant) -> None:
 
 
 # Many runs ----------------------------------------------------------------------------------------------------------
-
-
-def share_gpu(folder: Path) -> None:
-    """Start NVIDIA's multi-process service for the workers, if it is there and works: small cells fill few cores."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    places = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "mps-log")}
-    if control is None:
-        print("no nvidia-cuda-mps-control here: workers take turns on the GPU", flush=True)
-        return
-    os.environ.update(places)
-    subprocess.run([control, "-d"], check=False)
-    atexit.register(lambda: subprocess.run([control], input=b"quit\n", check=False))
-    probe = [sys.executable, "-c", "import torch; torch.ones(1, device='cuda').item()"]
-    works = subprocess.run(probe, capture_output=True).returncode == 0
-    print("workers share the GPU (MPS)" if works else "MPS does not work here: workers take turns", flush=True)
-    if not works:
-        subprocess.run([control], input=b"quit\n", check=False)
-        for name in places:
-            del os.environ[name]
 
 
 class Results:

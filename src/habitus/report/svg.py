@@ -166,7 +166,7 @@ class _Plot:
         else:  # in the order of the marks, about the middle of where they end
             middle = sum(item[0] for item in wanted) / max(len(wanted), 1)
             wanted = [(middle - (len(wanted) / 2 - i) * _LINE, *item[1:]) for i, item in enumerate(wanted)]
-        places = spread([item[0] for item in wanted], _LINE, 4.0, self.height + 4)
+        places = spread([item[0] for item in wanted], _LINE, 4.0, self.height - 6)  # above the ticks' words
         return "".join(
             f'<text class="lb {colour}" x="{self.left + x + 8:.1f}" y="{_TOP + at + 4:.1f}">{escape(label)}</text>'
             for at, (_, x, label, colour) in zip(places, wanted, strict=True)

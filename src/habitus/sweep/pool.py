@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -45,11 +45,13 @@ class Pool:
         workers: int,
         *,
         device_bytes: int | None = None,
+        environment: Mapping[str, str] | None = None,
         note: Callable[[str], None] | None = None,
     ) -> None:
         self.store, self.dataset, self.jobs, self.options, self.workers = store, dataset, list(jobs), options, workers
         self.note = note or (lambda _text: None)
         self.restarts = 0
+        self._environment = dict(environment or {})
         self._context = _forkserver()
         # One number per worker, written by that worker alone: what its cell is predicted to take on the device.
         self._room = self._context.RawArray(ctypes.c_int64, workers)
@@ -131,7 +133,7 @@ class Pool:
         ours, theirs = self._context.Pipe()
         options = replace(self.options, seconds_left=self._left())
         room = (self._room, number, self._device_bytes)
-        arguments = (str(self.store.path), str(self.dataset.path), self.jobs, options, room, theirs)
+        arguments = (str(self.store.path), str(self.dataset.path), self.jobs, options, room, self._environment, theirs)
         process = self._context.Process(target=_worker, args=arguments, daemon=False)
         process.start()
         theirs.close()
@@ -177,9 +179,16 @@ class _Room(Admission):
 
 
 def _worker(
-    store: str, dataset: str, jobs: list[Job], options: WorkerOptions, room: tuple[Any, int, int], said: Connection
+    store: str,
+    dataset: str,
+    jobs: list[Job],
+    options: WorkerOptions,
+    room: tuple[Any, int, int],
+    environment: dict[str, str],
+    said: Connection,
 ) -> None:
     """The life of a worker process."""
+    os.environ.update(environment)  # the fork server's is older; CUDA looks when it is first used
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt at the terminal means
     threading.Thread(target=_stop_with_parent, args=(said,), daemon=True).start()
     try:

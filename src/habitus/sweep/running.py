@@ -21,6 +21,7 @@ from habitus.sweep.outcome import SweepProgress, SweepResult, Watch, statuses
 from habitus.sweep.preset import Preset, load_preset
 from habitus.sweep.rates import Rates, rate_grid
 from habitus.sweep.rounds import more_rates, more_sizes
+from habitus.sweep.sharing import shared_gpu
 from habitus.sweep.store import INFO, Store
 from habitus.sweep.worker import Worker
 
@@ -197,7 +198,9 @@ class _Sweep:
         from habitus.sweep.pool import Pool
 
         room = device_bytes(self.kind)
-        return Pool(store, self.dataset, jobs, options, workers, device_bytes=room, note=self.note).run(watch)
+        shared = shared_gpu(self.note) if self.kind == "cuda" else {}
+        pool = Pool(store, self.dataset, jobs, options, workers, device_bytes=room, environment=shared, note=self.note)
+        return pool.run(watch)
 
     def _extended(self, store: Store, designed: Design, files: list[ManifestFile]) -> Design | None:
         """The design with what its Records ask for next, written into its manifests; None where nothing is."""
