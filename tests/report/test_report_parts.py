@@ -1,6 +1,7 @@
 """Numbers in words, ticks, colours and the small SVG writer."""
 
 import math
+import re
 
 import pytest
 
@@ -106,6 +107,14 @@ def test_labels_are_moved_apart_and_stay_inside() -> None:
     assert spread([10, 12, 50], 13, 0, 100) == [10, 23, 50]
     assert spread([90, 95, 99], 13, 0, 100) == [74, 87, 100]
     assert spread([], 13, 0, 100) == []
+
+
+def test_labels_stay_above_the_words_of_the_ticks() -> None:
+    lines = tuple(Line([1.0, 2.0], [1.0, 0.1 * i], "b0", f"line {i}") for i in range(4))
+    text = draw(Panel("", Axis("x"), Axis("y", low=0.0), lines))
+    labels = [float(y) for y in re.findall(r'class="lb b0" x="[\d.]+" y="([\d.]+)"', text)]
+    axis = float(re.findall(r'class="ax" d="M[\d.]+ ([\d.]+)H', text)[0])
+    assert len(labels) == 4 and max(labels) < axis
 
 
 def test_words_of_a_panel_are_escaped_and_open_ends_reach_the_edge() -> None:
