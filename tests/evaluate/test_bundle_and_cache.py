@@ -70,6 +70,9 @@ def test_a_cache_is_resumed_and_one_of_another_model_is_refused(dataset: Dataset
 def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no bundle"):
         load_bundle(tmp_path)
+    (tmp_path / "stage2" / "bundle").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"name one of its stages: .*stage2"):
+        load_bundle(tmp_path)
 
 
 def test_a_whole_cache_is_never_overwritten(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

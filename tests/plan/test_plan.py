@@ -122,6 +122,8 @@ def test_a_budget_too_small_names_the_least(laws_path: Path) -> None:
 
 
 def test_an_unrecorded_metric_names_what_is_near(laws_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean .*catalogue/recall@10.*\?"):
+        plan(1e13, "recall", PlanOptions(laws=laws_path))
     with pytest.raises(ConfigError, match=r"did you mean batch/recall@10 or catalogue/recall@10\?"):
         plan(1e13, "recall@10", PlanOptions(laws=laws_path))
     with pytest.raises(ConfigError, match="batch/loss"):

@@ -105,6 +105,12 @@ def _options(
         )
     if laws is not None and laws.is_dir():
         laws = laws / "laws.json"
+    if laws is not None and not laws.exists():
+        raise ConfigError(
+            f"{laws} does not exist",
+            expected="a laws.json, or the store it lies in",
+            next_step="`habitus fit STORE` writes it; or leave --laws out, for the published laws",
+        )
     dataset = None
     if data is not None:
         from habitus.data.dataset import Dataset

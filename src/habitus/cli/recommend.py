@@ -127,7 +127,7 @@ def _events(text: str, retriever: "Retriever") -> tuple[dict[str, Any], ...]:
     except ValueError as error:
         raise ConfigError(f"--history is not JSON: {error}", expected="a list, as in '[{\"item_id\": 5}]'") from None
     if not isinstance(values, list):
-        raise ConfigError(f"--history is a {type(values).__name__}", expected="a list of events or of item ids")
+        raise ConfigError(f"--history {text} is no list", expected="a list of events or of item ids")
     column = retriever.bundle.schema.events.item_column
     return tuple(value if isinstance(value, dict) else {column: value} for value in values)
 

@@ -140,10 +140,11 @@ def _bundle_folder(path: Path) -> Path:
     for folder in (path, path / "bundle"):
         if (folder / "bundle.json").exists():
             return folder
+    stages = [str(path / stage) for stage in ("stage2", "stage1") if (path / stage / "bundle").exists()]
     raise ModelError(
         f"{path} holds no bundle",
         expected="a run folder or a bundle folder with bundle.json",
-        next_step="habitus train",
+        next_step=f"name one of its stages: {' or '.join(stages)}" if stages else "habitus train",
     )
 
 

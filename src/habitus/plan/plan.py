@@ -256,10 +256,11 @@ def _check_metric(metric: str, user: LawsFile | None) -> None:
     laws = user or published_laws()
     known = sorted(set(laws.metrics) | {e.metric for e in laws.entries})
     if metric not in known:
-        with_regime = [m for m in known if m.partition("/")[2] == metric]
+        names = {m: m.partition("/")[2] for m in known}
+        with_regime = [m for m in known if names[m] == metric] or [m for m in known if names[m].startswith(metric)]
         hint = f"did you mean {' or '.join(with_regime)}?" if with_regime else nearest(metric, known)
         raise ConfigError(
-            f"metric {metric!r} was not recorded by these laws ({hint})",
+            f"metric {metric!r} was not recorded by these laws" + (f" ({hint})" if hint.startswith("did") else ""),
             expected=f"one of {', '.join(known)}",
             next_step="fit it with `habitus fit STORE --metric ...` if the runs hold it",
         )
