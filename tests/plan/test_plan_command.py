@@ -25,6 +25,7 @@ def test_the_table_names_every_source_and_the_next_command(laws_path: Path, tmp_
         "plan", "--flops", "1e13", "--metric", "batch/loss", "--laws", laws_path, "--recipe", tmp_path / "recipe"
     )
     assert "N  params" in text and "this study" in text
+    assert "e+0" not in text.split("From:")[0].split("source")[1]  # 158k, not 1.58e+05
     assert "Where your laws and the published ones differ" in text
     assert f"next: habitus train {tmp_path}/recipe/stage1.toml {tmp_path}/recipe/stage2.toml --data DATASET" in text
     assert Recipe.read(tmp_path / "recipe" / "stage1.toml").train.stage == 1

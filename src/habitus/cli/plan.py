@@ -75,7 +75,7 @@ def plan(
     print_plan(made, console)
     if hours is not None and flops is not None and "hours" in made.quantities:
         within = "within" if made["hours"].value <= hours else "more than"
-        console.print(f"{made['hours'].value:.3g} hours are {within} the {hours:g} given.")
+        console.print(f"{_word(made['hours'].value, 'hours')} is {within} the {hours:g} h given.")
     if written:
         console.print("wrote " + ", ".join(str(path) for path in written))
     if register is not None:
@@ -83,6 +83,8 @@ def plan(
     if written:
         names = " ".join(str(path) for path in written)
         console.print(f"next: habitus train {names} --data {data or 'DATASET'} --out {written[0].parent / 'run'}")
+    else:
+        console.print("next: --recipe FOLDER writes both stages for habitus train")
 
 
 def _options(
@@ -143,9 +145,9 @@ def _budget(flops: float | None, hours: float | None, gpu: str | None, gpus: int
     )
 
 
-# Label, name, format of the value; in the order in which people decide.
+# Label, name, format of the value or kind of number; in the order in which people decide.
 _ROWS = (
-    ("N  params", "params", "{:.4g}"),
+    ("N  params", "params", "count"),
     ("s  embedder_share", "embedder_share", "{:.2%}"),
     ("   joint_dim", "joint_dim", "{:.0f}"),
     ("   width", "width", "{:.0f}"),
@@ -153,14 +155,14 @@ _ROWS = (
     ("B  batch_sequences", "batch_sequences", "{:,.0f}"),
     ("   learning_rate", "learning_rate", "{:.3g}"),
     ("   steps", "steps", "{:,.0f}"),
-    ("D  slots_seen", "slots_seen", "{:.3g}"),
+    ("D  slots_seen", "slots_seen", "count"),
     ("   D/N", "data_ratio", "{:.3g}"),
     ("K  num_negatives", "num_negatives", "{:,.0f}"),
     ("   stage 2 batch", "stage2_batch_sequences", "{:,.0f}"),
     ("   stage 2 learning_rate", "stage2_learning_rate", "{:.3g}"),
     ("   stage 2 steps", "stage2_steps", "{:,.0f}"),
-    ("   memory, GiB", "memory_gib", "{:.3g}"),
-    ("   hours", "hours", "{:.3g}"),
+    ("   memory", "memory_gib", "gib"),
+    ("   time", "hours", "hours"),
 )
 
 
@@ -177,7 +179,7 @@ def print_plan(made: "Plan", console: "Console") -> None:
     rows = [(label, name, form) for label, name, form in _ROWS if name in made.quantities]
     for label, name, form in rows:
         q = made[name]
-        table.add_row(label, form.format(q.value), _interval(q, form), q.source)
+        table.add_row(label, _word(q.value, form), _interval(q, form), q.source)
     for p in made.predictions:
         table.add_row(f"   {p.metric}, stage {p.stage}", f"{p.value:.4g}", _interval(p, "{:.4g}"), p.source)
     console.print(table)
@@ -192,7 +194,9 @@ def print_plan(made: "Plan", console: "Console") -> None:
         console.print("\nWhere your laws and the published ones differ:")
         for d in made.differences:
             where = {True: ", inside your interval", False: ", outside your interval", None: ""}[d.inside]
-            console.print(f"  {d.knob}: {d.ours:.4g}, published {d.published:.4g} ({d.ratio:.2g} times){where}")
+            form = dict(row[1:] for row in _ROWS).get(d.knob, "{:.4g}")
+            ours, theirs = _word(d.ours, form), _word(d.published, form)
+            console.print(f"  {d.knob}: {ours}, published {theirs} ({d.ratio:.2g} times){where}")
     if made.warnings:
         console.print("\nWarnings:")
         for warning in made.warnings:
@@ -203,7 +207,13 @@ def _interval(q: "Quantity | object", form: str) -> str:
     low, high = getattr(q, "low", None), getattr(q, "high", None)
     if low is None and high is None:
         return ""
-    return f"{'…' if low is None else form.format(low)} to {'…' if high is None else form.format(high)}"
+    return f"{'…' if low is None else _word(low, form)} to {'…' if high is None else _word(high, form)}"
+
+
+def _word(value: float, form: str) -> str:
+    from habitus.report.words import number
+
+    return form.format(value) if "{" in form else number(value, form)
 
 
 def _print_memory(made: "Plan", console: "Console") -> None:
@@ -220,9 +230,10 @@ def _print_printed(made: "Plan", console: "Console") -> None:
         return
     low, high = printed.num_negatives
     console.print(
-        f"\nThe paper's printed recipe at {made.flops:.3g}: N {printed.params:.3g}, D/N {printed.data_ratio_6nd:.0f} "
-        f"(6ND convention), s {printed.embedder_share:.0%}, B {printed.batch_sequences}, learning rate "
-        f"{printed.learning_rate:g}, K {low:.2g} to {high:.2g}.\nBy Equation 1 that costs {printed.flops:.3g} FLOPs, "
+        f"\nThe paper's printed recipe at {made.flops:.3g}: N {_word(printed.params, 'count')}, "
+        f"D/N {printed.data_ratio_6nd:.0f} (6ND convention), s {printed.embedder_share:.0%}, "
+        f"B {printed.batch_sequences}, learning rate {printed.learning_rate:g}, K {low:,.0f} to {high:,.0f}.\n"
+        f"By Equation 1 that costs {printed.flops:.3g} FLOPs, "
         f"{printed.times_budget:.1f} times the budget; the plan above is what the budget pays."
     )
 
@@ -240,8 +251,10 @@ def _print_check(result: "Check", json_output: bool, console: "Console") -> None
     for c in result.comparisons:
         label = f"{c.name}, stage {c.stage}" if c.stage else c.name
         verdict = {True: "inside", False: "outside", None: "no interval to judge by"}[c.inside]
-        measured = "not measured" if c.measured is None else f"{c.measured:.5g}"
-        table.add_row(label, f"{c.predicted:.5g}", _interval(c, "{:.5g}"), measured, verdict if c.measured else "")
+        form = "hours" if c.name == "hours" else "{:.4g}"
+        measured = "not measured" if c.measured is None else _word(c.measured, form)
+        label = "time" if c.name == "hours" else label
+        table.add_row(label, _word(c.predicted, form), _interval(c, form), measured, verdict if c.measured else "")
     console.print(table)
     for note in result.notes:
         console.print(f"  - {note}")
