@@ -125,6 +125,14 @@ def test_a_minimum_at_the_edge_is_boundary_and_says_which_way() -> None:
     assert "outside the swept range" in law.warnings[-1]
 
 
+def test_seven_points_that_rise_are_not_flat() -> None:
+    K = [32, 64, 128, 256, 512, 1024, 2000]
+    rises = two_term(K, [0.3588, 0.3623, 0.3655, 0.3738, 0.3832, 0.3890, 0.3928], "max")
+    assert rises.details["flat_p_value"] > 0.05  # five values against two degrees of freedom
+    assert rises.status == "monotone" and rises.details["better_edge"] == 2000
+    assert "largest" in rises.warnings[0]
+
+
 def test_a_noisy_valley_is_not_identified() -> None:
     rng = np.random.default_rng(1)
     verdicts = {two_term(X, 3 + 0.002 * np.log(X / 1e7) ** 2 + 0.01 * rng.standard_normal(8)).status for _ in range(10)}

@@ -154,15 +154,19 @@ class _Valley:
         points = {"x": tuple(self.x), "y": tuple(self.y)}
         flat_p = self._flat_p_value()
         details["flat_p_value"] = flat_p
-        if flat_p > 0.05:
+        slope = self._slope() if flat_p > 0.05 else None
+        if flat_p > 0.05 and slope is None:
             why = f"the curve is no better than a constant (p = {flat_p:.2f}): no optimum above the noise"
             law = refused("two_term", FORM, "flat", len(self.x), why, **details)
             return law.model_copy(update={"points": points, "residuals": residuals})
         values = self._exponents()
-        if a <= 0 or b <= 0 or not self._within_reach():
-            side = "smallest" if b <= a else "largest"  # the term that is (nearly) absent decides
+        if slope or a <= 0 or b <= 0 or not self._within_reach():
+            small = slope > 0 if slope else b <= a  # the term that is (nearly) absent decides
+            side = "smallest" if small else "largest"
             why = f"the metric only improves towards the {side} x: there is no optimum inside or outside"
-            details["better_edge"] = float(self.x.min() if b <= a else self.x.max())
+            if slope:
+                why = f"the metric improves towards the {side} x, and no turn stands above the noise"
+            details["better_edge"] = float(self.x.min() if small else self.x.max())
             return Law(
                 law="two_term", form=FORM, status="monotone", values=values, residuals=residuals,
                 warnings=(why,), points=points, details=details,
@@ -227,6 +231,11 @@ class _Valley:
         gain = (around_mean - self.best.rss) / spent
         noise = self.best.rss / max(self.best.dof, 1)
         return float(stats.f.sf(gain / max(noise, 1e-300), spent, max(self.best.dof, 1)))
+
+    def _slope(self) -> float | None:
+        """Of sign·y on log x, where it stands above the noise: with few points a line shows what five values cannot."""
+        line = stats.linregress(np.log(self.x), self.sign * self.y)
+        return float(line.slope) if line.pvalue < 0.01 else None
 
     def _verdict(self, x_opt: float, interval: tuple[float, float]) -> tuple[Any, list[str]]:
         warnings = [
