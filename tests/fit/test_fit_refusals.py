@@ -133,6 +133,13 @@ def test_seven_points_that_rise_are_not_flat() -> None:
     assert "largest" in rises.warnings[0]
 
 
+def test_the_warning_that_decides_stands_first() -> None:
+    share = [0.0046, 0.0292, 0.0536, 0.0885, 0.1563, 0.3126, 0.4721, 0.6638]
+    law = two_term(share, [0.264, 0.3717, 0.3775, 0.3822, 0.3797, 0.3778, 0.381, 0.3725], "max")
+    assert law.status == "not_identified"
+    assert "leaves the swept range" in law.warnings[0] and "sits at its bound" in law.warnings[1]
+
+
 def test_a_noisy_valley_is_not_identified() -> None:
     rng = np.random.default_rng(1)
     verdicts = {two_term(X, 3 + 0.002 * np.log(X / 1e7) ** 2 + 0.01 * rng.standard_normal(8)).status for _ in range(10)}

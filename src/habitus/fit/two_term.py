@@ -238,6 +238,7 @@ class _Valley:
         return float(line.slope) if line.pvalue < 0.01 else None
 
     def _verdict(self, x_opt: float, interval: tuple[float, float]) -> tuple[Any, list[str]]:
+        """Status and warnings, the one that decides first."""
         warnings = [
             f"{name} = {value:.3g} sits at its bound"
             for name, value, stuck in zip(("alpha", "beta"), self.best.theta, self.best.at_bound, strict=True)
@@ -247,15 +248,17 @@ class _Valley:
         swept_low, swept_high = float(self.x.min()), float(self.x.max())
         if not low <= x_opt <= high:
             edge = low if x_opt < low else high
-            warnings.append(
+            warnings.insert(
+                0,
                 f"the optimum, {x_opt:.3g}, is extrapolated beyond the swept range [{low:.3g}, {high:.3g}]: "
-                f"read it as 'at or beyond {edge:.3g}' and sweep further that way"
+                f"read it as 'at or beyond {edge:.3g}' and sweep further that way",
             )
             return "boundary", warnings
         if interval[0] < swept_low or interval[1] > swept_high:
-            warnings.append(
+            warnings.insert(
+                0,
                 f"the 95% interval of the optimum leaves the swept range [{swept_low:.3g}, {swept_high:.3g}]: "
-                "the curve is too flat for its noise; repeat cells with more seeds or sweep wider"
+                "the curve is too flat for its noise; repeat cells with more seeds or sweep wider",
             )
             return "not_identified", warnings
         return "ok", warnings
