@@ -56,7 +56,8 @@ def ends(law: Law, name: str, scale: float = 1.0) -> str:
     if name not in law.intervals.get("0.95", {}):
         return "-"
     low, high = law.interval(name)
-    return f"[{number(low * scale)}, {number(high * scale)}]"
+    beyond = scale == 100 and 1 < high < math.inf  # a share ends at 100%, an interval may not
+    return f"[{number(low * scale)}, {'>100' if beyond else number(high * scale)}]"
 
 
 def value(law: Law, name: str, scale: float = 1.0) -> str:

@@ -71,12 +71,18 @@ def plan_words(plan: Mapping[str, Any]) -> str:
     budget = power_of_ten(float(plan.get("flops", 0)))
     words = f"For {plan.get('metric')} at {budget} FLOPs: train {listed(k for k in knobs if k)}"
     expected = [p for p in plan.get("predictions", ()) if p.get("metric") == plan.get("metric")]
-    more = f"expect {significant(expected[-1]['value'])} {_ends(expected[-1], 'plain')}" if expected else ""
+    more = _expected(expected[-1]) if expected else ""
     reach = plan.get("extrapolation") or {}
     far = ""
     if reach.get("factor", 0) > 1.01:
         far = f"the law behind it is stretched {reach['factor']:.3g} times beyond the largest budget measured here"
     return sentence(words, more, far)
+
+
+def _expected(prediction: Mapping[str, Any]) -> str:
+    ends = _ends(prediction, "plain")
+    stage = f" after stage {prediction['stage']}" if "stage" in prediction else ""
+    return f"expect {significant(prediction['value'])}{f' {ends}' if ends else ', without an interval,'}{stage}"
 
 
 def _notes(plan: Mapping[str, Any]) -> list[str]:

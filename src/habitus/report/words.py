@@ -11,7 +11,7 @@ _RAISED = str.maketrans("0123456789-+.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺·")
 _WORDS = {
     "boundary": "beyond the sweep",
     "flat": "flat",
-    "monotone": "no optimum: improves to the edge",
+    "monotone": "improves to the edge",
     "too_few": "too few points",
     "not_identified": "not identified",
     "disagree": "two readings disagree",
