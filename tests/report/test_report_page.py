@@ -227,7 +227,8 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     article = page.articles["plan"]
     assert article.readings == [
         "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. "
-        "Expect 0.07100 [0.06000, open] after stage 2. The law behind it is stretched 33.3 times beyond the largest budget measured here."
+        "Expect 0.07100 [0.06000, open] after stage 2. The law behind it is "
+        "stretched 33.3 times beyond the largest budget measured here."
     ]
     assert article.row("model size N")[1:] == ["2.5M [2M, 3M]", "1.9M", "this study: size_law"]
     assert article.row("predicted catalogue/recall@10 after stage 2")[1] == "0.07100 [0.06000, open]"

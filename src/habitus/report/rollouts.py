@@ -156,7 +156,7 @@ def calibration(study: Study) -> Block | None:
     words = f"{inside_all} of {all_of} values that a law had not seen lie inside its 95% interval ({share})"
     notes = (
         "These are intervals of the curve, not of one more run, and a store's forecasts share their points: "
-        "read the share as a warning light. Simulated coverage of each law stands in docs/laws.md.",
+        "read the share as a warning light. docs/laws.md says where simulated coverage of each law is kept.",
     )
     header = ("law", "metric", "kind", "inside 95%", "mean miss", "largest miss")
     sheet = Sheet(("law", "metric", "kind", "n", "inside", "mean_miss", "largest_miss"), tuple(raw))
