@@ -7,7 +7,7 @@ import pytest
 
 from habitus.report.colours import DARK, LIGHT, budgets, contrast, diverging, series
 from habitus.report.marks import Axis, Band, Line, Panel, Points, Rule
-from habitus.report.scales import Scale
+from habitus.report.scales import Scale, values_of
 from habitus.report.svg import draw, spread
 from habitus.report.words import (
     count,
@@ -101,6 +101,12 @@ def test_one_value_still_has_an_axis() -> None:
         scale = Scale(axis, [3.0], 0, 100)
         assert 0 < scale.at(3.0) < 100 and len(scale.ticks()) >= 2
     assert Scale(Axis("x"), [], 0, 100).ticks()
+
+
+def test_bars_stretch_a_logarithmic_axis_up_to_a_factor() -> None:
+    bars = (Points([1.0, 2.0], [30.0, 40.0], "main", (), [25.0, -math.inf], [50.0, math.inf]),)
+    assert sorted(values_of(bars, "y", log=True)) == pytest.approx([40 / 3, 25, 30, 40, 50, 120])
+    assert values_of(bars, "y") == [30, 40] and values_of(bars, "x", log=True) == [1, 2]
 
 
 def test_labels_are_moved_apart_and_stay_inside() -> None:

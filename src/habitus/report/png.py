@@ -92,7 +92,8 @@ def _plot(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
 
 def _end_labels(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
     """Labels at the end of their marks, moved apart as on the page."""
-    x, y = (Scale(a or Axis(""), values_of(panel.marks, w), 0, 1) for w, a in (("x", panel.x), ("y", panel.y)))
+    axes_of = (("x", panel.x or Axis("")), ("y", panel.y or Axis("")))
+    x, y = (Scale(a, values_of(panel.marks, w, a.log), 0, 1) for w, a in axes_of)
     wanted = []
     for mark in panel.marks:
         if isinstance(mark, Line | Points) and mark.label:
@@ -112,7 +113,7 @@ def _label(axes: Any, text: str, at: tuple[float, float], colour: str, shift: tu
 
 
 def _axis(axes: Any, which: str, axis: Axis, panel: Panel) -> None:
-    scale = Scale(axis, values_of(panel.marks, which), 0, 1)
+    scale = Scale(axis, values_of(panel.marks, which, axis.log), 0, 1)
     if axis.log:
         getattr(axes, f"set_{which}scale")("log")
     getattr(axes, f"set_{which}label")(axis.label, fontsize=8, color=LIGHT["soft"])

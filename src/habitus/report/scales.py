@@ -95,12 +95,21 @@ class Scale:
         return f"{value + 0.0:.{min(places, 8)}f}".replace("-", "−")
 
 
-def values_of(marks: Iterable[Mark], which: str) -> list[float]:
-    """All x or all y of the marks, so that an axis can hold them. Bands and open bars do not stretch it."""
+_BARS = 3.0  # how far a bar stretches a logarithmic axis, as a factor: enough to see that it is wide
+
+
+def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[float]:
+    """All x or all y of the marks, so that an axis can hold them; on a logarithmic y the bars as well, up to a factor.
+
+    Bands do not stretch an axis.
+    """
     found: list[float] = []
     for mark in marks:
         if isinstance(mark, Points | Line):
             found += list(mark.x if which == "x" else mark.y)
+        if log and which == "y" and isinstance(mark, Points) and mark.bars == "y":
+            for y, low, high in zip(mark.y, mark.low, mark.high, strict=False):
+                found += [max(low, y / _BARS), min(high, y * _BARS)]
         if isinstance(mark, Band) and which == "x":
             found += list(mark.x)
         if isinstance(mark, Rule) and mark.along == which:

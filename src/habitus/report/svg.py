@@ -29,12 +29,12 @@ class _Plot:
         self.panel = panel
         self.x_axis, self.y_axis = panel.x or Axis("x"), panel.y or Axis("y")
         labels = [m.label for m in panel.marks if isinstance(m, Line | Points) and m.label]
-        ys = Scale(self.y_axis, values_of(panel.marks, "y"), 1, 0)
+        ys = Scale(self.y_axis, values_of(panel.marks, "y", self.y_axis.log), 1, 0)
         self.left = 30.0 + max((text_width(word) for _, word in ys.ticks()), default=20.0)
         self.right = 14.0 + max((text_width(label) for label in labels), default=0.0)
         self.width, self.height = WIDTH - self.left - self.right, HEIGHT - _TOP - _BOTTOM
         self.x = Scale(self.x_axis, values_of(panel.marks, "x"), 0, self.width)
-        self.y = Scale(self.y_axis, values_of(panel.marks, "y"), self.height, 0)
+        self.y = Scale(self.y_axis, values_of(panel.marks, "y", self.y_axis.log), self.height, 0)
 
     def svg(self) -> str:
         parts = [
