@@ -107,6 +107,7 @@ def _page(found: "Listing", summary: bool) -> "RenderableType":
     for reason, count in values["failures"].items():
         parts.append(Text(f"failed {count}×: {reason}"))
     told = ", ".join(f"{values[name]} {name}" for name in ("claims", "duplicates", "abandoned", "retries"))
-    left = "" if found.seconds_left is None else f"; about {duration(found.seconds_left)} left"
-    parts.append(Text(f"{told}; {found.workers} worker(s) at work" + left, style="dim"))
+    left = f"; about {duration(found.seconds_left)} left" if found.seconds_left else ""
+    at_work = f"; {found.workers} worker{'s' * (found.workers != 1)} at work" if found.workers or left else ""
+    parts.append(Text(told + at_work + left, style="dim"))
     return Group(*parts)

@@ -71,7 +71,7 @@ class Story:
         told = f"{result.axis}: {len(result.runs)} runs, {ran} of them now in {result.seconds:.0f} s"
         told += f", {failed} failed" if failed else ""
         left_out = len(result.design.left_out)
-        told += f"; {left_out} cells left out" if left_out else ""
+        told += f"; {left_out} cell{'s' * (left_out > 1)} not run, the report says why" if left_out else ""
         self.note(told)
         for text in result.design.decided:
             self.note(f"  {text}")
@@ -101,7 +101,7 @@ def plan_lines(state: State) -> list[str]:
         lines.append(f"{cost.axis:<12}{cost.runs:>6}{cost.flops:>11.3g}{clock(cost.seconds):>9}")
     runs = sum(cost.runs for cost in state.costs)
     lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{clock(state.seconds):>9}")
-    lines.append(f"on {state.workers} worker(s), after {clock(state.probe_seconds)} of probes")
+    lines.append(f"on {state.workers} worker{'s' * (state.workers > 1)}, after {clock(state.probe_seconds)} of probes")
     return lines
 
 

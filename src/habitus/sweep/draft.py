@@ -244,8 +244,9 @@ class Draft:
                 f"fewer than {min_steps}"
             )
         elif epochs > _ONE_EPOCH and not self.asked.allow_repeats:
+            passes = f"{epochs:.2f}" if epochs > 1.005 else "just over 1"
             reason = (
-                f"beyond one epoch: {epochs:.2f} passes over {self.facts.train_windows:,} training windows, which "
+                f"beyond one epoch: {passes} passes over {self.facts.train_windows:,} training windows, which "
                 "the laws leave out (--allow-repeats runs it)"
             )
         else:

@@ -38,7 +38,8 @@ class Known:
             return default, f"share {default:.3g}: the preset's, since the store has no share sweep"
         mean = math.exp(sum(math.log(s) for s in self.shares.values()) / len(self.shares))
         mean = float(f"{mean:.3g}")
-        return mean, f"share {mean:.3g}: the store's share sweep, mean of {len(self.shares)} budget(s)"
+        of = f"mean of {len(self.shares)} budgets" if len(self.shares) > 1 else "one budget"
+        return mean, f"share {mean:.3g}: the store's share sweep, {of}"
 
     def size(self, budget: float) -> tuple[float, str] | None:
         """The expected best size at a budget, from the size law or the nearest budget with an optimum."""
