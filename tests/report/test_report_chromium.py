@@ -93,6 +93,8 @@ def test_the_metric_switch_turns_every_figure(opened: Browser) -> None:
     assert opened.run(shown.format("trajectories")) == ["batch/recall@10"]
     assert "shown for batch/recall@10" in opened.run("document.querySelector('#trajectories .other').textContent")
     assert opened.run("document.querySelector('#isoflop .other').hidden")
+    bare = "[...document.querySelectorAll('.view:not([hidden])')].filter(v => !v.querySelector('svg, table'))"
+    assert opened.run(f"{bare}.every(v => (v.closest('article').querySelector('.how') || {{hidden: true}}).hidden)")
     assert opened.run("document.querySelectorAll('article[data-switch] .view:not([hidden])').length") == opened.run(
         "document.querySelectorAll('article[data-switch]').length"
     )

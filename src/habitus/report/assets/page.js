@@ -35,6 +35,8 @@
       });
       var shown = found || views[0];
       views.forEach(function (v) { v.hidden = v !== shown; });
+      var how = block.querySelector(".how");
+      if (how) how.hidden = !shown.querySelector("svg, table"); // a law that refuses has nothing to be read
       var exact = shown.dataset.m.split(" ").indexOf(metric) >= 0, note = block.querySelector(".other");
       note.hidden = exact;
       note.textContent = exact ? "" : "No view for " + metric + " here; shown for " + shown.dataset.m.replace(" ", " and ") + ".";
