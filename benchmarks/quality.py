@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the world lies, or is made and kept")
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--text-depth", type=int, default=4)
-    parser.add_argument("--budgets", type=float, nargs="+", default=[1e15])
+    parser.add_argument("--budgets", type=float, nargs="*", default=[1e15])
     parser.add_argument("--data-ratio", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--negatives", type=int, nargs="*", default=[0, 8192])

@@ -92,7 +92,7 @@ class Variant:
     """What `compare` changes."""
 
     name: str = "default"
-    start: str = "ours"  # or "plain": truncated normal of 0.02 everywhere, no normalised vectors, gain 1
+    start: str = "ours"  # "apart": the way out is drawn by itself; "plain": truncated normal of 0.02 everywhere, no normalised vectors, gain 1
     gain: float | None = None  # the start's own where None
     optimizer: str = "muon"
     warmup: float = 0.05
@@ -106,6 +106,7 @@ VARIANTS = (
     DEFAULT,
     replace(DEFAULT, name="gain 0.3", gain=0.3),
     replace(DEFAULT, name="gain 1", gain=1.0),
+    replace(DEFAULT, name="way out drawn by itself", start="apart"),
     replace(DEFAULT, name="warm-up 2%", warmup=0.02),
     replace(DEFAULT, name="warm-up 10%", warmup=0.1),
     replace(DEFAULT, name="rate / 2", rate=0.5),
@@ -346,11 +347,14 @@ def take_start(variant: Variant) -> None:
     from habitus.model import contextualizer, embedder, start
 
     if not hasattr(start, "habitus_own"):
-        start.habitus_own = (start._distribution, start.INITIAL_GAIN, embedder.unit_rms)  # type: ignore[attr-defined]
-    start._distribution, start.INITIAL_GAIN, embedder.unit_rms = start.habitus_own  # type: ignore[attr-defined]
+        own = (start._distribution, start.INITIAL_GAIN, start._WAY_IN, embedder.unit_rms)
+        start.habitus_own = own  # type: ignore[attr-defined]
+    start._distribution, start.INITIAL_GAIN, start._WAY_IN, embedder.unit_rms = start.habitus_own  # type: ignore[attr-defined]
     contextualizer.unit_rms = embedder.unit_rms
     if variant.gain is not None:
         start.INITIAL_GAIN = variant.gain
+    if variant.start != "ours":
+        start._WAY_IN = start._WAY_OUT  # a draw of its own
     if variant.start == "plain":
         start._distribution = lambda name, _: (0.0, 0.02) if start.role_of(name) not in ("norm", "gain") else (1.0, 0.0)
         embedder.unit_rms = contextualizer.unit_rms = lambda x: x.float()

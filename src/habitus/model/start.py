@@ -1,7 +1,9 @@
 """How a model starts, and what an optimizer should know of each parameter.
 
 Scale at the start decides whether a run leaves the plateau at the popularity level (design §4): fan-in scaled
-matrices, residual branches that begin at zero, small tables, and a small gain on the scores.
+matrices, residual branches that begin at zero, small tables, and a small gain on the scores. The way out begins as the
+way in, transposed: a query starts near the event that it follows, so repeating and finding alike items need not be
+learned from nothing.
 """
 
 import zlib
@@ -22,6 +24,7 @@ FIELD_STD = 0.2  # of category rows and of what stands for missing
 MUP_BASE_FAN_IN = 128  # the fan-in at which `mup` steps exactly as `default` does
 MUP_BASE_JOINT_DIM = 64  # the joint_dim at which `mup` scores exactly as `default` does
 
+_WAY_IN, _WAY_OUT = "contextualizer.input.weight", "contextualizer.output.weight"
 _CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
 _CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
 _CHUNK = 1 << 24  # numbers drawn at a time: bounds the memory of the integer arithmetic
@@ -45,7 +48,9 @@ def start(model: nn.Module, seed: int) -> None:
     for name, parameter in model.named_parameters():
         constant, std = _distribution(name, parameter)
         with torch.no_grad():
-            if std:
+            if name == _WAY_OUT:
+                parameter.copy_(truncated_normal(parameter.T.contiguous(), seed, _WAY_IN).T * std)
+            elif std:
                 parameter.copy_(truncated_normal(parameter, seed, name) * std)
             else:
                 parameter.fill_(constant)
@@ -79,7 +84,7 @@ def role_of(name: str) -> Role:
         return "gain"
     if name.endswith("norm.weight"):
         return "norm"
-    if name == "contextualizer.output.weight":
+    if name == _WAY_OUT:
         return "output"
     if name.endswith((".missing", ".tokens", ".positions")) or any(
         part in name for part in (".categories.", ".numbers.", ".vectors.")
