@@ -92,7 +92,8 @@ class Variant:
     """What `compare` changes."""
 
     name: str = "default"
-    start: str = "ours"  # "apart": the way out is drawn by itself; "plain": truncated normal of 0.02 everywhere, no normalised vectors, gain 1
+    start: str = "ours"  # "apart": the way out is drawn by itself
+    # "plain": truncated normal of 0.02 everywhere, no normalised vectors, gain 1
     gain: float | None = None  # the start's own where None
     optimizer: str = "muon"
     warmup: float = 0.05

@@ -76,7 +76,17 @@ def plan_words(plan: Mapping[str, Any]) -> str:
     far = ""
     if reach.get("factor", 0) > 1.01:
         far = f"the law behind it is stretched {reach['factor']:.3g} times beyond the largest budget measured here"
-    return sentence(words, more, far)
+    return sentence(words, _stands_on(known), more, far)
+
+
+def _stands_on(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which law or cell each knob of the sentence comes from: the plan may ask another metric than the one served."""
+    told = [
+        f"{word} on the {pretty(str(known[name].get('how', '')).partition(';')[0].partition(', ')[0])}"
+        for name, word in (("params", "N"), ("embedder_share", "the share"), ("num_negatives", "K"))
+        if " of " in str(known.get(name, {}).get("how", "")) or " by " in str(known.get(name, {}).get("how", ""))
+    ]
+    return f"{listed(told)}" if not told else f"This stands, {listed(told)}"
 
 
 def _expected(prediction: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from habitus.fit.power_law import predict_power_law
 from habitus.fit.result import Law
 from habitus.fit.saturating import predict_saturating
+from habitus.plan.knobs import stage1_metrics, stage2_metrics
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.powers import why_no_law
 from habitus.report.study import Study
@@ -71,24 +72,24 @@ def _answer_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View:
     top = study.budgets[-1]
     rows: list[tuple[str, ...]] = []
     said: list[str] = []
+    lent: dict[str, list[str]] = {}  # by the metric that stands in
     for label, optimum, law_name, kind, axis in (
         ("model size N*", "size_optimum", "size_law", "count", "allocation"),
         ("embedder share s*", "share_optimum", "share_law", "percent", "share"),
         ("extra negatives K*", "negatives_optimum", "negatives_law", "count", "negatives"),
     ):
-        shown = metric if study.by_budget(optimum, metric) else _other_regime(study, optimum, metric)
-        laws = study.by_budget(optimum, shown)
-        if not laws:
-            continue
-        budget = max(laws)
-        law = laws[budget]
-        beyond = _at_ten_times(study.law(law_name, shown), budget, kind)
-        name = label if shown == metric else f"{label} (by {shown})"
-        rows.append((name, power_of_ten(budget), _told(law, kind), beyond, axis))
-        low, high = law.interval("x_opt") if "x_opt" in law.values else (None, None)
-        raw.append((metric, name, law.values.get("x_opt"), low, high, law.status, beyond))
-        if law.ok:
-            said.append(f"{label} = {number(float(law['x_opt']), kind)}")
+        for shown in _asked(study, optimum, metric):
+            laws = study.by_budget(optimum, shown)
+            budget = max(laws)
+            law = laws[budget]
+            beyond = _at_ten_times(study.law(law_name, shown), budget, kind)
+            name = label if shown == metric else f"{label} (by {shown})"
+            rows.append((name, power_of_ten(budget), _told(law, kind), beyond, axis))
+            low, high = law.interval("x_opt") if "x_opt" in law.values else (None, None)
+            raw.append((metric, name, law.values.get("x_opt"), low, high, law.status, beyond))
+            if law.ok:
+                into = said if shown == metric else lent.setdefault(shown, [])
+                into.append(f"{label} = {number(float(law['x_opt']), kind)}")
     for budget, law in study.by_budget("critical_batch", metric).items():
         value = f"{law['b_crit']:,.0f}" if "b_crit" in law.values else f"not identified: {reason(law)}"
         rows.append(("critical batch B_crit", power_of_ten(budget), value, "–", "batch"))
@@ -110,12 +111,25 @@ def _answer_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View:
                 said.append(f"{significant(expected)} is expected at {power_of_ten(10 * budget)}")
         rows.append((f"{metric} on the frontier", power_of_ten(budget), significant(here), ahead, "allocation"))
         raw.append((metric, "frontier", here, None, None, height.status, ahead))
-    words = f"For {metric} at up to {power_of_ten(top)} FLOPs: {listed(said)}" if said else (
-        f"For {metric} these runs identify no optimum: the sections below say why, axis by axis"
+    own = f"For {metric} at up to {power_of_ten(top)} FLOPs: {listed(said)}" if said else (
+        f"For {metric} these runs identify no optimum"
+        + (" of its own" if lent else ": the sections below say why, axis by axis")
     )  # fmt: skip
+    others = [f"{other}, which a plan asks in its place, has {listed(told)}" for other, told in lent.items()]
     header = ("quantity", "at budget", "value [95%]", "ten times beyond [95%]", "axis")
     table = Table(header, tuple(rows) or (("–",) * len(header),))
-    return View(sentence(words), metric, table=table)
+    return View(sentence(own, *others), metric, table=table)
+
+
+def _asked(study: Study, optimum: str, metric: str) -> list[str]:
+    """The metric and, where its own optimum does not hold, the one that a plan asks in its place."""
+    order = stage2_metrics(metric) if optimum == "negatives_optimum" else stage1_metrics(metric)
+    known = [m for m in dict.fromkeys([metric, *order]) if study.by_budget(optimum, m)]
+    for m in known:
+        laws = study.by_budget(optimum, m)
+        if laws[max(laws)].ok:
+            return [known[0]] if m == known[0] else [known[0], m]
+    return known[:1]
 
 
 def _other_regime(study: Study, name: str, metric: str) -> str:
