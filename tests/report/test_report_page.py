@@ -226,7 +226,7 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     page = read_page(report(tiny_store, tmp_path / "report.html", plan=path))
     article = page.articles["plan"]
     assert article.readings == [
-        "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. "
+        "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. N rests on the size_law. "
         "Expect 0.07100 [0.06000, open] after stage 2. The law behind it is "
         "stretched 33.3 times beyond the largest budget measured here."
     ]

@@ -80,13 +80,14 @@ def plan_words(plan: Mapping[str, Any]) -> str:
 
 
 def _stands_on(known: Mapping[str, Mapping[str, Any]]) -> str:
-    """Which law or cell each knob of the sentence comes from: the plan may ask another metric than the one served."""
-    told = [
-        f"{word} on the {pretty(str(known[name].get('how', '')).partition(';')[0].partition(', ')[0])}"
-        for name, word in (("params", "N"), ("embedder_share", "the share"), ("num_negatives", "K"))
-        if " of " in str(known.get(name, {}).get("how", "")) or " by " in str(known.get(name, {}).get("how", ""))
-    ]
-    return f"{listed(told)}" if not told else f"This stands, {listed(told)}"
+    """Which law or cell the knobs come from: a plan may ask another metric than the one that is served."""
+    told = []
+    for name, word in (("params", "N"), ("embedder_share", "the share"), ("num_negatives", "K")):
+        source, how = (str(known.get(name, {}).get(key, "")) for key in ("source", "how"))
+        if source in ("this study", "published") and how:
+            first = pretty(how.partition(";")[0].partition(", ")[0]).removeprefix("the ")
+            told.append(f"{word} on the {first}" + (" (published)" if source == "published" else ""))
+    return f"{told[0].replace(' on ', ' rests on ', 1)}{''.join(f', {one}' for one in told[1:])}" if told else ""
 
 
 def _expected(prediction: Mapping[str, Any]) -> str:

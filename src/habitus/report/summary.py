@@ -78,7 +78,7 @@ def _answer_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View:
         ("embedder share s*", "share_optimum", "share_law", "percent", "share"),
         ("extra negatives K*", "negatives_optimum", "negatives_law", "count", "negatives"),
     ):
-        for shown in _asked(study, optimum, metric):
+        for shown in _asked(study, optimum, law_name, metric):
             laws = study.by_budget(optimum, shown)
             budget = max(laws)
             law = laws[budget]
@@ -115,21 +115,21 @@ def _answer_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View:
         f"For {metric} these runs identify no optimum"
         + (" of its own" if lent else ": the sections below say why, axis by axis")
     )  # fmt: skip
-    others = [f"{other}, which a plan asks in its place, has {listed(told)}" for other, told in lent.items()]
+    others = [f"{other}, which stands in for it in a plan, has {listed(told)}" for other, told in lent.items()]
     header = ("quantity", "at budget", "value [95%]", "ten times beyond [95%]", "axis")
     table = Table(header, tuple(rows) or (("–",) * len(header),))
     return View(sentence(own, *others), metric, table=table)
 
 
-def _asked(study: Study, optimum: str, metric: str) -> list[str]:
-    """The metric and, where its own optimum does not hold, the one that a plan asks in its place."""
+def _asked(study: Study, optimum: str, law: str, metric: str) -> list[str]:
+    """The metric and, where its own optimum does not hold, the one that stands in: with a law first, as in plans."""
     order = stage2_metrics(metric) if optimum == "negatives_optimum" else stage1_metrics(metric)
     known = [m for m in dict.fromkeys([metric, *order]) if study.by_budget(optimum, m)]
-    for m in known:
-        laws = study.by_budget(optimum, m)
-        if laws[max(laws)].ok:
-            return [known[0]] if m == known[0] else [known[0], m]
-    return known[:1]
+    held = [m for m in known if (laws := study.by_budget(optimum, m))[max(laws)].ok]
+    if not held or held[0] == known[0]:
+        return known[:1]
+    with_law = [m for m in held if (found := study.law(law, m)) is not None and found.ok]
+    return [known[0], (with_law or held)[0]]
 
 
 def _other_regime(study: Study, name: str, metric: str) -> str:

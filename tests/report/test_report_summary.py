@@ -1,0 +1,58 @@
+"""What the top of the page says, worked by hand from laws that were put there."""
+
+from habitus.fit.laws_file import Entry, LawsFile
+from habitus.fit.result import Law, Residuals, Status
+from habitus.fit.runs import Run
+from habitus.report.planned import plan_words
+from habitus.report.study import Study
+from habitus.report.summary import answer
+
+
+def optimum(name: str, metric: str, budget: float | None, status: Status, **values: float) -> Entry:
+    law = Law(law="x", form="", status=status, values=values, residuals=Residuals(n=3, dof=1))
+    return Entry(name=name, metric=metric, axis="x", budget=budget, law=law)
+
+
+def study_of(*entries: Entry) -> Study:
+    metrics = ("catalogue/recall@10", "batch/recall@10", "batch/loss")
+    run = Run(axis="allocation", budget=6e11, cell_id="a", learning_rate=0.01, seed=0)
+    return Study("store", LawsFile(source="store", seed=0, metrics=metrics, entries=entries), (run,))
+
+
+def test_where_a_metric_has_no_optimum_the_table_names_what_the_recipe_stands_on() -> None:
+    study = study_of(
+        optimum("size_optimum", "catalogue/recall@10", 6e11, "not_identified", x_opt=31_800.0),
+        optimum("size_optimum", "batch/recall@10", 6e11, "flat"),
+        optimum("size_optimum", "batch/loss", 6e11, "ok", x_opt=60_000.0),
+        optimum("share_optimum", "catalogue/recall@10", 4e11, "boundary", x_opt=0.18),
+        # An optimum without a law through several budgets: a plan takes the loss's law before it.
+        optimum("share_optimum", "batch/recall@10", 4e11, "ok", x_opt=0.19),
+        optimum("share_optimum", "batch/loss", 4e11, "ok", x_opt=0.21),
+        optimum("share_law", "batch/loss", None, "ok", exponent=0.04),
+    )
+    view = next(v for v in answer(study).views if v.metric == "catalogue/recall@10")
+    assert view.reading == (
+        "For catalogue/recall@10 these runs identify no optimum of its own. "
+        "batch/loss, which stands in for it in a plan, has model size N* = 60k and embedder share s* = 21%."
+    )
+    assert view.table is not None
+    assert [row[0] for row in view.table.rows] == [
+        "model size N*",
+        "model size N* (by batch/loss)",
+        "embedder share s*",
+        "embedder share s* (by batch/loss)",
+    ]
+
+
+def test_the_opening_says_which_laws_the_recipe_rests_on() -> None:
+    plan = {
+        "metric": "catalogue/recall@10", "flops": 6e12, "quantities": {
+            "params": {"value": 125e3, "source": "this study", "how": "size law of batch/loss, exponent 0.347"},
+            "embedder_share": {"value": 0.02, "source": "published", "how": "the printed recipe; printed optima of x"},
+            "num_negatives": {"value": 2000, "source": "default", "how": "no law of negatives: in-batch only"},
+        },
+    }  # fmt: skip
+    assert plan_words(plan) == (
+        "For catalogue/recall@10 at 6·10¹² FLOPs: train N = 125k, share 2.0% and K = 2,000. "
+        "N rests on the size law of batch/loss, the share on the printed recipe (published)."
+    )
