@@ -15,12 +15,14 @@ from habitus.fit import (
     iso_target,
     isoflop_optimum,
     leave_one_out,
+    power_law,
     predict_power_law,
     predict_saturating,
     saturating,
     steps_to_target,
     surface,
     surface_optimum,
+    trend,
     two_term,
     two_term_by_budget,
 )
@@ -260,3 +262,14 @@ def test_values_answer_by_name_and_unknown_names_are_explained() -> None:
         law.interval("floor", 0.5)
     with pytest.raises(AttributeError):
         _ = law.nonsense
+
+
+def test_a_law_has_a_trend_only_where_its_interval_leaves_zero_out() -> None:
+    x = np.exp([-1.0, 0.0, 1.0])
+    # log y = 0, 1, 2.1: slope 1.05, residuals ±1/60 and 1/30, so SE = √(1/600/2) = 0.0289 and t(1) = 12.71 make ±0.367.
+    rising = power_law(x, np.exp([0.0, 1.0, 2.1]))
+    assert rising.interval("exponent") == pytest.approx((1.05 - 0.3669, 1.05 + 0.3669), abs=1e-3)
+    assert trend(rising) == "rises"
+    assert trend(power_law(x, np.exp([2.1, 1.0, 0.0]))) == "falls"
+    assert trend(power_law(x, np.exp([0.0, 1.0, 0.5]))) == "none"
+    assert trend(power_law(x[:2], [1.0, 2.0])) == "unknown"  # no law, no interval

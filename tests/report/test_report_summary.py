@@ -1,8 +1,10 @@
 """What the top of the page says, worked by hand from laws that were put there."""
 
 from habitus.fit.laws_file import Entry, LawsFile
+from habitus.fit.power_law import power_law
 from habitus.fit.result import Law, Residuals, Status
 from habitus.fit.runs import Run
+from habitus.report.allocation import _frontier_words
 from habitus.report.planned import plan_words
 from habitus.report.study import Study
 from habitus.report.summary import answer
@@ -42,6 +44,18 @@ def test_where_a_metric_has_no_optimum_the_table_names_what_the_recipe_stands_on
         "embedder share s*",
         "embedder share s* (by batch/loss)",
     ]
+
+
+def test_an_exponent_that_its_error_swallows_is_no_growth() -> None:
+    x, swallowed = [1e11, 1e12, 1e13], power_law([1e11, 1e12, 1e13], [2e4, 6e4, 2.1e4])
+    grown = power_law(x, [1e4, 1e5, 1.1e6])  # slope (log 110)/2 / log 10 = 1.021
+    entries = [
+        Entry(name=name, metric="batch/loss", axis="allocation", law=law)
+        for name, law in (("size_law", swallowed), ("data_law", grown))
+    ]
+    words = _frontier_words(study_of(*entries), "batch/loss", {})
+    assert words.startswith("N* for batch/loss shows no trend above its error: exponent 0.011 [")
+    assert "D* as realised grows as C to the power 1.021 [" in words
 
 
 def test_the_opening_says_which_laws_the_recipe_rests_on() -> None:

@@ -16,7 +16,7 @@ from habitus.fit.isoflop import depth_optimum, isoflop_optimum
 from habitus.fit.laws import fit
 from habitus.fit.laws_file import LawsFile, direction_of
 from habitus.fit.learning_rate import learning_rate_drift
-from habitus.fit.power_law import power_law, predict_power_law
+from habitus.fit.power_law import power_law, predict_power_law, trend
 from habitus.fit.published import published_laws
 from habitus.fit.result import Law
 from habitus.fit.rollout import leave_one_out, rollout
@@ -60,6 +60,7 @@ __all__ = [
     "surface",
     "surface_optimum",
     "surrogacy",
+    "trend",
     "two_term",
     "two_term_by_budget",
 ]

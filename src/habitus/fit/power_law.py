@@ -4,7 +4,7 @@ The error of the slope comes from the scatter about the line with n − 2 degree
 Student's t: with five budgets ±1 standard error covers 61%, and ±2 covers 86%, not 95%.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -23,6 +23,7 @@ from habitus.fit.checks import (
 from habitus.fit.result import LEVELS, Law, holding, make_intervals, refused
 
 FORM = "y = coefficient * x^exponent"
+NO_TREND = "no trend above its error"
 
 
 def power_law(x: Numbers, y: Numbers, weights: Numbers | None = None, common: np.ndarray | None = None) -> Law:
@@ -56,6 +57,15 @@ def predict_power_law(law: Law, x: float, level: float = 0.95) -> tuple[float, f
     center, low, high = line.at(float(np.log(x)), level)
     with np.errstate(over="ignore"):
         return float(np.exp(center)), float(np.exp(low)), float(np.exp(high))
+
+
+def trend(law: Law) -> Literal["rises", "falls", "none", "unknown"]:
+    """Which way the law goes, by the 95% interval of its exponent: 'none' where the interval holds zero."""
+    found = law.intervals.get("0.95", {}).get("exponent")
+    if found is None or "exponent" not in law.values:
+        return "unknown"
+    low, high = found.ends()
+    return "rises" if low > 0 else "falls" if high < 0 else "none"
 
 
 class _Line:

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from habitus.fit.laws_file import LawsFile
+from habitus.fit.power_law import NO_TREND, trend
 from habitus.fit.result import Law
 
 WIDTH = 80
@@ -85,7 +86,8 @@ def _laws(laws: LawsFile, names: Sequence[str], title: str) -> str:
     for entry in laws.entries:
         if entry.name in names:
             law = entry.law
-            lines.append(f"{entry.name} of {entry.metric}: {law.status}, n = {law.residuals.n}")
+            told = f"; {NO_TREND}" if trend(law) == "none" else ""
+            lines.append(f"{entry.name} of {entry.metric}: {law.status}, n = {law.residuals.n}{told}")
             for name in law.values:
                 if name != "exponent_se":
                     lines.append(f"    {name:<14}  {value(law, name):<10}  {ends(law, name)}".rstrip())

@@ -10,6 +10,7 @@ import numpy as np
 
 from habitus.fit import Law, LawsFile, direction_of, predict_power_law, published_laws
 from habitus.fit.laws_file import Entry
+from habitus.fit.power_law import NO_TREND, trend
 from habitus.plan.result import Quantity, Source
 from habitus.sizing import ladder_batch_sequences
 
@@ -68,7 +69,7 @@ def size(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
         entry = size_entry(C, metric, laws)
         if entry is not None:
             value, low, high = predict_power_law(entry.law, C)
-            how = f"size law of {entry.metric}, exponent {entry.law['exponent']:.3f}"
+            how = _law_words("size law", entry)
             return _quantity(value, low, high, laws.source, how, entry.law)
         carried = _carried_optimum(C, metric, laws, float(published["exponent"]))
         if carried is not None:
@@ -135,7 +136,7 @@ def share(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
             if entry.law.points:
                 value, low, high = predict_power_law(entry.law, C)
                 if 0.001 < value < 0.5:
-                    how = f"share law of {entry.metric}, n = {entry.law.residuals.n}"
+                    how = _law_words("share law", entry)
                     return _quantity(value, low, min(high, 1.0), laws.source, how, entry.law)
         optima = laws.first_ok("share_optimum", metrics, "x_opt")
         if laws.source == "published":
@@ -219,7 +220,7 @@ def negatives(C2: float, metric: str, sources: Sequence[Laws]) -> Quantity:
             for entry in laws.first_ok(name, metrics, "coefficient"):
                 if entry.law.points:
                     value, low, high = predict_power_law(entry.law, C2)
-                    how = f"negatives law of {entry.metric}, n = {entry.law.residuals.n}"
+                    how = _law_words("negatives law", entry)
                     return _quantity(value, low, high, laws.source, how, entry.law)
         optima = laws.first_ok("negatives_optimum", metrics, "x_opt")
         if optima and laws.source == "published":
@@ -247,6 +248,12 @@ def budgets_behind(C: float, metric: str, sources: Sequence[Laws]) -> tuple[floa
     found: Iterable[float] = () if entry is None else entry.law.points.get("x", ())
     budgets = list(found) or [r.budget for r in laws.file.runs if r.axis == "allocation"]
     return (min(budgets), max(budgets)) if budgets else None
+
+
+def _law_words(name: str, entry: Entry) -> str:
+    """'size law of batch/loss, exponent 0.347, n = 4', and that there is no trend where its error swallows it."""
+    told = f"{name} of {entry.metric}, exponent {entry.law['exponent']:.3f}, n = {entry.law.residuals.n}"
+    return f"{told}: {NO_TREND}" if trend(entry.law) == "none" else told
 
 
 def _quantity(value: float, low: float, high: float, source: Source, how: str, law: Law | None = None) -> Quantity:

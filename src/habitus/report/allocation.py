@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from habitus.fit.power_law import NO_TREND, trend
 from habitus.fit.result import Law
 from habitus.report.curves import optima, power_line, reach, saturating_line
 from habitus.report.marks import Axis, Block, Line, Mark, Panel, Points, Sheet, View
@@ -142,6 +143,13 @@ def _dots(values: dict[float, float], colour: str, kind: str, word: str, hollow:
     return [Points(list(values), list(values.values()), colour, tips, hollow=hollow)]
 
 
+def _grows(law: Law) -> str:
+    """A power in words, unless its own error swallows it."""
+    if trend(law) == "none":
+        return f"shows {NO_TREND}: exponent {exponent(law)}"
+    return f"{'falls' if trend(law) == 'falls' else 'grows'} as C to the power {exponent(law)}"
+
+
 def _frontier_words(study: Study, metric: str, ratios: dict[float, float]) -> str:
     law, paper = study.law("size_law", metric), study.paper("size_law", metric)
     printed = ""
@@ -150,10 +158,10 @@ def _frontier_words(study: Study, metric: str, ratios: dict[float, float]) -> st
         printed = f"the paper: {told_paper['exponent']:.3f} ± {told_paper['exponent_se']:.3f} (1 SE)"
     if law is None or "exponent" not in law.values:
         return sentence(f"N*(C) is not identified for {metric}: {why_no_law(law)}", printed)
-    words = [f"N* for {metric} grows as C to the power {exponent(law)}, from {law.residuals.n} budgets"]
+    words = [f"N* for {metric} {_grows(law)}, from {law.residuals.n} budgets"]
     data = study.law("data_law", metric)
     if data is not None and "exponent" in data.values:
-        words.append(f"D* as realised grows as C to the power {exponent(data)}")
+        words.append(f"D* as realised {_grows(data)}")
     if ratios:
         first, last = min(ratios), max(ratios)
         words.append(

@@ -2,12 +2,18 @@
 
 from typing import Any
 
+from habitus.fit.power_law import NO_TREND, trend
 from habitus.fit.result import Law
 from habitus.report.curves import optima, power_line, reach
 from habitus.report.marks import Axis, Block, Mark, Panel, Points, Sheet, View
 from habitus.report.study import Study
 from habitus.report.valleys import views
 from habitus.report.words import exponent, number, plural, power_of_ten, reason, sentence
+
+_TRENDS = {
+    "rises": "rises with compute", "falls": "falls with compute", "none": f"shows {NO_TREND}",
+    "unknown": "has no interval",
+}  # fmt: skip
 
 
 def compute_axis(study: Study) -> Axis:
@@ -79,8 +85,7 @@ def law_words(study: Study, name: str, metric: str, letter: str) -> str:
     printed = f"the paper: exponent {paper['exponent']:.2f}" if paper is not None else ""
     if law is None or "exponent" not in law.values:
         return sentence(f"No law {letter}(C) is identified for {metric}: {why_no_law(law)}", printed)
-    low, high = law.interval("exponent")
-    n = law.residuals.n
-    trend = "rises with compute" if low > 0 else "falls with compute" if high < 0 else "shows no trend above its error"
-    words = f"{letter} for {metric} {trend}: exponent {exponent(law)} from {n} interior budgets"
+    words = (
+        f"{letter} for {metric} {_TRENDS[trend(law)]}: exponent {exponent(law)} from {law.residuals.n} interior budgets"
+    )
     return sentence(words, printed)

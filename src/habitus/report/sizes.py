@@ -1,6 +1,7 @@
 """Tables of the allocation axis: winners, exponents with their nearest cells, accounting, the training surrogate."""
 
 from habitus.fit.laws_file import RunRow
+from habitus.fit.power_law import NO_TREND, trend
 from habitus.fit.result import Law
 from habitus.report.curves import told
 from habitus.report.marks import Block, Sheet, Table, View
@@ -12,6 +13,7 @@ from habitus.report.words import (
     listed,
     minus,
     percent,
+    plural,
     power_of_ten,
     raised,
     sentence,
@@ -121,11 +123,7 @@ def exponents(study: Study) -> Block | None:
         )  # fmt: skip
     if not rows:
         return None
-    known = [(r[0], float(r[1])) for r in raw if isinstance(r[1], float)]
-    words = "no metric has a law N*(C)"
-    if known:
-        low, high = min(known, key=lambda k: k[1]), max(known, key=lambda k: k[1])
-        words = f"the exponent of N* runs from {low[1]:.3f} ({low[0]}) to {high[1]:.3f} ({high[0]})"
+    words = _exponent_words(study)
     header = (
         "metric",
         "a_N ± SE [95%]",
@@ -242,7 +240,8 @@ def train_surrogate(study: Study) -> Block | None:
         curve = f"{significant(float(height['floor']))} + {significant(float(height['coefficient']), 3)}"
         notes.append(f"L*(C) = {curve}·C{raised(-height['exponent'])} ({height.status.replace('_', ' ')}).")
     if size_law is not None and "exponent" in size_law.values:
-        notes.append(f"N* ∝ C{raised(size_law['exponent'])} (exponent {exponent(size_law)}) by training loss.")
+        power = f"shows {NO_TREND}" if trend(size_law) == "none" else f"∝ C{raised(size_law['exponent'])}"
+        notes.append(f"N* {power} (exponent {exponent(size_law)}) by training loss.")
     if paper is not None:
         p = paper.details["printed"]
         curve = f"{p['floor']:g} + {p['coefficient']:g}·C{raised(-p['exponent'])}"
@@ -268,11 +267,25 @@ def _whole(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def _exponent_words(study: Study) -> str:
+    """The range of the exponents that stand above their own error, and how many do not."""
+    laws = {m: law for m in study.metrics if (law := study.law("size_law", m)) is not None and "exponent" in law.values}
+    known = {m: float(law["exponent"]) for m, law in laws.items() if trend(law) != "none"}
+    if not laws:
+        return "no metric has a law N*(C)"
+    if not known:
+        return f"N*(C) shows {NO_TREND} for {plural(len(laws), 'metric')}"
+    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    words = f"the exponent of N* runs from {known[low]:.3f} ({low}) to {known[high]:.3f} ({high})"
+    swallowed = len(laws) - len(known)
+    return f"{words}; for {plural(swallowed, 'more metric')} N* shows {NO_TREND}" if swallowed else words
+
+
 def _exponent(law: Law | None) -> str:
     if law is None or "exponent" not in law.values:
         return "–" if law is None else f"not identified\n{state(law)}"
     error = f"\n± {law['exponent_se']:.3f}" if "exponent_se" in law.values else ""
-    return exponent(law) + error
+    return exponent(law) + error + (f"\n{NO_TREND}" if trend(law) == "none" else "")
 
 
 def _nearest_cells(study: Study, metric: str) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from habitus.fit.power_law import predict_power_law
+from habitus.fit.power_law import NO_TREND, predict_power_law, trend
 from habitus.fit.result import Law
 from habitus.fit.saturating import predict_saturating
 from habitus.plan.knobs import stage1_metrics, stage2_metrics
@@ -144,7 +144,8 @@ def _at_ten_times(law: Law | None, budget: float, kind: str) -> str:
     if law is None or not law.values or "log_x" not in law.points:
         return f"not identified: {why_no_law(law)}" if law is not None else "–"
     value, low, high = predict_power_law(law, 10 * budget)
-    return f"{number(value, kind)} {_bracket(low, high, kind)}"
+    told = f" ({NO_TREND})" if trend(law) == "none" else ""
+    return f"{number(value, kind)} {_bracket(low, high, kind)}{told}"
 
 
 def _bracket(low: float, high: float, kind: str = "plain") -> str:
