@@ -86,8 +86,8 @@ def _laws(laws: LawsFile, names: Sequence[str], title: str) -> str:
     for entry in laws.entries:
         if entry.name in names:
             law = entry.law
-            told = f"; {NO_TREND}" if trend(law) == "none" else ""
-            lines.append(f"{entry.name} of {entry.metric}: {law.status}, n = {law.residuals.n}{told}")
+            lines.append(f"{entry.name} of {entry.metric}: {law.status}, n = {law.residuals.n}")
+            lines += [f"    {NO_TREND}"] if trend(law) == "none" else []
             for name in law.values:
                 if name != "exponent_se":
                     lines.append(f"    {name:<14}  {value(law, name):<10}  {ends(law, name)}".rstrip())
