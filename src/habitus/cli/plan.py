@@ -181,7 +181,7 @@ def print_plan(made: "Plan", console: "Console") -> None:
         q = made[name]
         table.add_row(label, _word(q.value, form), _interval(q, form), q.source)
     for p in made.predictions:
-        table.add_row(f"   {p.metric}, stage {p.stage}", f"{p.value:.4g}", _interval(p, "{:.4g}"), p.source)
+        table.add_row(f"   {p.metric}, stage {p.stage}", f"{p.value:.4g}", _interval(p, "{:.4g}") or "open", p.source)
     console.print(table)
     console.print("\nFrom:")
     told = {label[3:]: made[name].how for label, name, _ in rows}

@@ -36,6 +36,17 @@ class Known:
         )
 
 
+StageTwo = tuple[float, float, float, int]  # budget, K, learning rate and seed of a stage-2 run
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The stage-1 run that a stage-2 run continued."""
+
+    budget: float
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True)
 class StoreFacts:
     """What the Records beside a laws.json say that the laws themselves do not."""
@@ -46,6 +57,7 @@ class StoreFacts:
     hardware: str | None = None
     device_bytes: int | None = None
     rates: dict[float, tuple[float, float]] = field(default_factory=dict)  # budget -> slowest, fastest nominal FLOP/s
+    parents: dict[StageTwo, Parent] = field(default_factory=dict)
 
     @property
     def evaluate(self) -> EvaluateRecipe | None:
@@ -74,6 +86,7 @@ def facts_beside(laws_path: Path | None) -> StoreFacts:
         stage2_batch=max((r.recipe.train.batch_sequences for r in stage2), default=None),
         hardware=_hardware(records),
         rates=_rates(stage1),
+        parents=_parents(stage1, stage2),
     )
 
 
@@ -91,6 +104,22 @@ def _hardware(records: list[Record]) -> str | None:
     names = [str(r.hardware.get("device_name") or r.hardware.get("device") or "") for r in records]
     names = [name for name in names if name]
     return max(sorted(set(names)), key=names.count) if names else None
+
+
+def _parents(stage1: list[Record], stage2: list[Record]) -> dict[StageTwo, Parent]:
+    """What each stage-2 run started from, as far as the parent's Record is in the store too."""
+    known = {
+        r.recipe_hash: Parent(r.flops_budget, {name: metric.value for name, metric in r.metrics.items()})
+        for r in stage1
+        if r.flops_budget
+    }
+    found = {}
+    for record in stage2:
+        train = record.recipe.train
+        if record.flops_budget and record.parent_hash in known:
+            key = (record.flops_budget, float(train.num_negatives), train.learning_rate, record.seed)
+            found[key] = known[record.parent_hash]
+    return found
 
 
 def _rates(records: list[Record]) -> dict[float, tuple[float, float]]:

@@ -66,7 +66,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     memory = tuple(memory_of(cell, device, options.gpus) for cell in cells)
     quantities["memory_gib"] = _gibibytes(memory)
     printed = printed_recipe(flops)
-    expected = predictions(C, C2, metric, sources)
+    expected, unpredicted = predictions(C, C2, metric, sources, facts.parents)
     warnings += [
         *doubts.of_reach(reach),
         *doubts.of_laws(metric, sources),
@@ -74,6 +74,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         *doubts.of_data(decided.stage1, known),
         *doubts.of_hardware(memory, rate),
         *doubts.of_prediction(metric, expected, sources),
+        *unpredicted,
         *doubts.of_printed(printed, flops),
     ]
     return Plan(

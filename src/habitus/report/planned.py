@@ -70,7 +70,8 @@ def plan_words(plan: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     budget = power_of_ten(float(plan.get("flops", 0)))
     words = f"For {plan.get('metric')} at {budget} FLOPs: train {listed(k for k in knobs if k)}"
-    expected = [p for p in plan.get("predictions", ()) if p.get("metric") == plan.get("metric")]
+    # A number without an interval says nothing that could be held against it: it stays in the table.
+    expected = [p for p in plan.get("predictions", ()) if p["metric"] == plan.get("metric") and _ends(p, "plain")]
     more = _expected(expected[-1]) if expected else ""
     reach = plan.get("extrapolation") or {}
     far = ""
@@ -91,9 +92,8 @@ def _stands_on(known: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _expected(prediction: Mapping[str, Any]) -> str:
-    ends = _ends(prediction, "plain")
     stage = f" after stage {prediction['stage']}" if "stage" in prediction else ""
-    return f"expect {significant(prediction['value'])}{f' {ends}' if ends else ', without an interval,'}{stage}"
+    return f"expect {significant(prediction['value'])} {_ends(prediction, 'plain')}{stage}"
 
 
 def _notes(plan: Mapping[str, Any]) -> list[str]:
