@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=300_000)
     parser.add_argument("--folder", type=Path, help="where the world lies, or is made and kept")
     parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--text-len", type=int, default=24, help="tokens of an item's text at most")
     parser.add_argument("--text-depth", type=int, default=4)
+    parser.add_argument("--id", action="store_true", help="the item's id as one more category of the world's items")
     parser.add_argument("--budgets", type=float, nargs="*", default=[1e15])
     parser.add_argument("--data-ratio", type=float, default=30.0)
     parser.add_argument("--share", type=float, default=0.02)
@@ -80,10 +82,17 @@ def make_world(given: argparse.Namespace, folder: Path) -> None:
 
     began = time.perf_counter()
     world = World(WorldConfig(num_users=given.users, num_items=given.items, seed=1))
+    schema = schema_of(world)
+    if given.id:
+        fields = dict(schema.items.fields) | {schema.items.item: "category"}
+        schema = schema.model_copy(update={"items": type(schema.items)(item=schema.items.item, fields=fields)})
     options = PrepareOptions(
-        seq_len=given.seq_len, validation_share=0.05, threads=max(1, min(12, (os.cpu_count() or 2) - 1))
+        seq_len=given.seq_len,
+        text_len=given.text_len,
+        validation_share=0.05,
+        threads=max(1, min(12, (os.cpu_count() or 2) - 1)),
     )
-    prepare_world(world, schema_of(world), folder / "world", options, lambda _what, _share: None)
+    prepare_world(world, schema, folder / "world", options, lambda _what, _share: None)
     print(f"world of {given.items:,} items and {given.users:,} users: {time.perf_counter() - began:.0f} s", flush=True)
 
 

@@ -72,6 +72,8 @@ def in_process(name: str, arguments: argparse.Namespace, environment: dict[str, 
     command += ["--steps", str(arguments.steps)] if arguments.steps else []
     command += ["--no-compile"] if arguments.no_compile else []
     command += ["--profile"] if arguments.profile and "TORCHINDUCTOR_CACHE_DIR" in environment else []
+    # As in an installation that its user may write to: modules are compiled to bytecode once, not in every process.
+    environment = {"PYTHONPYCACHEPREFIX": str(arguments.data) + "-bytecode"} | environment
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -1,10 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from habitus.data import Dataset, prepare
 from habitus.data.from_world import prepare_world
+from habitus.errors import HabitusError
 from habitus.events.schema import Schema
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import write_world
@@ -39,3 +41,21 @@ def test_values_that_never_occur_are_in_neither_vocabulary(tmp_path: Path) -> No
     prepare(f"{tmp_path}/files/events.parquet", f"{tmp_path}/files/items.parquet", schema, tmp_path / "a", SMALL)
     prepare_world(world, schema, tmp_path / "b", SMALL, quiet)
     assert Dataset.open(tmp_path / "a").checksum == Dataset.open(tmp_path / "b").checksum
+
+
+def test_an_item_s_id_can_be_a_category_too_and_nothing_else(tmp_path: Path) -> None:
+    world = World(WorldConfig(num_users=50, num_items=12, events_per_user=10, seed=4))
+    write_world(world, tmp_path / "files", threads=1, progress=quiet)
+    values = Schema.read(tmp_path / "files" / "schema.toml").to_values()
+    values["items"]["fields"]["item_id"] = "category"
+    schema = Schema.parse(values, "schema")
+    prepare(f"{tmp_path}/files/events.parquet", f"{tmp_path}/files/items.parquet", schema, tmp_path / "a", SMALL)
+    prepare_world(world, schema, tmp_path / "b", SMALL, quiet)
+    dataset = Dataset.open(tmp_path / "a")
+    assert dataset.checksum == Dataset.open(tmp_path / "b").checksum
+    codes = dataset.item_features(np.arange(12)).fields["item_id"]
+    names = [dataset.encoders.item_values["item_id"][code - 1] for code in codes]
+    assert names == [str(item) for item in dataset.item_ids()["item_id"].to_pylist()]
+    values["items"]["fields"]["item_id"] = "text"
+    with pytest.raises(HabitusError, match="only be a category, not text"):
+        Schema.parse(values, "schema")

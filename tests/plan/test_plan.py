@@ -261,3 +261,20 @@ def test_a_size_law_that_spans_decades_yields_to_the_loss(laws_path: Path, tmp_p
     made = plan(1e14, "catalogue/recall@10", PlanOptions(laws=tmp_path / "laws.json"))
     assert made["params"].how.startswith("size law of batch/recall@10")
     assert made["params"].value == pytest.approx(planted_size(8e13), rel=0.2)
+
+
+def test_the_largest_measured_budget_is_one_number_whichever_law_is_used(laws_path: Path, tmp_path: Path) -> None:
+    laws = LawsFile.read(laws_path)  # sizes were measured up to 1e13
+    narrow = power_law((1e11, 3e11, 1e12), [2e4, 9e4, 6e4])  # a law of fewer budgets, too wide to be of use
+    entries = [
+        e.model_copy(update={"law": narrow}) if (e.name, e.metric) == ("size_law", "catalogue/recall@10") else e
+        for e in laws.entries
+        if e.name != "size_law" or e.metric == "catalogue/recall@10"
+    ]
+    laws.model_copy(update={"entries": tuple(entries)}).write(tmp_path / "laws.json")
+    for path in (laws_path, tmp_path / "laws.json"):
+        made = plan(1e14, "catalogue/recall@10", PlanOptions(laws=path))
+        assert made.extrapolation is not None
+        assert (made.extrapolation.largest, made.extrapolation.factor) == (1e13, pytest.approx(8.0))
+        with pytest.raises(ConfigError, match=r"times the largest measured budget, 1e\+13"):
+            plan(1e17, "catalogue/recall@10", PlanOptions(laws=path))

@@ -55,8 +55,9 @@ class ItemColumns(Typed):
 
     @model_validator(mode="after")
     def _some_field(self) -> Self:
-        if self.item in self.fields:
-            raise ValueError(f"{self.item!r} is the item's id and cannot be an item field too")
+        kind = self.fields.get(self.item, "category")
+        if kind != "category":
+            raise ValueError(f"{self.item!r} is the item's id: as an item field it can only be a category, not {kind}")
         if not self.fields:
             raise ValueError("no item fields: the embedder would have nothing to read")
         return self

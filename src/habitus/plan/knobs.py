@@ -4,7 +4,7 @@ Letters: C nominal FLOPs of stage 1, N params, s embedder_share, B batch_sequenc
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -241,12 +241,15 @@ def negatives(C2: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     return Quantity(value=0, source="default", how="no law of negatives: in-batch candidates only")
 
 
-def budgets_behind(C: float, metric: str, sources: Sequence[Laws]) -> tuple[float, float] | None:
-    """Smallest and largest budget of the runs or optima that the size comes from."""
+def measured_budgets(metric: str, sources: Sequence[Laws]) -> tuple[float, float] | None:
+    """Smallest and largest budget at which sizes were measured: whichever law is used, and whatever it left out.
+
+    Laws without their runs, as the published ones, have the budgets of their size laws.
+    """
     laws = sources[0]
-    entry = size_entry(C, metric, laws)
-    found: Iterable[float] = () if entry is None else entry.law.points.get("x", ())
-    budgets = list(found) or [r.budget for r in laws.file.runs if r.axis == "allocation"]
+    budgets = [r.budget for r in laws.file.runs if r.axis == "allocation"] or [
+        x for e in laws.entries("size_law", stage1_metrics(metric)) for x in e.law.points.get("x", ())
+    ]
     return (min(budgets), max(budgets)) if budgets else None
 
 

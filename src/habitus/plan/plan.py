@@ -269,7 +269,7 @@ def _check_metric(metric: str, user: LawsFile | None) -> None:
 
 def _extrapolation(C: float, metric: str, sources: list[Laws], allowed: bool) -> Extrapolation | None:
     """How far the budget is from those that were measured; refused beyond FARTHEST."""
-    seen = knobs.budgets_behind(C, metric, sources)
+    seen = knobs.measured_budgets(metric, sources)
     if seen is None:
         return None
     reach = Extrapolation(budget=C, smallest=seen[0], largest=seen[1], factor=C / seen[1])

@@ -75,8 +75,8 @@ class Difference(Typed):
 
 class Extrapolation(Typed):
     budget: float = Field(description="Stage 1's budget.")
-    smallest: float = Field(description="Smallest budget behind the size law.")
-    largest: float
+    smallest: float = Field(description="Smallest budget at which sizes were measured.")
+    largest: float = Field(description="Largest such budget, whichever law is used.")
     factor: float = Field(description="budget / largest; below 1 inside or under the range.")
 
 

@@ -19,12 +19,11 @@ from habitus.model.bundle import autocast
 from habitus.recipe import Recipe
 from habitus.softmax import Latch
 from habitus.softmax.latch import explain
-from habitus.train.compiling import is_known, remember, use_compile_cache
+from habitus.train.compiling import remember, use_compile_cache
 from habitus.train.engine import TAIL, StepResult, tail_means
 from habitus.train.incoming import Incoming, on_side_stream
 from habitus.train.objectives import FrozenObjective, JointObjective
 from habitus.train.optimizers import build_optimizer, clip_gradients
-from habitus.train.precompiling import Helpers
 from habitus.train.resident import ResidentEvents, ResidentItems
 from habitus.train.schedule import learning_rate_at
 from habitus.train.stages import Work
@@ -49,10 +48,6 @@ class CapturedEngine:
         compiled: bool = True,
     ) -> None:
         self.description = {"engine": "captured", "compiled": compiled}
-        self.helpers: Helpers | None = None
-        if compiled and not is_known(recipe, dataset, device):
-            use_compile_cache()
-            self.helpers = Helpers(recipe, dataset, device)  # they begin while the data is brought to the device
         self.recipe, self.device = recipe.train, device
         self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
         self.events = ResidentEvents(dataset, device)
@@ -116,9 +111,6 @@ class CapturedEngine:
 
     def _capture_step(self, bucket: int) -> None:
         """Make the graph of a bucket. The trial run that it needs leaves no trace in weights or counts."""
-        if self.helpers is not None:
-            self.helpers.wait()
-            self.helpers = None
         self.incoming.settle_into_place()
         held = [*self.parameters, *self.optimizer.state_tensors().values(), self.latch.state, self.ring, self.totals]
         before = [tensor.detach().clone() for tensor in held]
