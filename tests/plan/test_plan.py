@@ -11,6 +11,8 @@ from habitus.errors import ConfigError
 from habitus.fit import LawsFile, power_law, predict_power_law
 from habitus.plan import PlanOptions, affordable_flops, device_of, plan
 from habitus.plan.hardware import memory_of
+from habitus.plan.known import Known
+from habitus.plan.shape import Fixed, stage1_cell
 from habitus.recipe import Recipe
 from habitus.sizing import Request, cell_of_recipe, solve, stage1_step_flops, stage2_step_flops
 
@@ -278,3 +280,9 @@ def test_the_largest_measured_budget_is_one_number_whichever_law_is_used(laws_pa
         assert (made.extrapolation.largest, made.extrapolation.factor) == (1e13, pytest.approx(8.0))
         with pytest.raises(ConfigError, match=r"times the largest measured budget, 1e\+13"):
             plan(1e17, "catalogue/recall@10", PlanOptions(laws=path))
+
+
+def test_a_model_of_which_not_one_step_is_paid_is_refused_at_once() -> None:
+    # One step of 32 windows of 256 costs more than 6·N·8192 = 4.9e16 FLOPs at N = 1e12: no shape is searched for.
+    with pytest.raises(ConfigError, match="do not pay 200 steps"):
+        stage1_cell(8e13, 1e12, 0.05, 32, Fixed(Known()))

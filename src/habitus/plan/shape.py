@@ -27,6 +27,8 @@ class Fixed:
 
 def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
     """The buildable model nearest to N with share s, trained for as long as C pays at batch B."""
+    if _data_ratio(C, N, s, B, fixed) * N < B * fixed.known.seq_len:
+        raise too_small(C, fixed)  # not one step; and the search among shapes so large would take for ever
     last: ConfigError | None = None
     best, best_distance = None, math.inf
     for factor in _BESIDE:
