@@ -10,8 +10,8 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.fit import LawsFile, power_law, predict_power_law
 from habitus.plan import PlanOptions, affordable_flops, device_of, plan
-from habitus.plan.hardware import memory_of
-from habitus.plan.known import Known
+from habitus.plan.hardware import hours_of_runs, memory_of
+from habitus.plan.known import Known, Speed, StoreFacts
 from habitus.plan.shape import Fixed, stage1_cell
 from habitus.recipe import Recipe
 from habitus.sizing import Request, cell_of_recipe, solve, stage1_step_flops, stage2_step_flops
@@ -286,3 +286,20 @@ def test_a_model_of_which_not_one_step_is_paid_is_refused_at_once() -> None:
     # One step of 32 windows of 256 costs more than 6·N·8192 = 4.9e16 FLOPs at N = 1e12: no shape is searched for.
     with pytest.raises(ConfigError, match="do not pay 200 steps"):
         stage1_cell(8e13, 1e12, 0.05, 32, Fixed(Known()))
+
+
+def test_hours_are_those_of_the_runs_with_the_nearest_steps() -> None:
+    speeds = (Speed(1, 1e9, 1e11), Speed(1, 2e9, 4e11), Speed(1, 1e12, 1e13), Speed(2, 1e6, 1e9))
+    planned = [(1, 1e15, 1.5e9), (2, 1e12, 1e7)]
+    hours = hours_of_runs(planned, StoreFacts(hardware="card", speeds=speeds))
+    assert hours is not None
+    # Stage 1 lies between the first two: 1e15 FLOPs at 4e11, at their geometric mean 2e11, at 1e11. Stage 2: 1000 s.
+    seconds = [3600 * end for end in (hours.low, hours.value, hours.high) if end is not None]
+    assert seconds == pytest.approx([2500 + 1000, 5000 + 1000, 10_000 + 1000])
+    assert hours.how == (
+        "the 3 runs of this study on card whose steps are nearest in FLOPs; the planned steps are up to 10 times theirs"
+    )
+    shared = hours_of_runs(planned, StoreFacts(hardware="cpu", threads=1, speeds=speeds))
+    assert shared is not None and shared.low is None and shared.value == hours.value
+    assert shared.how.endswith("they had 1 thread each, and a run with more takes less")
+    assert hours_of_runs(planned, StoreFacts()) is None

@@ -6,10 +6,12 @@ dense bf16 peak against the H200's, and its range is widened, which the plan say
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from habitus.errors import ConfigError
-from habitus.plan.result import Memory
+from habitus.plan.known import Speed, StoreFacts
+from habitus.plan.result import Memory, Quantity
 from habitus.sizing import Cell
 from habitus.typed import nearest
 
@@ -25,6 +27,8 @@ _SEVERAL_LOWER = 0.6  # several cards: exchange of gradients and candidates; not
 # Bytes that the driver, the allocator's gaps and the compiler's buffers take; and headroom for what the count by
 # structure leaves out.
 _USABLE = 0.88
+_NEAR = 2.0  # a run's step is near a planned one within this factor of FLOPs
+_AS_NEAR = 1.25  # where none is, runs within this factor of the nearest one's distance count as well
 
 
 @dataclass(frozen=True)
@@ -85,14 +89,40 @@ def rate_on(device: Device, gpus: int, flops: float) -> Rate:
     return Rate(lower * step_rate * gpus, _UPPER * step_rate * gpus, how, measured and gpus == 1)
 
 
-def rate_of_runs(rates: dict[float, tuple[float, float]], hardware: str | None, flops: float) -> Rate | None:
-    """The rate that this study's own runs had, at the budget nearest to `flops`."""
-    if not rates:
+def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts) -> Quantity | None:
+    """The time of (stage, FLOPs, FLOPs per step) at the rates of this study's runs whose steps are nearest."""
+    if not facts.speeds:
         return None
-    budget = min(rates, key=lambda c: abs(math.log(c / flops)))
-    slow, fast = rates[budget]
-    where = f" on {hardware}" if hardware else ""
-    return Rate(slow, fast, f"runs of this study at {budget:.3g} FLOPs{where}, one worker each", measured=True)
+    low = value = high = 0.0
+    used, farthest = 0, 1.0
+    for stage, flops, step_flops in stages:
+        near = nearest_speeds(facts.speeds, stage, step_flops)
+        rates = [speed.flops_per_second for speed in near]
+        used += len(rates)
+        farthest = max(farthest, *(step_flops / speed.step_flops for speed in near))
+        low += flops / max(rates) / 3600
+        high += flops / min(rates) / 3600
+        value += flops / math.exp(math.fsum(map(math.log, rates)) / len(rates)) / 3600
+    where = f" on {facts.hardware}" if facts.hardware else ""
+    how = f"the {used} run{'s' * (used != 1)} of this study{where} whose steps are nearest in FLOPs"
+    if farthest > _NEAR:
+        how += f"; the planned steps are up to {farthest:.2g} times theirs"
+    if facts.threads is not None:  # a sweep's workers share the cores, which a run alone has for itself
+        how += f"; they had {facts.threads} thread{'s' * (facts.threads != 1)} each, and a run with more takes less"
+    return Quantity(
+        value=value, low=None if facts.threads is not None else low, high=high, source="this study", how=how
+    )
+
+
+def nearest_speeds(speeds: Sequence[Speed], stage: int, step_flops: float) -> list[Speed]:
+    """The runs of the stage (of any, where it has none) within twice or half the FLOPs per step; else the nearest."""
+    known = [speed for speed in speeds if speed.stage == stage] or list(speeds)
+
+    def far(speed: Speed) -> float:
+        return abs(math.log(speed.step_flops / step_flops))
+
+    within = max(math.log(_NEAR), min(map(far, known)) + math.log(_AS_NEAR))
+    return [speed for speed in known if far(speed) <= within]
 
 
 def affordable_flops(device: Device, gpus: int, hours: float) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,6 +49,15 @@ class Parent:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """How fast one run trained: small steps reach less of what a device can do."""
+
+    stage: int
+    step_flops: float  # nominal
+    flops_per_second: float  # nominal
+
+
+@dataclass(frozen=True)
 class StoreFacts:
     """What the Records beside a laws.json say that the laws themselves do not."""
 
@@ -56,7 +66,8 @@ class StoreFacts:
     stage2_batch: int | None = None
     hardware: str | None = None
     device_bytes: int | None = None
-    rates: dict[float, tuple[float, float]] = field(default_factory=dict)  # budget -> slowest, fastest nominal FLOP/s
+    threads: int | None = None  # of each run, where all ran on a CPU with as many
+    speeds: tuple[Speed, ...] = ()
     parents: dict[StageTwo, Parent] = field(default_factory=dict)
 
     @property
@@ -85,7 +96,8 @@ def facts_beside(laws_path: Path | None) -> StoreFacts:
         recipe=None if typical is None else typical.recipe,
         stage2_batch=max((r.recipe.train.batch_sequences for r in stage2), default=None),
         hardware=_hardware(records),
-        rates=_rates(stage1),
+        threads=_threads(records),
+        speeds=tuple(_speeds(records)),
         parents=_parents(stage1, stage2),
     )
 
@@ -122,15 +134,19 @@ def _parents(stage1: list[Record], stage2: list[Record]) -> dict[StageTwo, Paren
     return found
 
 
-def _rates(records: list[Record]) -> dict[float, tuple[float, float]]:
-    """Nominal FLOP/s of one worker, slowest and fastest run per budget."""
-    by_budget: dict[float, list[float]] = {}
+def _threads(records: list[Record]) -> int | None:
+    found = {r.hardware.get("threads") if r.hardware.get("device") == "cpu" else None for r in records}
+    (only, *more) = found
+    return only if not more and isinstance(only, int) else None
+
+
+def _speeds(records: list[Record]) -> Iterator[Speed]:
+    """Nominal FLOP/s of every run that says how long it trained."""
     for record in records:
-        if record.seconds is None or not record.flops_nominal or not record.flops_budget:
+        flops, steps = record.flops_nominal, record.recipe.train.steps
+        if record.seconds is None or not flops or not math.isfinite(flops) or not record.seconds.train > 0:
             continue
-        if record.seconds.train > 0 and math.isfinite(record.flops_nominal):
-            by_budget.setdefault(record.flops_budget, []).append(record.flops_nominal / record.seconds.train)
-    return {budget: (min(rates), max(rates)) for budget, rates in sorted(by_budget.items())}
+        yield Speed(record.recipe.train.stage, flops / steps, flops / record.seconds.train)
 
 
 def refuse_other_dataset(known: Known, facts: StoreFacts, laws: LawsFile, laws_path: Path | None) -> str | None:

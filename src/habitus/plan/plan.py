@@ -8,7 +8,7 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.fit import LawsFile, published_laws
 from habitus.plan import doubts, knobs
-from habitus.plan.hardware import Device, Rate, device_of, memory_of, rate_of_runs, rate_on
+from habitus.plan.hardware import Rate, device_of, hours_of_runs, memory_of, rate_on
 from habitus.plan.knobs import Laws
 from habitus.plan.known import Known, StoreFacts, facts_beside, refuse_other_dataset
 from habitus.plan.predict import predictions
@@ -60,9 +60,12 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     device = None if options.gpu is None else device_of(options.gpu)
     cells = [decided.stage1] + ([decided.stage2.cell] if decided.stage2 else [])
     quantities = dict(decided.quantities)
-    rate = _rate(device, options.gpus, facts, flops)
+    rate = None if device is None else rate_on(device, options.gpus, flops)
+    hours = hours_of_runs([(c.stage, C2 if c.stage == 2 else C, c.flops_per_step) for c in cells], facts)
     if rate is not None:
-        quantities["hours"] = _hours(flops, rate)
+        hours = _hours(flops, rate)
+    if hours is not None:
+        quantities["hours"] = hours
     memory = tuple(memory_of(cell, device, options.gpus) for cell in cells)
     quantities["memory_gib"] = _gibibytes(memory)
     printed = printed_recipe(flops)
@@ -284,22 +287,9 @@ def _extrapolation(C: float, metric: str, sources: list[Laws], allowed: bool) ->
     return reach
 
 
-def _rate(device: Device | None, gpus: int, facts: StoreFacts, flops: float) -> Rate | None:
-    if device is not None:
-        return rate_on(device, gpus, flops)
-    return rate_of_runs(facts.rates, facts.hardware, flops)
-
-
 def _hours(flops: float, rate: Rate) -> Quantity:
     low, high = flops / rate.fast / 3600, flops / rate.slow / 3600
-    source = "this study" if rate.how.startswith("runs of this study") else "default"
-    return Quantity(
-        value=math.sqrt(low * high),
-        low=low,
-        high=high,
-        source=source,
-        how=rate.how,
-    )
+    return Quantity(value=math.sqrt(low * high), low=low, high=high, source="default", how=rate.how)
 
 
 def _gibibytes(memory: tuple[Memory, ...]) -> Quantity:
