@@ -55,7 +55,9 @@ def serve(
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed", next_step="pip install 'habitus[serve]'") from None
+        raise ConfigError(
+            f"{error.name} is not installed", next_step="pip install -c constraints.txt '.[serve]' in the clone"
+        ) from None
     import logging
 
     import torch

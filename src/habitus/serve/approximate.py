@@ -238,7 +238,7 @@ def import_faiss() -> Any:
     except ImportError as error:
         raise ConfigError(
             "an approximate index needs faiss, which is not installed",
-            next_step="pip install 'habitus[serve]', or use --index exact",
+            next_step="pip install -c constraints.txt '.[serve]' in the clone, or use --index exact",
         ) from error
     return faiss
 
