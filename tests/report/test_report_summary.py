@@ -1,10 +1,14 @@
 """What the top of the page says, worked by hand from laws that were put there."""
 
+from pathlib import Path
+
 from habitus.fit.laws_file import Entry, LawsFile
 from habitus.fit.power_law import power_law
 from habitus.fit.result import Law, Residuals, Status
 from habitus.fit.runs import Run
 from habitus.report.allocation import _frontier_words
+from habitus.report.glossary import WORDS
+from habitus.report.page import _words
 from habitus.report.planned import plan_words
 from habitus.report.study import Study
 from habitus.report.summary import answer
@@ -70,3 +74,10 @@ def test_the_opening_says_which_laws_the_recipe_rests_on() -> None:
         "For catalogue/recall@10 at 6·10¹² FLOPs: train N = 125k, share 2.0% and K = 2,000. "
         "N rests on the size law of batch/loss, the share on the printed recipe (published)."
     )
+
+
+def test_the_page_and_the_docs_explain_the_same_words() -> None:
+    docs = Path(__file__).parents[2].joinpath("docs", "words.md").read_text(encoding="utf-8").replace("\\*", "*")
+    for word, meaning in WORDS:
+        assert f"| {word} | {meaning} |" in docs
+    assert "<dt>slot</dt><dd>one place in a training window" in _words()

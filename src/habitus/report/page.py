@@ -11,6 +11,7 @@ from typing import Any
 
 from habitus.report.colours import style_variables
 from habitus.report.contents import Contents
+from habitus.report.glossary import WORDS
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.study import Study
 from habitus.report.svg import draw
@@ -27,6 +28,7 @@ def page(study: Study, found: Contents) -> str:
         _navigation(found),
         '<main id="main">',
         _head(study),
+        _words(),
         *(
             _group(group.key, group.title, [_block(b, numbers[b.key], study) for b in group.blocks])
             for group in found.groups
@@ -110,6 +112,12 @@ def _head(study: Study) -> str:
     data = {record.dataset_checksum for record in study.records}
     about = [plural(len(study.runs), "run"), budgets, *(f"dataset {escape(d[:12])}" for d in sorted(data)[:1])]
     return f'<div id="top" class="head"><h1>{escape(study.name)}</h1><p class="about">{" · ".join(about)}</p></div>'
+
+
+def _words() -> str:
+    """The glossary, closed until it is wanted."""
+    told = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in WORDS)
+    return f'<details class="words" id="words"><summary>Words on this page</summary><dl>{told}</dl></details>'
 
 
 def _navigation(found: Contents) -> str:
