@@ -16,10 +16,13 @@ from habitus.fit import (
     direction_of,
     fit,
     hierarchical_bootstrap,
+    power_law,
     read_runs,
     select,
 )
-from habitus.fit.result import Status
+from habitus.fit.laws_file import Entry
+from habitus.fit.result import Law, Status, refused
+from habitus.fit.summary import summary
 from habitus.fit.tables import tables
 from habitus.recipe import Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
@@ -154,7 +157,9 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables(planted: Any,
     arguments = ["fit", str(path), "--metric", "batch/loss", "--bootstrap", "3", "--seed", "4"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "a.json")])
     assert result.exit_code == 0, result.output
-    assert "Model size N*" in result.output and "Roll-out" in result.output
+    assert "Laws by metric" in result.output and "Roll-out" not in result.output
+    full = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "a.json"), "--verbose"])
+    assert "Model size N*" in full.output and "Roll-out" in full.output
     again = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "b.json"), "--json"])
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert json.loads(again.stdout) == json.loads((tmp_path / "b.json").read_text())
@@ -167,6 +172,29 @@ def test_the_tables_fit_a_terminal(planted: Any, tmp_path: Path) -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     for title in ("Embedder share", "Critical batch", "Loss laws", "Spearman", "Best learning rate", "Left out"):
         assert title in text
+
+
+def test_the_summary_is_one_line_per_metric_with_how_every_law_ended() -> None:
+    def entry(name: str, budget: float | None, law: Law) -> Entry:
+        return Entry(name=name, metric="batch/loss", axis="x", budget=budget, law=law)
+
+    ended = {status: refused("x", "", status, 3, "why") for status in get_args(Status)}
+    swallowed = power_law([1e11, 1e12, 1e13], [2e4, 6e4, 2.1e4])
+    laws = LawsFile(
+        source="x", seed=0, metrics=("batch/loss", "batch/mrr@10"), notes=("a note",), entries=(
+            entry("size_optimum", 1e11, ended["ok"]), entry("size_optimum", 1e12, ended["ok"]),
+            entry("size_optimum", 1e13, ended["boundary"]), entry("size_law", None, swallowed),
+            entry("share_optimum", 1e11, ended["flat"]), entry("share_law", None, ended["too_few"]),
+            entry("loss_law", None, ended["not_identified"]), entry("critical_batch", 1e12, ended["too_few"]),
+        ),
+    )  # fmt: skip
+    lines = summary(laws).splitlines()
+    assert lines[1].split() == ["metric", "s*", "B_crit", "N*", "L*(C)", "K*"]
+    assert lines[3].split() == ["batch/loss", "0/1", "few", "2/3", "no", "trend", "open", "-"]
+    assert lines[4].split() == ["batch/mrr@10", "-", "-", "-", "-", "-"]
+    assert "- open: not identified, these runs allow a whole family" in lines and "- a note" in lines
+    assert not any(line.startswith("- edge") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_a_store_is_read_from_manifests_and_records(planted: Any, tmp_path: Path) -> None:
@@ -209,7 +237,7 @@ def test_the_page_names_every_status_option_and_entry(laws: LawsFile) -> None:
     for entry in laws.entries:
         assert f"`{entry.name}`" in page, entry.name
     help_text = CliRunner().invoke(app, ["fit", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
-    for option in ("--out", "--metric", "--json", "--seed", "--bootstrap", "--allow-repeats"):
+    for option in ("--out", "--metric", "--json", "--seed", "--bootstrap", "--allow-repeats", "--verbose"):
         assert f"`{option}" in page and option in help_text
 
 

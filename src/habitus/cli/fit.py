@@ -18,6 +18,7 @@ def fit(
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be repeated.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the laws as JSON instead of tables.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every table and warning instead of one screen.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the permutations and the bootstrap.")] = 0,
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Resamplings of cells and seeds through the whole pipeline.")
@@ -29,6 +30,7 @@ def fit(
     """Fit every scaling law that the records support, with intervals, and say where there is none."""
     from habitus.errors import ConfigError
     from habitus.fit.laws import fit as fit_laws
+    from habitus.fit.summary import summary
     from habitus.fit.tables import tables
 
     target = out or (store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json"))
@@ -39,5 +41,6 @@ def fit(
     if json_output:
         typer.echo(laws.to_json(), nl=False)
     else:
-        typer.echo(tables(laws))
-        typer.echo(f"wrote {target}")
+        typer.echo(tables(laws) if verbose else summary(laws))
+        more = "" if verbose else f"; {len(laws.warnings()):,} warnings in it, or with --verbose"
+        typer.echo(f"wrote {target}: {len(laws.entries):,} laws and refusals, with values and intervals{more}")
