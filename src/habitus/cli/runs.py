@@ -67,28 +67,6 @@ def _page(found: "Listing", summary: bool) -> "RenderableType":
     from habitus.cli.sweep import duration
 
     parts: list[RenderableType] = []
-    if not summary:
-        table = Table(box=None, pad_edge=False)
-        for name in ("run", "axis", "cell"):
-            table.add_column(name, overflow="fold")
-        for name in ("budget", "params", "steps", "rate", "seed", "loss", "time"):
-            table.add_column(name, justify="right", overflow="fold")
-        table.add_column("state")
-        for run in found.runs:
-            table.add_row(
-                run.digest[:8],
-                ", ".join(run.axes),
-                run.cell_id,
-                f"{run.budget:.3g}",
-                f"{run.params:,}",
-                f"{run.steps:,}",
-                f"{run.learning_rate:.3g}",
-                str(run.seed),
-                "" if run.loss is None else f"{run.loss:.4f}",
-                "" if run.seconds is None else duration(run.seconds),
-                Text(run.state + (f": {run.reason}" if run.reason else f" on {run.worker}" if run.worker else "")),
-            )
-        parts.append(table)
     sums = Table(box=None, pad_edge=False)
     states = ("done", "failed", "running", "stalled", "waiting")
     for name in ("axis", "budget"):
@@ -110,4 +88,26 @@ def _page(found: "Listing", summary: bool) -> "RenderableType":
     left = f"; about {duration(found.seconds_left)} left" if found.seconds_left else ""
     at_work = f"; {found.workers} worker{'s' * (found.workers != 1)} at work" if found.workers or left else ""
     parts.append(Text(told + at_work + left, style="dim"))
+    if not summary:
+        table = Table(box=None, pad_edge=False)
+        for name in ("run", "axis", "cell"):
+            table.add_column(name, overflow="fold")
+        for name in ("budget", "params", "steps", "rate", "seed", "loss", "time"):
+            table.add_column(name, justify="right", overflow="fold")
+        table.add_column("state")
+        for run in found.runs:
+            table.add_row(
+                run.digest[:8],
+                ", ".join(run.axes),
+                run.cell_id,
+                f"{run.budget:.3g}",
+                f"{run.params:,}",
+                f"{run.steps:,}",
+                f"{run.learning_rate:.3g}",
+                str(run.seed),
+                "" if run.loss is None else f"{run.loss:.4f}",
+                "" if run.seconds is None else duration(run.seconds),
+                Text(run.state + (f": {run.reason}" if run.reason else f" on {run.worker}" if run.worker else "")),
+            )
+        parts += [Text(""), table]
     return Group(*parts)
