@@ -153,6 +153,7 @@ def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset:
     assert found["states"]["done"] == 2 and found["duplicates"] == 0 and found["seconds_left"] == 0.0
     table = said_by("runs", str(swept[0]), "--status", "done", "--budget", "4e7")
     assert "allocation" in table.stdout and "K=16" in table.stdout and "0 duplicates" in table.stdout
+    assert table.stdout.index("0 duplicates") < table.stdout.index("K=16")  # the sums come first
     assert "all" in said_by("runs", str(swept[0]), "--watch").stdout  # ends by itself: everything is done
     wrong = said_by("runs", str(tmp_path))
     assert wrong.returncode == 1 and "holds no store.json" in wrong.stderr
