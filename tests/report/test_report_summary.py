@@ -4,7 +4,7 @@ from pathlib import Path
 
 from habitus.fit.laws_file import Entry, LawsFile
 from habitus.fit.power_law import power_law
-from habitus.fit.result import Law, Residuals, Status
+from habitus.fit.result import Law, Residuals, Status, refused
 from habitus.fit.runs import Run
 from habitus.report.allocation import _frontier_words
 from habitus.report.glossary import WORDS
@@ -12,6 +12,7 @@ from habitus.report.page import _words
 from habitus.report.planned import plan_words
 from habitus.report.study import Study
 from habitus.report.summary import answer
+from habitus.report.valleys import optimum_reading
 
 
 def optimum(name: str, metric: str, budget: float | None, status: Status, **values: float) -> Entry:
@@ -81,3 +82,17 @@ def test_the_page_and_the_docs_explain_the_same_words() -> None:
     for word, meaning in WORDS:
         assert f"| {word} | {meaning} |" in docs
     assert "<dt>slot</dt><dd>one place in a training window" in _words()
+
+
+def test_every_refused_budget_has_its_own_reason() -> None:
+    def law(status: Status, why: str) -> Law:
+        return refused("x", "", status, 7, why)
+
+    laws = {
+        1e11: law("flat", "p = 0.31"), 2e11: law("flat", "p = 0.48"), 4e11: law("too_few", "2 points"),
+        6e11: law("too_few", "2 points"),
+    }  # fmt: skip
+    assert optimum_reading(study_of(), laws, "batch/loss", "share", "percent") == (
+        "Not identified for batch/loss: 10¹¹: flat (p = 0.31); 2·10¹¹: flat (p = 0.48); "
+        "4·10¹¹ and 6·10¹¹: too few points (2 points)."
+    )

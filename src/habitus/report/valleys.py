@@ -111,11 +111,11 @@ def optimum_reading(
             words += f"; over {len(held)} budgets it lies at {span([float(v['x_opt']) for v in held.values()], kind)}"
         parts.append(words)
     if broken:
-        by_state: dict[str, list[float]] = {}
+        by_reason: dict[tuple[str, str], list[float]] = {}  # reasons hold numbers of their own budget
         for b, law in broken.items():
-            by_state.setdefault(state(law), []).append(b)
+            by_reason.setdefault((state(law), _short(law)), []).append(b)
         words = "; ".join(
-            f"{listed(power_of_ten(b) for b in at)}: {why} ({_short(broken[at[0]])})" for why, at in by_state.items()
+            f"{listed(power_of_ten(b) for b in at)}: {word} ({why})" for (word, why), at in by_reason.items()
         )
         parts.append(f"{'No optimum is read at ' if held else f'Not identified for {metric}: '}{words}")
     if not laws:
