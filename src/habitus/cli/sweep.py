@@ -194,13 +194,13 @@ def _summary(result: "SweepResult") -> str:
     if missing:
         text += (
             f", {result.flops_missing:.3g} of them missing, about {duration(result.estimated_seconds)} with "
-            f"{result.workers} worker(s) ({result.estimate_source})"
+            f"{result.workers} worker{'s' * (result.workers != 1)} ({result.estimate_source})"
         )
     if result.stopped:
         text += f"\nstopped: {result.stopped}; the same command goes on"
     lost = result.counts.get("duplicates", 0) + result.counts.get("abandoned", 0)
     if lost:
-        text += f"\n{result.counts['duplicates']} duplicate(s) discarded, {result.counts['abandoned']} abandoned"
+        text += f"\nduplicates discarded: {result.counts['duplicates']}; abandoned: {result.counts['abandoned']}"
     return text
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.fit.allocation import surface_optimum
-from habitus.fit.checks import num_distinct
+from habitus.fit.checks import counted, num_distinct
 from habitus.fit.critical_batch import critical_batch
 from habitus.fit.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.fit.frontier import Frontier, frontier
@@ -168,7 +168,9 @@ def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law],
     inside = [c for c, law in optima.items() if law.ok]
     outside = [f"{c:.3g} ({law.status})" for c, law in optima.items() if not law.ok]
     law = power_law(inside, [optima[c]["x_opt"] for c in inside])
-    law = law.warned(f"n = {len(inside)} interior budget(s)" + (f"; left out: {', '.join(outside)}" if outside else ""))
+    law = law.warned(
+        f"n = {counted(len(inside), 'interior budget')}" + (f"; left out: {', '.join(outside)}" if outside else "")
+    )
     per_budget = [_entry(f"{name}_optimum", axis, metric, found, c, note) for c, found in optima.items()]
     return [*per_budget, _entry(f"{name}_law", axis, metric, law)]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.fit.checks import Direction, sign_of
+from habitus.fit.checks import Direction, counted, sign_of
 from habitus.fit.result import LEVELS, Interval, level_key
 from habitus.fit.runs import Run
 from habitus.fit.selection import choose_rate
@@ -33,7 +33,7 @@ class Bootstrapped(Typed):
 def hierarchical_bootstrap(runs: Sequence[Run], pipeline: Pipeline, times: int = 100, seed: int = 0) -> Bootstrapped:
     """Intervals of a pipeline's numbers over resampled cells and seeds. Deterministic for a seed."""
     if times < 2:
-        raise FitError(f"{times} resampling(s)", expected="2 or more; 100 or more for a 95% interval")
+        raise FitError(counted(times, "resampling"), expected="2 or more; 100 or more for a 95% interval")
     values = pipeline(runs)
     budgets: dict[float, dict[str, list[Run]]] = {}
     for run in runs:

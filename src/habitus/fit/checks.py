@@ -26,7 +26,8 @@ def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
         bad = np.flatnonzero(~np.isfinite(array))
         if bad.size:
             raise FitError(
-                f"{name} holds {bad.size} value(s) that are not finite; the first is {array[bad[0]]} in row {bad[0]}",
+                f"{name} holds {counted(int(bad.size), 'value')} not finite; "
+                f"the first is {array[bad[0]]} in row {bad[0]}",
                 expected="finite numbers",
                 next_step="leave runs without a value out, and say so; a missing value is never a number",
             )
@@ -46,13 +47,19 @@ def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
     return tuple(arrays.values())
 
 
+def counted(n: int, word: str) -> str:
+    """'1 run', '3 runs'."""
+    return f"{n:,} {word}{'s' * (n != 1)}"
+
+
 def positive(**named: np.ndarray) -> None:
     """Refuse sizes, budgets and counts that are zero or negative."""
     for name, array in named.items():
         bad = np.flatnonzero(array <= 0)
         if bad.size:
             raise FitError(
-                f"{name} must be positive, but row {bad[0]} holds {array[bad[0]]:g} ({bad.size} such row(s))",
+                f"{name} must be positive, but row {bad[0]} holds {array[bad[0]]:g} "
+                f"({counted(int(bad.size), 'such row')})",
                 expected="numbers above zero, since the law is fitted in their logarithm",
             )
 
@@ -64,7 +71,7 @@ def no_row_twice(**named: np.ndarray) -> None:
     if (counts > 1).any():
         first = ", ".join(f"{n} = {v:g}" for n, v in zip(named, unique[counts > 1][0], strict=True))
         raise FitError(
-            f"{int((counts > 1).sum())} row(s) are given more than once; the first is {first}",
+            f"{counted(int((counts > 1).sum()), 'row')} given more than once; the first is {first}",
             expected="each run once (several seeds of one cell differ in the metric)",
             next_step="drop the repeated rows",
         )

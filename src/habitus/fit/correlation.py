@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.fit.checks import Numbers, columns
+from habitus.fit.checks import Numbers, columns, counted
 from habitus.typed import Typed
 
 _PERMUTATIONS = 1000
@@ -70,7 +70,7 @@ def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int 
     """Spearman's ρ, n and permutation interval for every pair of columns. NaN marks a missing value."""
     names = list(table)
     if len(names) < 2:
-        raise FitError(f"{len(names)} column(s)", expected="two or more metrics to compare")
+        raise FitError(counted(len(names), "column"), expected="two or more metrics to compare")
     data, length = _columns(table)
     rng = np.random.default_rng(seed)
     pairs = [_pair(a, b, data[a], data[b], rng) for i, a in enumerate(names) for b in names[i + 1 :]]

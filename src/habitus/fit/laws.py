@@ -8,6 +8,7 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.fit.axes import Found, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
 from habitus.fit.bootstrap import allocation_pipeline, hierarchical_bootstrap
+from habitus.fit.checks import counted
 from habitus.fit.correlation import Surrogacy, correlation_by_budget, paired_regimes, slice_agreement, surrogacy
 from habitus.fit.laws_file import (
     Entry,
@@ -248,5 +249,5 @@ def _notes(selection: Selection) -> list[str]:
             f"({named}{', ...' if len(edges) > 5 else ''}): extend those grids"
         )
     if selection.exclusions:
-        notes.append(f"{len(selection.exclusions)} run(s) are left out; see exclusions")
+        notes.append(f"{counted(len(selection.exclusions), 'run')} left out; see exclusions")
     return notes

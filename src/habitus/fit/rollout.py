@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.fit.checks import columns, pairs_of, positive
+from habitus.fit.checks import columns, counted, pairs_of, positive
 from habitus.fit.power_law import power_law, predict_power_law
 from habitus.fit.result import Law
 from habitus.fit.saturating import predict_saturating, saturating
@@ -104,7 +104,7 @@ def _forecast(
 
 def _warnings(forecasts: list[Forecast], law: str, n: int, least: int) -> list[str]:
     if not forecasts:
-        return [f"{n} budget(s): a roll-out of a {law} needs {least + 1}"]
+        return [f"{counted(n, 'budget')}: a roll-out of a {law} needs {least + 1}"]
     warnings = _outside(forecasts)
     next_one = [f for f in forecasts if f.budget == max(g.budget for g in forecasts)]
     latest = max(next_one, key=lambda f: len(f.fitted_budgets))

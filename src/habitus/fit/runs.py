@@ -151,10 +151,10 @@ def _from_csv(path: Path) -> list[Run]:
         missing = [name for name in _MANIFEST_COLUMNS if name not in header]
         known = [*_MANIFEST_COLUMNS, *_OTHER_COLUMNS, *KNOBS]
         if missing:
-            raise FitError(f"{path} lacks the column(s) {', '.join(missing)}", expected=", ".join(_MANIFEST_COLUMNS))
+            raise FitError(f"{path} lacks columns: {', '.join(missing)}", expected=", ".join(_MANIFEST_COLUMNS))
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise FitError(f"{path} has the column(s) {', '.join(twice)} more than once", expected="each column once")
+            raise FitError(f"{path} has columns more than once: {', '.join(twice)}", expected="each column once")
         for name in header:
             if name not in known and not name.startswith(_REGIMES):
                 raise FitError(

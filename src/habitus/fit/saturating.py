@@ -11,6 +11,7 @@ from habitus.fit.checks import (
     Numbers,
     all_equal,
     columns,
+    counted,
     no_row_twice,
     num_distinct,
     one_positive,
@@ -44,7 +45,7 @@ def saturating(
     no_row_twice(compute=x, loss=y)
     needed = 3 if fixed_floor is None else 2
     if num_distinct(x) < needed:
-        why = f"{num_distinct(x)} distinct budget(s); the curve has {needed} values"
+        why = f"{counted(num_distinct(x), 'distinct budget')}; the curve has {needed} values"
         return refused("saturating", FORM, "too_few", len(x), why)
     if all_equal(y):
         return refused("saturating", FORM, "flat", len(x), "all losses are equal: nothing scales")

@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from habitus.fit.checks import counted
 from habitus.fit.laws_file import LawsFile
 from habitus.fit.power_law import NO_TREND, trend
 from habitus.fit.result import Law
@@ -157,7 +158,7 @@ def _exclusions(laws: LawsFile) -> str:
     counts: dict[tuple[str, str], int] = {}
     for e in laws.exclusions:
         counts[(e.axis, e.reason)] = counts.get((e.axis, e.reason), 0) + 1
-    return bullets("Left out", (f"{axis}, {n} run(s): {why}" for (axis, why), n in sorted(counts.items())))
+    return bullets("Left out", (f"{axis}, {counted(n, 'run')}: {why}" for (axis, why), n in sorted(counts.items())))
 
 
 def _warnings(laws: LawsFile) -> str:
