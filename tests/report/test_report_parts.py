@@ -13,6 +13,7 @@ from habitus.report.words import (
     count,
     gibibytes,
     hours,
+    law_name,
     listed,
     number,
     percent,
@@ -67,6 +68,11 @@ def test_shares_and_digits() -> None:
     assert raised(-0.21) == "⁻⁰·²¹⁰"
     assert pretty("fitted up to 1e+18, at 2.1e+06") == "fitted up to 10¹⁸, at 2.1·10⁶"
     assert pretty("winner 32x2-294296e1, parent 12x2-5e301234") == "winner 32x2-294296e1, parent 12x2-5e301234"
+
+
+def test_laws_have_names_that_people_use() -> None:
+    named = [law_name(name) for name in ("size_law_parabola", "share_optimum", "something_new")]
+    assert named == ["N*(C) by parabolas", "s*", "something new"]
 
 
 def test_lists_and_sentences() -> None:

@@ -166,7 +166,7 @@ def fit_allocation(runs: Sequence[Run], metric: str) -> Found:
 def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[Entry]:
     """The optima per budget and the power law through those that are interior."""
     inside = [c for c, law in optima.items() if law.ok]
-    outside = [f"{c:.3g} ({law.status})" for c, law in optima.items() if not law.ok]
+    outside = [f"{c:.3g} ({law.status.replace('_', ' ')})" for c, law in optima.items() if not law.ok]
     law = power_law(inside, [optima[c]["x_opt"] for c in inside])
     law = law.warned(
         f"n = {counted(len(inside), 'interior budget')}" + (f"; left out: {', '.join(outside)}" if outside else "")

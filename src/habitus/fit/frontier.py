@@ -73,7 +73,7 @@ def _through(interior: list[float], optima: dict[float, Law], left_out: list[flo
         weights = [optima[c].details["log_x_opt_se"] ** -2.0 for c in interior]
         law = power_law(interior, sizes, weights, common=shape.common(interior))
     if left_out:
-        told = ", ".join(f"{c:.3g} ({optima[c].status})" for c in left_out)
+        told = ", ".join(f"{c:.3g} ({optima[c].status.replace('_', ' ')})" for c in left_out)
         law = law.warned(f"budgets without an interior optimum are left out: {told}")
     return law
 

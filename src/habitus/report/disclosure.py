@@ -7,7 +7,18 @@ from typing import Any
 from habitus.fit.runs import AXES, Run
 from habitus.report.marks import Block, Sheet, Table, View
 from habitus.report.study import Study
-from habitus.report.words import count, hours, listed, plural, power_of_ten, pretty, rate, sentence, significant
+from habitus.report.words import (
+    count,
+    hours,
+    law_name,
+    listed,
+    plural,
+    power_of_ten,
+    pretty,
+    rate,
+    sentence,
+    significant,
+)
 
 NOT_VARIED = (
     "training context length, and with it attention's own L² term",
@@ -114,8 +125,12 @@ def _warnings(study: Study) -> list[tuple[str, str, float | None, str]]:
     """Law, metric, budget and text of all warnings; notes about the whole store have no metric."""
     laws = study.laws
     found: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in laws.notes]
-    found += [(e.name, e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
-    found += [(f"roll-out of {r.name}", r.metric, None, pretty(w)) for r in laws.rollouts for w in r.rollout.warnings]
+    found += [(law_name(e.name), e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
+    found += [
+        (f"roll-out of {law_name(r.name)}", r.metric, None, pretty(w))
+        for r in laws.rollouts
+        for w in r.rollout.warnings
+    ]
     drifts = laws.learning_rate_drift.items()
     return found + [(f"learning rates of {init}", "", None, pretty(w)) for init, d in drifts for w in d.warnings]
 
