@@ -94,6 +94,16 @@ def test_the_allocation_grid_is_centred_on_what_the_store_knows(paper: Preset) -
     assert scaled == after  # 5e6 · 100^0.5
 
 
+def test_a_larger_share_moves_the_preset_s_sizes_so_that_an_event_costs_the_same(paper: Preset) -> None:
+    _, own = centred_shapes(paper, Known(), 1e17, 0.02)
+    shapes, why = centred_shapes(paper, Known(), 1e17, 0.5)
+    # With 24 tokens an embedder's parameter costs 24 times: (1 + 23·0.5) / (1 + 23·0.02) = 8.56.
+    assert own.startswith("8e+06 parameters") and why.startswith("9.34e+05 parameters")
+    assert max(shapes) < max(centred_shapes(paper, Known(), 1e17, 0.02)[0])
+    known = Known(sizes={1e17: 8e6})
+    assert centred_shapes(paper, known, 1e17, 0.5)[1].startswith("8e+06 parameters")  # found at this share already
+
+
 def test_the_share_of_earlier_sweeps_is_used(facts: Facts, tiny: Preset) -> None:
     plain = design("allocation", facts, tiny)
     found = design("allocation", facts, tiny, known=Known(shares={1e8: 0.2, 2e8: 0.45}))

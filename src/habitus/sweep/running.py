@@ -55,9 +55,10 @@ def sweep(
     _check(workers, seeds, max_hours, backend)
     note = note or (lambda _text: None)
     kind = device_kind(device)
-    options = WorkerOptions(
-        device=device if device != "auto" else kind, threads=1 if kind == "cpu" else None, lease_seconds=lease_seconds
-    )
+    workers = workers or usual_workers(kind)
+    # Sums depend on the number of threads on a CPU only; beside a GPU the workers divide the cores.
+    threads = 1 if kind == "cpu" else max(1, usual_workers("cpu") // workers)
+    options = WorkerOptions(device=device if device != "auto" else kind, threads=threads, lease_seconds=lease_seconds)
     asked = Asked(tuple(sorted(set(budgets))), learning_rates, seeds, allow_repeats)
     running = _Sweep(
         axis=axis,
@@ -66,7 +67,7 @@ def sweep(
         path=Path(store),
         preset=load_preset(preset),
         asked=asked,
-        workers=workers or usual_workers(kind),
+        workers=workers,
         backend=backend,
         kind=kind,
         options=options,
