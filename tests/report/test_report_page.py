@@ -224,6 +224,11 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(plan))
     page = read_page(report(tiny_store, tmp_path / "report.html", plan=path))
+    named = report(
+        tiny_store, tmp_path / "named.html", plan=path, title="A shop", next_command="habitus train a --out b"
+    )
+    told = named.read_text(encoding="utf-8")
+    assert "<h1>A shop</h1>" in told and "<li>Next: habitus train a --out b</li>" in told
     article = page.articles["plan"]
     assert article.readings == [
         "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. N rests on the size_law. "
@@ -232,7 +237,6 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     ]
     assert article.row("model size N")[1:] == ["2.5M [2M, 3M]", "1.9M", "this study: size_law"]
     assert article.row("predicted catalogue/recall@10 after stage 2")[1] == "0.07100 [0.06000, open]"
-    assert "stage1.toml: joint_dim 32, width 96, depth 4, steps 1,200, learning_rate 2·10⁻³" in page.text
     assert "Next: habitus train stage1.toml --data DATASET --out RUN" in page.text
     assert "too far" in page.text and HOSTILE not in page.text
     assert page.articles["answer"].metrics[0] == "batch/loss"

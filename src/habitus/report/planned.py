@@ -28,7 +28,7 @@ def plan_block(study: Study) -> Block | None:
     if plan is None:
         return None
     try:
-        return _block(plan)
+        return _block(plan, study.next_command)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the plan cannot be shown: {type(error).__name__} {error}",
@@ -36,7 +36,7 @@ def plan_block(study: Study) -> Block | None:
         ) from error
 
 
-def _block(plan: Mapping[str, Any]) -> Block:
+def _block(plan: Mapping[str, Any], next_command: str | None) -> Block:
     published = {str(d.get("knob")): d.get("published") for d in plan.get("differences", ())}
     rows, raw = [], []
     for name, q in _quantities(plan):
@@ -51,7 +51,9 @@ def _block(plan: Mapping[str, Any]) -> Block:
         ours = f"{significant(p['value'])} {_ends(p, 'plain')}".strip()
         rows.append((name, ours, "–", f"{p.get('source', '')}: {pretty(str(p.get('how', '')))}"))
         raw.append((name, p["value"], p.get("low"), p.get("high"), None, p.get("source"), p.get("how")))
-    table = Table(("knob", "value [95%]", "by the published laws", "from"), tuple(rows), tuple(_notes(plan)))
+    table = Table(
+        ("knob", "value [95%]", "by the published laws", "from"), tuple(rows), tuple(_notes(plan, next_command))
+    )
     sheet = Sheet(("knob", "value", "low95", "high95", "published", "source", "how"), tuple(raw))
     title = f"Recipe for {power_of_ten(float(plan.get('flops', 0)))} FLOPs"
     return Block("plan", title, (View(plan_words(plan), table=table),), sheet)
@@ -96,13 +98,12 @@ def _expected(prediction: Mapping[str, Any]) -> str:
     return f"expect {significant(prediction['value'])} {_ends(prediction, 'plain')}{stage}"
 
 
-def _notes(plan: Mapping[str, Any]) -> list[str]:
-    """Both stages and the next command, memory, the paper's printed recipe with its price, and the warnings."""
-    stages = [stage for stage in ("stage1", "stage2") if isinstance(plan.get(stage), dict)]
-    notes = [f"{stage}.toml: {_recipe_words(plan[stage])}" for stage in stages]
-    if stages:
-        files = " ".join(f"{stage}.toml" for stage in stages)
-        notes.append(f"Next: habitus train {files} --data DATASET --out RUN")
+def _notes(plan: Mapping[str, Any], next_command: str | None) -> list[str]:
+    """The next command, memory, the paper's printed recipe with its price, and the warnings."""
+    notes = []
+    files = " ".join(f"{stage}.toml" for stage in ("stage1", "stage2") if isinstance(plan.get(stage), dict))
+    if files:
+        notes.append(f"Next: {next_command or f'habitus train {files} --data DATASET --out RUN'}")
     for memory in plan.get("memory", ()):
         if memory.get("fits") is False:
             notes.append(f"Stage {memory.get('stage')} does not fit {memory.get('device')}: {memory.get('change')}")
@@ -143,11 +144,3 @@ def _ends(quantity: Mapping[str, Any], kind: str) -> str:
     if told[0] == told[1] == number(float(quantity["value"]), kind):
         return ""
     return f"[{told[0]}, {told[1]}]"
-
-
-def _recipe_words(recipe: Mapping[str, Any]) -> str:
-    model, train = recipe.get("model", {}), recipe.get("train", {})
-    sections = {"joint_dim": model, "width": model, "depth": model}
-    names = ("joint_dim", "width", "depth", "batch_sequences", "steps", "learning_rate", "num_negatives")
-    known = [(name, sections.get(name, train).get(name)) for name in names]
-    return ", ".join(f"{n} {number(float(v), _named(n)[1])}" for n, v in known if v is not None)

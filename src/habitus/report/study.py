@@ -28,6 +28,7 @@ class Study:
     store: dict[str, Any] = field(default_factory=dict)  # store.json
     manifests: tuple[dict[str, Any], ...] = ()  # with cells that were asked for and not run, and why
     told: tuple[str, ...] = ()  # how this page came to be
+    next_command: str | None = None  # trains the plan's recipe
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:

@@ -80,10 +80,11 @@ def _same_promise(registered: Plan, made: Plan) -> bool:
     )
 
 
-def write_report(out: Path) -> Path:
+def write_report(out: Path, metric: str, next_command: str) -> Path:
     from habitus.report import report
 
-    return report(out / STORE, out / REPORT, plan=out / PLAN)
+    title = f"{out.resolve().name}: scaling study for {metric}"
+    return report(out / STORE, out / REPORT, plan=out / PLAN, title=title, next_command=next_command)
 
 
 def identified(laws: LawsFile, metric: str) -> dict[str, str]:

@@ -5,10 +5,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 
 from habitus.data.dataset import Dataset
@@ -55,10 +56,14 @@ class StudyResult:
     @property
     def next_command(self) -> str:
         """What to type next; works as it stands."""
-        from shlex import quote
+        assert self.data is not None
+        return train_command(program(), self.recipes, self.data, self.out)
 
-        names = " ".join(quote(str(path)) for path in self.recipes)
-        return f"{quote(program())} train {names} --data {quote(str(self.data))} --out {quote(str(self.out / 'run'))}"
+
+def train_command(name: str, recipes: Sequence[Path], data: Path, out: Path) -> str:
+    """The command that trains the recipes of a study into its folder."""
+    words = [name, "train", *map(str, recipes), "--data", str(data), "--out", str(out / "run")]
+    return " ".join(map(quote, words))
 
 
 def program() -> str:
@@ -98,13 +103,15 @@ def study(
         swept = _sweep_all(out, options, state, dataset, story, hours_left)
         laws = fit_all(out, options, dataset)
         made = plan_next(out, options, laws, dataset)
-        page = write_report(out)
+        recipes = tuple(made.write_recipes(out / RECIPE))
+        # The page is kept and passed on: it calls the program by its name.
+        page = write_report(out, options.metric, train_command("habitus", recipes, dataset.path, out))
     return StudyResult(
         out=out,
         state=state,
         laws=out / STORE / "laws.json",
         plan=out / PLAN,
-        recipes=tuple(made.write_recipes(out / RECIPE)),
+        recipes=recipes,
         report=page,
         data=dataset.path,
         seconds=time.monotonic() - began,
