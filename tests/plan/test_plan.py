@@ -301,5 +301,5 @@ def test_hours_are_those_of_the_runs_with_the_nearest_steps() -> None:
     )
     shared = hours_of_runs(planned, StoreFacts(hardware="cpu", threads=1, speeds=speeds))
     assert shared is not None and shared.low is None and shared.value == hours.value
-    assert shared.how.endswith("they had 1 thread each, and a run with more takes less")
+    assert shared.how.endswith("they had 1 thread each; a run that has the cores to itself may take less")
     assert hours_of_runs(planned, StoreFacts()) is None

@@ -108,7 +108,8 @@ def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts)
     if farthest > _NEAR:
         how += f"; the planned steps are up to {farthest:.2g} times theirs"
     if facts.threads is not None:  # a sweep's workers share the cores, which a run alone has for itself
-        how += f"; they had {facts.threads} thread{'s' * (facts.threads != 1)} each, and a run with more takes less"
+        how += f"; they had {facts.threads} thread{'s' * (facts.threads != 1)} each"
+        how += "; a run that has the cores to itself may take less"
     return Quantity(
         value=value, low=None if facts.threads is not None else low, high=high, source="this study", how=how
     )
