@@ -1,12 +1,15 @@
 """What the top of the page says, worked by hand from laws that were put there."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from habitus.fit.laws_file import Entry, LawsFile
+from habitus.fit.correlation import correlation_by_budget
+from habitus.fit.laws_file import Entry, LawsFile, NamedTables
 from habitus.fit.power_law import power_law
 from habitus.fit.result import Law, Residuals, Status, refused
 from habitus.fit.runs import Run
 from habitus.report.allocation import _frontier_words
+from habitus.report.correlations import correlation_tables
 from habitus.report.glossary import WORDS
 from habitus.report.page import _words
 from habitus.report.planned import plan_words
@@ -96,3 +99,24 @@ def test_every_refused_budget_has_its_own_reason() -> None:
         "Not identified for batch/loss: 10¹¹: flat (p = 0.31); 2·10¹¹: flat (p = 0.48); "
         "4·10¹¹ and 6·10¹¹: too few points (2 points)."
     )
+
+
+def test_all_evaluations_are_a_row_of_their_own_only_where_they_differ() -> None:
+    budgets, loss, recall = [1e11] * 4, [3.0, 2.9, 2.8, 2.7], [0.1, 0.2, 0.3, 0.4]
+    best = correlation_by_budget(budgets, {"batch/loss": loss, "batch/recall@10": recall}, 0)
+    other = correlation_by_budget(budgets, {"batch/loss": loss, "batch/recall@10": recall[::-1]}, 0)
+    for everything, rows in ((best, 1), (other, 2)):
+        study = study_of()
+        named = tuple(
+            NamedTables(name="stage1", runs=runs, tables=tables)
+            for runs, tables in (("best learning rate only", best), ("all evaluations", everything))
+        )
+        laws = study.laws.model_copy(update={"correlations": named})
+        (block,) = correlation_tables(replace(study, laws=laws))
+        assert block.views[0].table is not None
+        labels = [row[0] for row in block.views[0].table.rows]
+        assert labels.count("10¹¹") == rows, labels
+
+
+def test_the_legend_names_the_paper_only_where_it_is_drawn(tiny_page: Path) -> None:
+    assert "grey diamonds" not in tiny_page.read_text(encoding="utf-8")

@@ -62,9 +62,11 @@ def frontiers(study: Study) -> Block | None:
         "data_6nd",
         "best_metric",
     )
+    printed = any(paper_optima(study, "size_parabola", metric) for metric in metrics)
     how = (
-        "Solid: this store's law and its 95% band; dashed: the paper's reading of these runs (parabolas, D = C/6N); "
-        "grey diamonds: the paper's own optima. C = 6ND overstates D wherever compute is not 6ND."
+        "Solid: this store's law and its 95% band; dashed: the paper's reading of these runs (parabolas, D = C/6N)"
+        + ("; grey diamonds: the paper's own optima" if printed else "")
+        + ". C = 6ND overstates D wherever compute is not 6ND."
     )
     return Block("frontiers", "Frontiers: N*, D*, D/N", found, Sheet(header, tuple(raw)), how) if found else None
 

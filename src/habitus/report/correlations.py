@@ -134,8 +134,8 @@ def correlation_tables(study: Study) -> list[Block]:
         rows = []
         for group in named:
             for table in group.tables:
-                if loss not in table.names:
-                    continue
+                if loss not in table.names or (group is not named[0] and table in named[0].tables):
+                    continue  # with one learning rate per cell, all evaluations are those of the best rate
                 cells = [table.rho(loss, m) for m in others]
                 label = table.label if table.label == "pooled" else power_of_ten(float(table.label))
                 rows.append(

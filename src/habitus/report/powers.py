@@ -46,7 +46,8 @@ def power_law_block(
 
     found = views(metrics, view)
     header = ("metric", "flops_budget", "optimum", "low95", "high95", "status", "paper")
-    how = "Dots: optima with 95% intervals, hollow where they do not hold; the band is the law's; grey: the paper's."
+    how = "Dots: optima with 95% intervals, hollow where they do not hold; the band is the law's"
+    how += "; grey: the paper's." if any(row[-1] is not None for row in raw) else "."
     return Block(key, title, found, Sheet(header, tuple(raw)), how) if found else None
 
 
