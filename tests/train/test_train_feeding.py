@@ -57,6 +57,7 @@ def test_counts_of_steps_are_those_of_their_batches(dataset: Dataset) -> None:
     assert found["events"] == sum(int((batch.segments >= 0).sum()) for batch in batches)
     assert found["queries"] == sum(int((batch.targets >= 0).sum()) for batch in batches)
     assert order.unique_events(steps) == dataset.counts("train").events
+    assert order.unique_events(0) == 0  # a run that failed at its first step
     assert order.unique_events(2) == sum(int((batch.segments >= 0).sum()) for batch in batches[:2])
 
 

@@ -29,7 +29,7 @@ class WindowOrder:
 
     def between(self, start: int, stop: int) -> np.ndarray:
         """Places start..stop of the line."""
-        found = []
+        found = [np.empty(0, np.int64)] if start == stop else []
         while start < stop:
             epoch, place = divmod(start, self.num_windows)
             block, offset = divmod(place, _BLOCK)
