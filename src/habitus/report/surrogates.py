@@ -30,7 +30,7 @@ def regimes(study: Study) -> Block | None:
                     tips = [run_tip(study, r, local, whole) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
-                panels.append(Panel(f"{name}, {axis} axis", Axis(local), Axis(whole), tuple(marks)))
+                panels.append(Panel(f"{name}, {axis} axis", Axis(local), Axis(whole), tuple(marks), labels="margin"))
             for r in study.laws.regimes:
                 for p in r.pairs:
                     if r.axis == axis and bare(p.first) == name and p.rho is not None:
@@ -158,7 +158,7 @@ def loss_and_recall_regimes(study: Study) -> Block | None:
                     tips = [run_tip(study, r, loss, other) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
-                panels.append(Panel(STAGE_WORDS[stage], Axis(loss), Axis(other), tuple(marks)))
+                panels.append(Panel(STAGE_WORDS[stage], Axis(loss), Axis(other), tuple(marks), labels="margin"))
             known = [(t.label, t.rho(loss, other)) for t in tables_of(study, stage) if {loss, other} <= set(t.names)]
             there = [(power_of_ten(float(b)), r) for b, r in known if b != "pooled" and r is not None]
             if there:
