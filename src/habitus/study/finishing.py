@@ -83,7 +83,8 @@ def _same_promise(registered: Plan, made: Plan) -> bool:
 def write_report(out: Path, metric: str, next_command: str) -> Path:
     from habitus.report import report
 
-    title = f"{out.resolve().name}: scaling study for {metric}"
+    name = out.resolve().name
+    title = f"Scaling study for {metric}" + (f": {name}" if name != "study" else "")
     return report(out / STORE, out / REPORT, plan=out / PLAN, title=title, next_command=next_command)
 
 
