@@ -176,7 +176,7 @@ def test_a_budget_with_too_few_cells_is_named_and_left_out(planted: Any) -> None
     N = np.concatenate([planted.size(c) * np.geomspace(1 / 6, 6, 8) for c in planted.budgets[:4]] + [[1e8, 2e8]])
     found = frontier(C, N, planted.loss(N, C / (6 * N)) + 1e-4 * np.random.default_rng(0).standard_normal(len(N)))
     assert found.optima[1e19].status == "too_few"
-    assert any("1e+19 (too_few)" in warning for warning in found.size.warnings)
+    assert any("1e+19 (too few)" in warning for warning in found.size.warnings)
 
 
 def test_noise_has_no_frontier(planted: Any) -> None:
