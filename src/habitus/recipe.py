@@ -43,7 +43,9 @@ class TrainRecipe(Typed):
     log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
     batch_sequences: int = Field(ge=1, description="Windows per optimizer step, over all processes.")
     steps: int = Field(ge=1, description="Optimizer steps.")
-    optimizer: Literal["adamw", "muon"] = Field("adamw", description="Muon takes the hidden matrices only.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "muon", description="Muon takes the hidden matrices only; the rest AdamW."
+    )
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
     schedule: Literal["cosine", "constant"] = Field("cosine", description="After the warm-up.")
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")

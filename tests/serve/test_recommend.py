@@ -181,7 +181,7 @@ def test_the_command_answers_a_file_and_a_single_history(run: Path, events: Path
         (["--histories", "x.csv"], "no --out was given"),
         (["--histories", "x.csv", "--history", "[]"], "both"),
         (["--history", "[1"], "not JSON"),
-        (["--history", "5"], "is a int"),
+        (["--history", "5"], "is no list"),
         (["--history", "[]"], "the history is empty"),
         (["--history", "[5]", "--allow", "category"], "has no '='"),
         (["--history", "[5]", "--index", "magic"], "--index"),

@@ -35,7 +35,9 @@ def run_on_ray(
         import ray
     except ImportError:
         raise ConfigError(
-            "backend ray needs the package ray", expected="the `ray` extra", next_step="pip install 'habitus[ray]'"
+            "backend ray needs the package ray",
+            expected="the `ray` extra",
+            next_step="pip install -c constraints.txt '.[ray]' in the clone",
         ) from None
     began_here = not ray.is_initialized()
     if began_here:
