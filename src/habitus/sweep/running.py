@@ -227,7 +227,8 @@ class _Sweep:
         names = sorted({f"{p.row.cell_id} at {p.row.flops_budget:.3g} FLOPs" for p in added})
         if names:
             self.note(
-                f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells whose best learning rate or size sits at an edge: "
+                f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells whose best learning rate or size "
+                "sits at an edge: "
                 + ", ".join(names[:4])
                 + (" and others" if len(names) > 4 else "")
             )
