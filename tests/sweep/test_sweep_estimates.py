@@ -78,3 +78,10 @@ def test_cells_are_admitted_while_their_bytes_fit() -> None:
     third.leave()
     assert first.enter(replace(job, bytes=99 * gib), alone=False)  # larger than the device: alone, and it may fail
     assert not second.enter(job, alone=False)
+
+
+def test_further_evaluations_of_a_run_are_cheap_on_a_gpu_only(tiny: Preset, facts: Facts) -> None:
+    cell = quick_cells(tiny, facts, 1)[0].cell
+    cpu, cuda = (speeds_of(None, kind, facts.inputs) for kind in ("cpu", "cuda"))
+    assert cpu.seconds(cell, 31) - cpu.seconds(cell, 1) == pytest.approx(30 * cpu.evaluate)
+    assert cuda.seconds(cell, 31) - cuda.seconds(cell, 1) == pytest.approx(1.5 * cuda.evaluate)  # 30 twentieths

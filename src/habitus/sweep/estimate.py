@@ -17,24 +17,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speeds:
-    """seconds = start + steps · per_step + executed FLOPs / flops_per_second + evaluation."""
+    """seconds = start + steps · per_step + executed FLOPs / flops_per_second + evaluations."""
 
     start: float
     per_step: float
     flops_per_second: float
-    evaluate: float
+    evaluate: float  # the first of a run
+    again: float  # a further one, as a share of the first
     source: str
 
     def seconds(self, cell: Cell, evaluations: int = 1) -> float:
         """The time of one cell, alone on its device."""
         train = cell.steps * self.per_step + cell.executed_flops / self.flops_per_second
-        return self.start + train + evaluations * self.evaluate
+        return self.start + train + _evaluations(evaluations, self.again) * self.evaluate
 
 
-# Before a store has Records. CUDA: one H200 with a warm compile cache (benchmarks/results/train-h200.json).
+def _evaluations(count: int, again: float) -> float:
+    """So many evaluations in first ones."""
+    return 1 + (count - 1) * again
+
+
+# Before a store has Records. CUDA: one H200 with a warm compile cache (benchmarks/results/train-h200.json); there the
+# first evaluation of a run loads and traces, and each of 30 further ones took a twentieth (docs/studies/h200-minutes).
 _ASSUMED = {
-    "cpu": Speeds(0.3, 0.008, 1.5e10, 0.5, "assumed for one CPU thread"),
-    "cuda": Speeds(10.0, 0.0047, 2.9e14, 2.0, "assumed for one H200"),
+    "cpu": Speeds(0.3, 0.008, 1.5e10, 0.5, 1.0, "assumed for one CPU thread"),
+    "cuda": Speeds(10.0, 0.0047, 2.9e14, 2.0, 0.05, "assumed for one H200"),
 }
 
 
@@ -53,7 +60,7 @@ def speeds_of(store: Store | None, device: str, inputs: Inputs) -> Speeds:
         executed = cell_of_recipe(record.recipe, inputs).executed_flops
         rows.append((record.steps, executed, record.seconds.train))
         start.append(record.seconds.warmup)
-        evaluate.append(record.seconds.evaluate / evaluations_of(record.recipe))
+        evaluate.append(record.seconds.evaluate / _evaluations(evaluations_of(record.recipe), assumed.again))
     if len(rows) < 3:
         return assumed
     import numpy as np
@@ -66,6 +73,7 @@ def speeds_of(store: Store | None, device: str, inputs: Inputs) -> Speeds:
         float(per_step),
         1 / float(per_flop) if per_flop > 0 else 1e30,
         float(np.median(evaluate)),
+        assumed.again,
         f"measured on {len(rows)} Records of this store",
     )
 

@@ -228,9 +228,7 @@ class _Sweep:
         if names:
             self.note(
                 f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells whose best learning rate or size "
-                "sits at an edge: "
-                + ", ".join(names[:4])
-                + (" and others" if len(names) > 4 else "")
+                "sits at an edge: " + ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
             )
         return replace(designed, cells=(*designed.cells, *added), left_out=(*designed.left_out, *left_out))
 
