@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
+import math
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,19 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(service: Callable[...
 
 
 def test_time_that_is_over_is_a_504(service: Callable[..., Service]) -> None:
-    made = service(timeout_s=1e-6)
-    answers = within(made, lambda client: many(client, 3))
+    made, gate = service(timeout_s=0.2), threading.Event()
+
+    async def scene(client: httpx.AsyncClient) -> list[httpx.Response]:
+        busy = asyncio.create_task(made.ask("read", gate.wait, math.inf))  # the worker waits while time runs out
+        await asyncio.sleep(0)
+        answers = await many(client, 3)
+        gate.set()
+        await busy
+        return answers
+
+    answers = within(made, scene)
     assert [answer.status_code for answer in answers] == [504] * 3
-    assert answers[0].json()["error"] == "no answer within 1e-06 s"
+    assert answers[0].json()["error"] == "no answer within 0.2 s"
 
 
 def test_requests_of_a_batch_are_answered_as_they_would_be_alone(
