@@ -56,6 +56,7 @@ SUBSTITUTIONS = {
 STARTS = {
     "README.md": "log items.parquet",
     "docs/evaluate.md": "dataset run store new.csv",
+    "docs/faq.md": "log items.parquet stage1.toml stage2.toml log.parquet new.csv",
     "docs/http.md": "dataset run current token",
     "docs/laws.md": "STORE runs.csv",
     "docs/plan.md": "out",

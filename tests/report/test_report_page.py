@@ -141,6 +141,17 @@ def test_the_order_is_the_protocols(paper: Page, tiny: Page) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
+def test_the_docs_say_how_to_read_every_figure_and_table(paper: Page, tiny: Page) -> None:
+    table = (
+        (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8").split("## Figure by figure")[1]
+    )
+    named = {name for row in re.findall(r"^\| (.+?) \|", table, re.M) for name in row.replace("\\", "").split("; ")}
+    titles = [re.sub(r"^(Figure|Table) \d+ ", "", a.title) for page in (paper, tiny) for a in page.articles.values()]
+    assert len(set(titles)) > 30
+    for title in titles:
+        assert title in named, title
+
+
 def test_every_block_has_a_reading_and_its_data(paper: Page, tiny: Page) -> None:
     for page in (paper, tiny):
         for article in page.articles.values():
