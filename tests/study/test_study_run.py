@@ -1,5 +1,6 @@
 """A whole study, uninterrupted and interrupted: the same laws, the same recipe, the same page."""
 
+import html
 import json
 import os
 import re
@@ -129,14 +130,14 @@ def comparable(result: StudyResult) -> dict[str, Any]:
         "laws": json.loads(result.laws.read_text()),
         "plan": plan,
         "recipes": [path.read_text() for path in result.recipes],
-        "report": timeless(result.report.read_text(encoding="utf-8")),
+        "report": timeless(result.report.read_text(encoding="utf-8")).replace(html.escape(result.next_command), ""),
     }
 
 
 def timeless(page: str) -> str:
-    """The page without how long its runs took and how many hours that makes the plan."""
-    page = re.sub(r"in [\d.e+-]+ hours of runs", "", page)
-    page = re.sub(r'<tr data-r="hours">.*?</tr>', "", page)
+    """The page without how long its runs took and how much time that makes the plan."""
+    page = re.sub(r"in [\d.e+-]+ (min|h) of runs", "", page)
+    page = re.sub(r'<tr data-r="time">.*?</tr>', "", page)
     return re.sub(r"\\nhours,.*?(?=\\n)", "", page)
 
 
