@@ -76,7 +76,7 @@ SIZES = {
         rate_cells=((1e11, 32, 1), (1e11, 64, 2), (3e11, 32, 1), (3e11, 96, 2)),
     ),
     "h200": Size(
-        items=100_000, users=400_000, seq_len=256, text_len=24, text_depth=4, vocabulary=8_192, queries=10_000,
+        items=100_000, users=1_000_000, seq_len=256, text_len=24, text_depth=4, vocabulary=8_192, queries=10_000,
         eval_sequences=64, budgets=(3e13, 3e14, 1e15), compare_at=(3e13, 1e14, 3e14),
         shapes=((32, 1), (32, 2), (48, 2), (64, 4), (96, 4), (128, 5), (192, 4), (224, 5), (256, 6), (320, 6)),
         compare_shape=(192, 4), joint_dim=32, device="cuda", precision="bf16", batches={3e13: 8, 3e14: 32, 1e15: 64},

@@ -27,10 +27,9 @@ RATIO_TOLERANCE = 0.05  # of D/N, or of the steps asked for; protocol §6
 HEAD_DIMS = (32, 40, 24, 48, 56, 64, 16, 8, 4)  # where the request leaves head_dim free; 32 is liked best
 TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
 
-# What a deviation weighs, in units of ln: 5% of D/N as much as a factor 1.65 in aspect, half the head size
-# (small heads are slow on every device) as much as a factor 2.7.
+# What a deviation weighs, in units of ln: 5% of D/N as much as a factor 1.65 in aspect, any head size but 32 (small
+# heads are slow on every device, and fused attention pads the others) as much as a factor 2.3 or more.
 _RATIO_WEIGHT = 10.0
-_HEAD_WEIGHT = 1.0
 # How far, in ln, a realised share may stray from the one of real-numbered p while D/N is within tolerance. Under
 # a budget with a number of steps only the total is held, and p, a small part of it at large shares, may go far.
 _SHARE_SLACK = 0.15
@@ -203,8 +202,14 @@ def realised(request: Request, inputs: Inputs, h: int, width: int, depth: int, h
     if request.steps is not None:
         misses.append(abs(math.log(steps / request.steps)))
     aspect = abs(math.log(width / depth / TARGET_ASPECT))
-    cost = aspect + _RATIO_WEIGHT * max(misses) + _HEAD_WEIGHT * abs(math.log2(HEAD_DIMS[0] / head_dim))
+    cost = aspect + _RATIO_WEIGHT * max(misses) + _head_cost(head_dim)
     return Candidate(h, width, depth, head_dim, steps, p_e / (p_e + p), ratio, max(misses), cost)
+
+
+def _head_cost(head_dim: int) -> float:
+    """How far a head is from the size liked best, and how much fused attention pads it, in powers of two."""
+    padded = max(16, 1 << (head_dim - 1).bit_length())
+    return abs(math.log2(HEAD_DIMS[0] / head_dim)) + math.log2(padded / head_dim)
 
 
 def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:

@@ -149,18 +149,16 @@ _DESIGNERS: dict[str, Callable[[Draft], None]] = {
 def centred_shapes(preset: Preset, known: Known, budget: float, share: float) -> tuple[list[Shape], str]:
     """The neighbouring shapes of the ladder whose middle is nearest to the expected best size.
 
-    The preset's table holds at the preset's share. At another share its sizes change such that an event costs the
-    same, since every parameter of the embedder works on all tokens of an item: else a large embedder would leave
-    hardly any steps.
+    The preset's table holds at the preset's share. At another share a parameter costs more or less per event, since
+    those of the embedder work on all tokens of an item, and the best size goes as the root of what compute buys.
     """
     choice = preset.allocation
     expected = known.size(budget)
     if expected is None:
         row = min(choice.centres, key=lambda row: abs(math.log(row[0] / budget)))
-        # Beyond the preset's own budgets the centre moves as the root of the compute.
         tokens = preset.world.text_len
         dearer = (1 + (tokens - 1) * share) / (1 + (tokens - 1) * preset.common.share)
-        expected = row[1] * (budget / row[0]) ** 0.5 / dearer, "the preset's table"
+        expected = row[1] * (budget / row[0] / dearer) ** 0.5, "the preset's table"
     size, why = expected
     sizes = [12 * depth * width * width / (1 - share) for width, depth in choice.ladder]
     count = min(choice.num_shapes, len(sizes))
