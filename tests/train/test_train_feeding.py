@@ -18,10 +18,11 @@ from habitus.train.buckets import Buckets
 from habitus.train.feeding import Feeder, ItemFinder, ItemReader
 from habitus.train.inclusion import Inclusion
 from habitus.train.objectives import FrozenObjective, JointObjective
-from habitus.train.resident import Assembled, ResidentEvents, ResidentItems
+from habitus.train.resident import Assembled, ResidentEvents, ResidentItems, events_kept, resident_events
 from habitus.train.stages import FrozenStage, JointStage
 from habitus.train.vectors import FrozenVectors
 from habitus.train.windows import WindowOrder
+from tests.train.conftest import prepared
 
 CPU = torch.device("cpu")
 
@@ -182,3 +183,16 @@ def test_the_first_bucket_has_room_beyond_what_was_seen() -> None:
     fitted = Buckets.fitted([(1000, 9000), (1100, 9900)], 100_000, 1_000_000)
     # 1.01 · 1100 + 100 = 1211, rounded up to a multiple of 64.
     assert fitted.size(0) == (1216, 10_944)
+
+
+def test_events_stay_on_the_device_from_run_to_run_only_where_that_is_asked_for(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    other = prepared(tmp_path / "other", seed=5)
+    assert resident_events(dataset, CPU) is not resident_events(dataset, CPU)
+    with events_kept():
+        held = resident_events(dataset, CPU)
+        assert resident_events(dataset, CPU) is held
+        assert np.array_equal(resident_events(other, CPU).item.numpy(), other.items)
+        assert resident_events(dataset, CPU) is not held  # one dataset at a time
+    assert resident_events(dataset, CPU) is not resident_events(dataset, CPU)

@@ -162,12 +162,14 @@ def embed_rows(
     report: Callable[[float], None] | None = None,
 ) -> Tensor:
     """The vectors of catalogue rows [n, joint_dim] on the model's device; `report` is told the share done."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    size = EMBED_ROWS if on_cpu else 4 * EMBED_ROWS  # a GPU waits for launches rather than for products
 
     def parts() -> Iterable[ItemFeatures]:
-        for at in range(0, len(rows), EMBED_ROWS):
+        for at in range(0, len(rows), size):
             if report:
                 report(at / len(rows))
-            yield dataset.item_features(rows[at : at + EMBED_ROWS])
+            yield dataset.item_features(rows[at : at + size])
 
     return embed_features(model, parts(), precision=precision, dtype=dtype)
 

@@ -78,7 +78,7 @@ class Worker:
         """Run jobs until every one has a Record, whoever ran it, or until told to stop."""
         pending = list(jobs)
         self.file.write("start", jobs=len(pending))
-        with self._listening():
+        with self._listening(), self._sharing():
             try:
                 while pending:
                     before = len(pending), self.tally.published, self.tally.duplicates, self.tally.abandoned
@@ -293,6 +293,17 @@ class Worker:
             if timer is not None:
                 timer.cancel()
             signal.signal(signal.SIGTERM, before)
+
+    @contextmanager
+    def _sharing(self) -> Iterator[None]:
+        """On a GPU the dataset is put there once for all cells."""
+        if not self.options.device.startswith("cuda"):
+            yield
+            return
+        from habitus.train.resident import events_kept
+
+        with events_kept():
+            yield
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop.set()

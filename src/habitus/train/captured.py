@@ -24,7 +24,7 @@ from habitus.train.engine import TAIL, StepResult, tail_means
 from habitus.train.incoming import Incoming, on_side_stream
 from habitus.train.objectives import FrozenObjective, JointObjective
 from habitus.train.optimizers import build_optimizer, clip_gradients
-from habitus.train.resident import ResidentEvents, ResidentItems
+from habitus.train.resident import ResidentItems, resident_events
 from habitus.train.schedule import learning_rate_at
 from habitus.train.stages import Work
 from habitus.train.windows import WindowOrder
@@ -50,7 +50,7 @@ class CapturedEngine:
         self.description = {"engine": "captured", "compiled": compiled}
         self.recipe, self.device = recipe.train, device
         self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
-        self.events = ResidentEvents(dataset, device)
+        self.events = resident_events(dataset, device)
         self.items = ResidentItems.of(dataset, recipe, device, features=table is None)
         self.optimizer = build_optimizer(model, recipe.train)
         self.parameters = [info.parameter for info in self.optimizer.infos]

@@ -5,6 +5,8 @@ Letters: B windows, L slots, S segments per window at most, E events, I items, T
 Every function runs on CPU tensors as well, where the tests compare it with the dataset's own batches.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,8 +64,33 @@ def resident_bytes(dataset: Dataset) -> int:
     )
 
 
+_kept: "dict[tuple[str, torch.device], ResidentEvents] | None" = None
+
+
+@contextmanager
+def events_kept() -> Iterator[None]:
+    """Within the block events stay on their device from run to run, one dataset's at a time: for cells of a sweep."""
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = before
+
+
+def resident_events(dataset: Dataset, device: torch.device) -> "ResidentEvents":
+    """The dataset's events on a device: those kept, or read anew."""
+    if _kept is None:
+        return ResidentEvents(dataset, device)
+    key = dataset.checksum, device
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = ResidentEvents(dataset, device)
+    return _kept[key]
+
+
 class ResidentEvents:
-    """Events and windows of the training split as tensors."""
+    """Events and windows of the training split as tensors. Nothing writes to them."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
         self.seq_len = dataset.seq_len
