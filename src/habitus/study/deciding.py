@@ -56,7 +56,8 @@ def decide(
         notes.append(f"budgets {chosen.factor:.3g} times those of preset {preset.name}: {budgets} FLOPs")
     if chosen.preset.negatives.num_negatives != preset.negatives.num_negatives:
         notes.append("K = " + ", ".join(f"{k:,}" for k in chosen.preset.negatives.num_negatives))
-    common = chosen.preset.common.model_copy(update={"learning_rate": probed.learning_rate})
+    rates = {"learning_rate": probed.learning_rate, "learning_rate_exponent": probed.learning_rate_exponent}
+    common = chosen.preset.common.model_copy(update=rates)
     state = State(
         dataset_checksum=dataset.checksum,
         request=request_of(options),
@@ -112,4 +113,5 @@ def _unprobed(options: StudyOptions, facts: Facts, preset: Preset) -> Probed:
     speeds: Speeds = speeds_of(None, kind, facts.inputs)
     evaluate = {"batch": speeds.evaluate, "catalogue": speeds.evaluate}
     workers = options.workers or usual_workers(kind)
-    return Probed(preset.common.learning_rate, "", speeds, evaluate, 2.0, 0.0, workers)
+    common = preset.common
+    return Probed(common.learning_rate, common.learning_rate_exponent, "", speeds, evaluate, 2.0, 0.0, workers)

@@ -23,14 +23,18 @@ from habitus.sweep.store import Store
 PROBES = "probes"
 _RATES = (0.5, 1.0, 2.0)  # of the preset's rule; extended where the best is at an edge
 _SHAPES = 3
-_LARGE_STEPS = 40  # of the largest shapes: enough to time a step, far too few to learn anything
+_STEEPEST = -0.35  # of the learning rate's exponent
+# Of the largest shapes: enough to time a step, far too few to learn anything. On a GPU workers slow each other, so that
+# there must be one run for each of them, and long enough to overlap.
+_LARGE_STEPS = {"cpu": 40, "cuda": 150}
 
 
 @dataclass(frozen=True)
 class Probed:
     """What the probes say."""
 
-    learning_rate: float  # of the rule at 512 windows, replacing the preset's
+    learning_rate: float  # of the rule at 512 windows and the smallest budget, replacing the preset's
+    learning_rate_exponent: float  # of the budget, likewise
     told: str
     speeds: Speeds
     evaluate: dict[str, float]  # seconds of one evaluation: "batch" alone, or with "catalogue"
@@ -48,7 +52,8 @@ def probe(
     note: Callable[[str], None],
     hours_left: Callable[[], float | None],
 ) -> Probed:
-    """Three sizes × three rates at the smallest budget, and a few steps of the largest sizes."""
+    """Three sizes × three rates at the smallest budget and at a middle one, and a few steps of the largest sizes: on
+    as many workers at once as the study will have."""
     began = time.monotonic()
     common: dict[str, Any] = {
         "workers": options.workers,
@@ -58,23 +63,25 @@ def probe(
         "progress": progress,
         "note": note,
     }
-    smallest = min(preset.budgets_of("allocation"))
-    large_preset, budget = _large(preset, Facts.of(dataset))
+    budgets = preset.budgets_of("allocation")
+    smallest = min(budgets)
+    middle = min(budgets, key=lambda budget: abs(math.log(budget * budget / smallest / max(budgets))))
+    kind = device_kind(options.device)
+    workers = options.workers or usual_workers(kind)
+    large_preset, budget = _large(preset, Facts.of(dataset), kind, workers)
     results = []
-    for one, at in ((_small(preset), smallest), (large_preset, budget)):
+    for one, at in ((_small(preset), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
         results.append(
-            sweep("allocation", dataset, out / PROBES, budgets=(at,), preset=one, max_hours=hours_left(), **common)
+            sweep("allocation", dataset, out / PROBES, budgets=at, preset=one, max_hours=hours_left(), **common)
         )
         if not results[-1].complete:
             raise stopped(out, "probes", results[-1].stopped)
     small, large = results
     store = Store.open(out / PROBES)
-    rate, told = _best_rate(small, store, preset)
-    kind = device_kind(options.device)
+    rate, exponent, told = _best_rate(small, store, preset)
     speeds = speeds_of(store, kind, Inputs.of(dataset.fields))
-    workers = options.workers or usual_workers(kind)
     evaluate = {"batch": _evaluation(small, store, speeds), "catalogue": _evaluation(large, store, speeds)}
-    return Probed(rate, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
+    return Probed(rate, exponent, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
 
 
 def seconds_of(planned: Planned, probed: Probed) -> float:
@@ -98,7 +105,7 @@ def _small(preset: Preset) -> Preset:
     return preset.model_copy(update={"allocation": allocation})
 
 
-def _large(preset: Preset, facts: Facts) -> tuple[Preset, float]:
+def _large(preset: Preset, facts: Facts, kind: str, workers: int) -> tuple[Preset, float]:
     """The preset with the top budget's shapes, and a budget that pays a few steps of them."""
     top = max(preset.budgets_of("allocation"))
     shapes, _ = centred_shapes(preset, Known(), top, preset.common.share)
@@ -111,34 +118,48 @@ def _large(preset: Preset, facts: Facts) -> tuple[Preset, float]:
     allocation = preset.allocation.model_copy(
         update={
             "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
-            "regimes": ("batch", "catalogue"), "seeds": 1,
+            "regimes": ("batch", "catalogue"), "seeds": 1 if kind == "cpu" else -(-workers // _SHAPES),
         }
     )  # fmt: skip
     common = preset.common.model_copy(update={"min_steps": 2})
-    budget = float(f"{min(_LARGE_STEPS * step, top):.3g}")
+    budget = float(f"{min(_LARGE_STEPS[kind] * step, top):.3g}")
     # The batch is that of the top budget, whatever the probe's own budget.
     batches = ((budget, preset.batch_sequences(top)),)
     changed = {"allocation": allocation, "common": common, "batch_by_budget": batches}
     return preset.model_copy(update=changed), budget
 
 
-def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float, str]:
-    """The rule's rate times the mean, over sizes, of the multiple that trained best."""
-    losses: dict[str, dict[float, float]] = {}
+def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float, float, str]:
+    """The rule's rate and its exponent: a line through the multiples that trained best, a mean over sizes each."""
+    losses: dict[tuple[float, str], dict[float, float]] = {}
     for run in result.runs:
         record = store.record(run.planned.hash)
         if record is not None and record.train is not None and record.status == "done":
             row = run.planned.row
-            multiple = row.learning_rate / preset.rule_rate(run.planned.recipe.train.batch_sequences)
-            losses.setdefault(row.cell_id, {})[multiple] = record.train.loss
-    best = [min(by_rate, key=lambda m: by_rate[m]) for by_rate in losses.values()]
+            rule = preset.rule_rate(run.planned.recipe.train.batch_sequences, row.flops_budget)
+            losses.setdefault((row.flops_budget, row.cell_id), {})[row.learning_rate / rule] = record.train.loss
+    best: dict[float, list[float]] = {}
+    for (budget, _), by_rate in sorted(losses.items()):
+        best.setdefault(budget, []).append(math.log(min(by_rate, key=lambda m: by_rate[m])))
+    common = preset.common
     if not best:
-        return preset.common.learning_rate, "no probe finished: the preset's learning rate stays"
-    mean = math.exp(sum(math.log(m) for m in best) / len(best))
-    rate = float(f"{preset.common.learning_rate * mean:.2g}")
-    tried = ", ".join(f"{m:g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
-    told = f"learning rate {rate:g}·√(B/512): {mean:.2g} times the preset's, best of {tried} over {len(best)} sizes"
-    return rate, told
+        return common.learning_rate, common.learning_rate_exponent, "no probe finished: the preset's rate stays"
+    levels = {math.log(budget / min(preset.budgets)): sum(logs) / len(logs) for budget, logs in best.items()}
+    (first, low), (last, high) = min(levels.items()), max(levels.items())
+    slope = (high - low) / (last - first) if last > first else 0.0
+    # Rates fall with the length of a run. A rise, or a steep fall, is the noise of three rates and three sizes.
+    exponent = min(max(common.learning_rate_exponent + slope, _STEEPEST), 0.0)
+    slope = exponent - common.learning_rate_exponent
+    level = (low + high) / 2 - slope * (first + last) / 2
+    rate, exponent = float(f"{common.learning_rate * math.exp(level):.2g}"), round(exponent, 2)
+    tried = ", ".join(f"{m:.2g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
+    budgets = " and ".join(f"{budget:.3g}" for budget in best)
+    falling = f"·(C/{min(preset.budgets):.3g})^{exponent:g}" if exponent else ""
+    told = (
+        f"learning rate {rate:g}·√(B/512){falling}, by the best of {tried} times the preset's for {len(losses)} cells "
+        f"at {budgets} FLOPs"
+    )
+    return rate, exponent, told
 
 
 def _overhead(results: list[SweepResult]) -> float:

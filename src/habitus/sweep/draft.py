@@ -139,7 +139,7 @@ class Draft:
         cell = self._cell(model, batch, max(1, steps), {"flops": budget}, stage=2, num_negatives=num_negatives)
         if self._affordable(cell, budget, wanted, choice.min_steps, steps):
             stage = {"stage": 2, "parent": parent.hash, "num_negatives": num_negatives}
-            rates = rate_grid(self.asked.learning_rates, choice.learning_rates, self.preset.rule_rate(batch))
+            rates = rate_grid(self.asked.learning_rates, choice.learning_rates, self.preset.rule_rate(batch, budget))
             self._add_runs(cell, model, budget, f"K={num_negatives}", wanted, rates, 0, stage)
 
     def solved(self, budget: float, batch: int, wanted: dict[str, Any], **request: Any) -> Cell | None:
@@ -175,7 +175,7 @@ class Draft:
             return
         choice = self.preset.batch
         every = max(1, min(choice.max_every, cell.steps // choice.evaluations)) if trajectory else 0
-        rule = self.preset.rule_rate(cell.batch_sequences)
+        rule = self.preset.rule_rate(cell.batch_sequences, budget)
         rates = rate_grid(self.asked.learning_rates, self.choice.learning_rates, rule)
         if self.axis == "init" and self.asked.learning_rates is None:
             rates = sorted(self.preset.init.rates)

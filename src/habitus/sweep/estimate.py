@@ -37,11 +37,13 @@ def _evaluations(count: int, again: float) -> float:
     return 1 + (count - 1) * again
 
 
+_BESIDE = 0.4  # seconds of a run that its Record does not count: claim, bundle, publication
+
 # Before a store has Records. CUDA: one H200 with a warm compile cache (benchmarks/results/train-h200.json); there the
 # first evaluation of a run loads and traces, and each of 30 further ones took a twentieth (docs/studies/h200-minutes).
 _ASSUMED = {
     "cpu": Speeds(0.3, 0.008, 1.5e10, 0.5, 1.0, "assumed for one CPU thread"),
-    "cuda": Speeds(10.0, 0.0047, 2.9e14, 2.0, 0.05, "assumed for one H200"),
+    "cuda": Speeds(3.0, 0.0047, 2.9e14, 2.0, 0.05, "assumed for one H200"),
 }
 
 
@@ -69,7 +71,7 @@ def speeds_of(store: Store | None, device: str, inputs: Inputs) -> Speeds:
     # Relative errors count: a cell of an hour and one of a second should both be right to a tenth.
     per_step, per_flop = _non_negative(np.stack([steps, work], axis=1) / seconds[:, None], np.ones(len(rows)))
     return Speeds(
-        float(np.median(start)) + assumed.start,
+        float(np.median(start)) + _BESIDE,
         float(per_step),
         1 / float(per_flop) if per_flop > 0 else 1e30,
         float(np.median(evaluate)),

@@ -36,6 +36,7 @@ class Common(Typed):
     min_steps: int = Field(100, ge=1, description="Stage-1 cells with fewer steps are not affordable.")
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(2e-3, gt=0, description="At 512 windows per step; times sqrt(batch / 512).")
+    learning_rate_exponent: float = Field(0.0, ge=-1, le=1, description="Of a budget over the preset's smallest.")
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: float = Field(0.05, ge=0, le=1)
     weight_decay: float = Field(0.1, ge=0)
@@ -163,9 +164,10 @@ class Preset(Typed):
         """Windows per step at a budget: those of the nearest one in the table."""
         return closest(self.batch_by_budget, budget)
 
-    def rule_rate(self, batch_sequences: int) -> float:
-        """The learning rate of the √B rule."""
-        return self.common.learning_rate * math.sqrt(batch_sequences / 512)
+    def rule_rate(self, batch_sequences: int, budget: float) -> float:
+        """The learning rate of the √B rule, which may fall with the budget: longer runs want less."""
+        longer = budget / min(self.budgets)
+        return self.common.learning_rate * longer**self.common.learning_rate_exponent * math.sqrt(batch_sequences / 512)
 
 
 def closest(table: Sequence[tuple[float, int]], budget: float) -> int:
