@@ -1,5 +1,6 @@
 """Presets that are adapted to a dataset and scaled to an envelope, without running anything."""
 
+from math import log
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from habitus.study import StudyOptions, study
 from habitus.study.envelope import adapted, designs, fitting, scaled, with_negatives
 from habitus.study.finishing import check_metric
 from habitus.study.options import ORDER
+from habitus.study.probing import rate_line
 from habitus.sweep import Design, Facts, Preset, load_preset
 from habitus.sweep.preset_world import preset_dataset
 
@@ -40,6 +42,30 @@ def test_scaling_multiplies_budgets_and_widens_shapes(micro: Preset) -> None:
     assert twice.depth.rows[0].budget == 1.28e10
     assert set(micro.allocation.ladder) < set(twice.allocation.ladder)
     assert scaled(micro, 1.0) is micro
+
+
+def test_a_rate_that_falls_with_the_budget_is_the_same_at_a_budget_of_a_scaled_preset() -> None:
+    standard = load_preset("standard")  # 0.16·√(B/512)·(C/1e13)^-0.25
+    assert standard.rule_rate(128, 1e13) == pytest.approx(0.08)
+    assert standard.rule_rate(128, 1.6e14) == pytest.approx(0.04)
+    assert scaled(standard, 4.0).rule_rate(128, 1.6e14) == pytest.approx(0.04)
+    assert load_preset("paper").rule_rate(512, 1e19) == 2e-3  # no exponent: the budget plays no part
+
+
+def test_two_probed_budgets_make_a_line_of_rates() -> None:
+    # Half the rate at a hundredfold budget: 100^-0.15 = 0.5. Three sizes each; their mean counts.
+    best = {1e13: [log(2.0), log(4.0), log(8.0)], 1e15: [log(2.0)] * 3}
+    assert rate_line(best, 1e13, rate=0.01, exponent=0.0) == (0.04, -0.15)
+    # The same with a preset that falls already: its own exponent is added.
+    assert rate_line({1e13: [0.0], 1e15: [0.0]}, 1e13, rate=0.04, exponent=-0.15) == (0.04, -0.15)
+    # A rise is noise: no slope, and the geometric mean of both.
+    assert rate_line({1e13: [log(1.0)], 1e15: [log(4.0)]}, 1e13, rate=0.01, exponent=0.0) == (0.02, 0.0)
+    # A steep fall is bounded, through the middle of both: at 1e14 a tenth of the rate.
+    rate, exponent = rate_line({1e13: [0.0], 1e15: [log(0.01)]}, 1e13, rate=0.01, exponent=0.0)
+    assert exponent == -0.35
+    assert rate * 10**exponent == pytest.approx(0.01 * 0.1, rel=0.05)
+    # One budget: a level, and the preset's exponent stays.
+    assert rate_line({1e13: [log(2.0)]}, 1e13, rate=0.01, exponent=-0.2) == (0.02, -0.2)
 
 
 def test_the_cost_of_a_scaled_study_follows_the_factor(micro: Preset, data: Dataset) -> None:

@@ -31,8 +31,9 @@ def decide(
     preset, notes = adapted(preset, dataset)
     limit = None if options.flops is None else _PROBE_SHARE * options.flops
     chosen = _fitting(preset, facts, axes, options, limit, _flops, "FLOPs")
+    probed_from = min(chosen.preset.budgets)
     if options.dry_run and not (out / PROBES).exists():
-        probed = _unprobed(options, facts, preset)
+        probed = _unprobed(options, facts, chosen.preset)
         notes.append("a dry run does not probe: times are assumed, and the learning rate is the preset's")
     else:
         story.note("probing learning rates and speed")
@@ -56,7 +57,9 @@ def decide(
         notes.append(f"budgets {chosen.factor:.3g} times those of preset {preset.name}: {budgets} FLOPs")
     if chosen.preset.negatives.num_negatives != preset.negatives.num_negatives:
         notes.append("K = " + ", ".join(f"{k:,}" for k in chosen.preset.negatives.num_negatives))
-    rates = {"learning_rate": probed.learning_rate, "learning_rate_exponent": probed.learning_rate_exponent}
+    # The rate was probed at the smallest budget of then, and holds at that of now.
+    longer, exponent = min(chosen.preset.budgets) / probed_from, probed.learning_rate_exponent
+    rates = {"learning_rate": probed.learning_rate * longer**exponent, "learning_rate_exponent": exponent}
     common = chosen.preset.common.model_copy(update=rates)
     state = State(
         dataset_checksum=dataset.checksum,

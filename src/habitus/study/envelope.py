@@ -86,7 +86,9 @@ def scaled(preset: Preset, factor: float) -> Preset:
     axes["allocation"] = axes["allocation"].model_copy(
         update={"ladder": tuple(sorted({*own, *between}, key=lambda s: s[0] ** 2 * s[1]))}
     )
-    made = preset.model_copy(update={**axes, "budgets": tuple(budget(b) for b in preset.budgets)})
+    rate = preset.common.learning_rate * factor**preset.common.learning_rate_exponent
+    common = preset.common.model_copy(update={"learning_rate": rate})
+    made = preset.model_copy(update={**axes, "common": common, "budgets": tuple(budget(b) for b in preset.budgets)})
     doublings = round(math.log10(factor))  # the batch doubles, or halves, with every decade
     if len(preset.batch_by_budget) > 1 or doublings == 0:  # a table of batches by budget knows by itself
         return made

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -141,25 +141,31 @@ def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float
     best: dict[float, list[float]] = {}
     for (budget, _), by_rate in sorted(losses.items()):
         best.setdefault(budget, []).append(math.log(min(by_rate, key=lambda m: by_rate[m])))
-    common = preset.common
+    common, smallest = preset.common, min(preset.budgets)
     if not best:
         return common.learning_rate, common.learning_rate_exponent, "no probe finished: the preset's rate stays"
-    levels = {math.log(budget / min(preset.budgets)): sum(logs) / len(logs) for budget, logs in best.items()}
-    (first, low), (last, high) = min(levels.items()), max(levels.items())
-    slope = (high - low) / (last - first) if last > first else 0.0
-    # Rates fall with the length of a run. A rise, or a steep fall, is the noise of three rates and three sizes.
-    exponent = min(max(common.learning_rate_exponent + slope, _STEEPEST), 0.0)
-    slope = exponent - common.learning_rate_exponent
-    level = (low + high) / 2 - slope * (first + last) / 2
-    rate, exponent = float(f"{common.learning_rate * math.exp(level):.2g}"), round(exponent, 2)
+    rate, exponent = rate_line(best, smallest, common.learning_rate, common.learning_rate_exponent)
     tried = ", ".join(f"{m:.2g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
     budgets = " and ".join(f"{budget:.3g}" for budget in best)
-    falling = f"·(C/{min(preset.budgets):.3g})^{exponent:g}" if exponent else ""
+    falling = f"·(C/{smallest:.3g})^{exponent:g}" if exponent else ""
     told = (
         f"learning rate {rate:g}·√(B/512){falling}, by the best of {tried} times the preset's for {len(losses)} cells "
         f"at {budgets} FLOPs"
     )
     return rate, exponent, told
+
+
+def rate_line(
+    best: Mapping[float, Sequence[float]], smallest: float, rate: float, exponent: float
+) -> tuple[float, float]:
+    """The rate at the smallest budget and its exponent, out of ln of the best multiples of the old ones by budget."""
+    levels = {math.log(budget / smallest): sum(logs) / len(logs) for budget, logs in best.items()}
+    (first, low), (last, high) = min(levels.items()), max(levels.items())
+    slope = (high - low) / (last - first) if last > first else 0.0
+    # Rates fall with the length of a run. A rise, or a steep fall, is the noise of three rates and three sizes.
+    bounded = min(max(exponent + slope, _STEEPEST), 0.0)
+    level = (low + high) / 2 - (bounded - exponent) * (first + last) / 2
+    return float(f"{rate * math.exp(level):.2g}"), round(bounded, 2)
 
 
 def _overhead(results: list[SweepResult]) -> float:
