@@ -132,6 +132,15 @@ def test_the_roll_out_shows_what_the_papers_own_losses_would_have_missed(paper: 
     assert [r[7] for r in sizes if r[3] == "10¹⁹"] == ["0.50×", "0.64×"]
 
 
+def test_an_interval_without_ends_judges_no_forecast(paper: Page) -> None:
+    rows = paper.articles["rollout-table"].tables[0][1:]
+    open_ended = [r for r in rows if r[5] == "[open, open]"]
+    assert open_ended and {r[8] for r in open_ended} == {"–"}
+    assert {r[8] for r in rows if r[5] != "[open, open]"} <= {"yes", "no"}
+    judged = sum(int(r[3].split(" of ")[1]) for r in paper.articles["calibration"].tables[0][1:] if " of " in r[3])
+    assert f"of {judged} values that a law had not seen" in paper.articles["calibration"].readings[0]
+
+
 def test_the_order_is_the_protocols(paper: Page, tiny: Page) -> None:
     for page in (paper, tiny):
         places = [ORDER.index(key) for key in page.articles]

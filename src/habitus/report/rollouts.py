@@ -10,6 +10,7 @@ from habitus.report.study import Study
 from habitus.report.valleys import views
 from habitus.report.words import count, minus, percent, power_of_ten, sentence, significant
 
+_VERDICTS = {True: "yes", False: "no", None: "–"}
 _LETTERS = {"size_law": "N*", "loss_law": "L*"}
 
 
@@ -93,7 +94,7 @@ def rollout_table(study: Study) -> Block | None:
                 (
                     _LETTERS.get(item.name, item.name), item.metric, power_of_ten(f.fitted_budgets[-1]),
                     power_of_ten(f.budget), form(f.predicted), f"[{low}, {high}]", form(f.observed),
-                    f"{f.ratio:.2f}×" if item.name == "size_law" else _signed(f.miss), "yes" if _inside(f) else "no",
+                    f"{f.ratio:.2f}×" if item.name == "size_law" else _signed(f.miss), _VERDICTS[_inside(f)],
                 )
             )  # fmt: skip
             raw.append(
@@ -129,37 +130,41 @@ def rollout_table(study: Study) -> Block | None:
 
 
 def calibration(study: Study) -> Block | None:
-    """How many observed values lay inside the 95% intervals of forecasts that had not seen them."""
+    """How many observed values lay inside the 95% intervals of forecasts that had not seen them; those without an
+    interval are not judged."""
     rows, raw, inside_all, all_of = [], [], 0, 0
     for item in study.laws.rollouts:
         for kind, found in (("roll-out", item.rollout), ("leave one out", item.leave_one_out)):
             n = len(found.forecasts)
             if not n:
                 continue
-            inside = sum(_inside(f) for f in found.forecasts)
+            verdicts = [_inside(f) for f in found.forecasts]
+            inside, judged = verdicts.count(True), n - verdicts.count(None)
             misses = [abs(f.miss) for f in found.forecasts]
             rows.append(
                 (
                     _LETTERS.get(item.name, item.name),
                     item.metric,
                     kind,
-                    f"{inside} of {n}",
+                    f"{inside} of {judged}" if judged else "no interval",
                     percent(sum(misses) / n),
                     percent(max(misses)),
                 )
             )
-            raw.append((item.name, item.metric, kind, n, inside, sum(misses) / n, max(misses)))
-            inside_all, all_of = inside_all + inside, all_of + n
+            raw.append((item.name, item.metric, kind, n, judged, inside, sum(misses) / n, max(misses)))
+            inside_all, all_of = inside_all + inside, all_of + judged
     if not rows:
         return None
-    share = f"{100 * inside_all / all_of:.0f}%"
-    words = f"{inside_all} of {all_of} values that a law had not seen lie inside its 95% interval ({share})"
+    words = "no forecast of this store has an interval"
+    if all_of:
+        share = f"{100 * inside_all / all_of:.0f}%"
+        words = f"{inside_all} of {all_of} values that a law had not seen lie inside its 95% interval ({share})"
     notes = (
         "These are intervals of the curve, not of one more run, and a store's forecasts share their points: "
         "read the share as a warning light. docs/laws.md says where simulated coverage of each law is kept.",
     )
     header = ("law", "metric", "kind", "inside 95%", "mean miss", "largest miss")
-    sheet = Sheet(("law", "metric", "kind", "n", "inside", "mean_miss", "largest_miss"), tuple(raw))
+    sheet = Sheet(("law", "metric", "kind", "n", "with_interval", "inside", "mean_miss", "largest_miss"), tuple(raw))
     return Block(
         "calibration",
         "Calibration on this store",
@@ -168,7 +173,10 @@ def calibration(study: Study) -> Block | None:
     )
 
 
-def _inside(f: Forecast) -> bool:
+def _inside(f: Forecast) -> bool | None:
+    """Whether the interval holds what was observed; None where it has no ends, and would hold anything."""
+    if f.low is None and f.high is None:
+        return None
     return (f.low is None or f.observed >= f.low) and (f.high is None or f.observed <= f.high)
 
 
@@ -190,10 +198,10 @@ def _last_words(item: NamedRollout, letter: str, metric: str) -> str:
     f = max((f for f in item.rollout.forecasts if f.budget == top), key=lambda f: len(f.fitted_budgets))
     miss = f"{f.ratio:.2f} times the observed value" if item.name == "size_law" else f"a miss of {_signed(f.miss)}"
     quality = f" (its own R² was {f.r2:.3f})" if f.r2 is not None else ""
-    where = "inside" if _inside(f) else "outside"
+    where = {True: "inside its 95% interval", False: "outside its 95% interval", None: "without an interval"}
     return (
         f"{letter} of {metric} fitted up to {power_of_ten(f.fitted_budgets[-1])} forecasts {power_of_ten(top)} "
-        f"with {miss}, {where} its 95% interval{quality}"
+        f"with {miss}, {where[_inside(f)]}{quality}"
     )
 
 
