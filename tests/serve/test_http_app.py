@@ -104,7 +104,7 @@ def test_requests_of_a_batch_are_answered_as_they_would_be_alone(
     batches = {
         sample.name: sample.value for metric in made.telemetry.batch_sizes.collect() for sample in metric.samples
     }
-    assert batches["habitus_batch_size_count"] <= 4
+    assert batches["habitus_batch_size_count"] <= len(histories) / 2  # how they fall together is the scheduler's affair
     retriever = Retriever.open(trained_run, device="cpu", read_only=True)
     for history, answer in zip(histories[:-1], answers, strict=False):
         alone = retriever.recommend([Request(tuple(history))])[0]
