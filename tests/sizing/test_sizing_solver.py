@@ -17,7 +17,9 @@ from habitus.sizing import (
 )
 
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.10, 0.20, 0.27, 0.50)
-ASPECT, RATIO_WEIGHT, HEAD_WEIGHT = 40.0, 10.0, 1.0
+ASPECT, RATIO_WEIGHT = 40.0, 10.0
+# How far from 32, and what a head is padded to, in powers of two: 24 becomes 32, 40 to 56 become 64, 4 and 8 become 16.
+PADDED = {4: 16, 8: 16, 16: 16, 24: 32, 32: 32, 40: 64, 48: 64, 56: 64, 64: 64}
 
 
 def brute_force(request: Request, inputs: Inputs, *, max_h: int, max_width: int) -> tuple[int, ...]:
@@ -27,7 +29,7 @@ def brute_force(request: Request, inputs: Inputs, *, max_h: int, max_width: int)
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     for h in [*range(4, 64, 4), *range(64, max_h + 1, 8)]:
         shapes: list[tuple[float, int, int, float, int, int]] = []
-        for head_dim in (4, 8, 16, 24, 32, 40, 48, 56, 64):
+        for head_dim in PADDED:
             for width in range(head_dim, max_width + 1, head_dim):
                 for depth in range(1, 200):
                     model = ModelRecipe(
@@ -43,7 +45,7 @@ def brute_force(request: Request, inputs: Inputs, *, max_h: int, max_width: int)
                         continue
                     cost = abs(math.log(width / depth / ASPECT))
                     cost += RATIO_WEIGHT * abs(math.log(ratio / request.data_ratio))
-                    cost += HEAD_WEIGHT * abs(math.log2(32 / head_dim))
+                    cost += abs(math.log2(32 / head_dim)) + math.log2(PADDED[head_dim] / head_dim)
                     shapes.append((cost, width, head_dim, parts.share, depth, steps))
         if shapes:
             _, width, head_dim, share, depth, steps = min(shapes)
