@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--base-rate", type=float, default=2e-2, help="learning rate at 512 windows; √B from there")
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--log-q", action="store_true", help="correct the scores by the candidates' inclusion")
+    parser.add_argument("--repeats", action="store_true", help="let the events of the past speak for their items")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--queries", type=int, default=20_000)
     parser.add_argument("--device", default="auto")
@@ -179,14 +180,15 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
         steps = given.epochs * dataset.counts("train").events / per_step
         steps = int(min(max(steps, given.steps[0]), given.steps[1]))
         model = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model or [64, 2, 128, 3], strict=True))
-        model |= {"head_dim": 32, "text_len": text_len or 24}
+        model |= {"head_dim": 32, "text_len": text_len or 24, "repeats": given.repeats}
     else:
         batch = given.batch or ladder_batch_sequences(budget)
         if given.model:
             shape = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model, strict=True))
         else:
             shape = {"share": given.share, "data_ratio": given.data_ratio, "text_depth": given.text_depth}
-        request = Request(batch_sequences=batch, flops=budget, seq_len=dataset.seq_len, text_len=text_len, **shape)
+        shape |= {"seq_len": dataset.seq_len, "text_len": text_len, "repeats": given.repeats}
+        request = Request(batch_sequences=batch, flops=budget, **shape)
         cell = solve(request, Inputs.of(dataset.fields))
         model, steps = cell.model.to_values(), cell.steps
     rate = given.base_rate * math.sqrt(batch / 512)
@@ -244,7 +246,7 @@ def document(rows: list[dict[str, Any]], given: argparse.Namespace) -> dict[str,
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     found = {
         "benchmark": f"quality {given.what}", "date": datetime.date.today().isoformat(), "hardware": hardware,
-        "torch": torch.__version__, "queries": given.queries, "optimizer": given.optimizer, "log_q": given.log_q,
+        "torch": torch.__version__, "queries": given.queries, "optimizer": given.optimizer, "log_q": given.log_q, "repeats": given.repeats,
         "rows": rows,
     }  # fmt: skip
     if given.what == "world":

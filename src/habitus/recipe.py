@@ -21,6 +21,7 @@ class ModelRecipe(Typed):
     width: int = Field(ge=4, description="Width of the contextualizer.")
     depth: int = Field(ge=1, description="Layers of the contextualizer.")
     head_dim: int = Field(32, ge=2, description="Width of one attention head of the contextualizer.")
+    repeats: bool = Field(False, description="Let the events of a user's own past speak for their items.")
     init: Literal["default", "mup_lr", "mup"] = Field("default", description="Initialisation and rate scaling.")
 
     @model_validator(mode="after")
@@ -86,4 +87,7 @@ class Recipe(Typed):
 
     def hash(self, dataset_checksum: str) -> str:
         """The run's identity: this recipe (its parent's hash included) on that dataset, at this version."""
-        return content_hash({"recipe": self.to_values(), "dataset": dataset_checksum, "version": RECIPE_VERSION})
+        values = self.to_values()
+        if not self.model.repeats:
+            del values["model"]["repeats"]  # came later: runs without it keep the identity that they had
+        return content_hash({"recipe": values, "dataset": dataset_checksum, "version": RECIPE_VERSION})

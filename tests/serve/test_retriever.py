@@ -23,6 +23,11 @@ def retriever(trained_run: Path) -> Retriever:
     return Retriever.open(trained_run, device="cpu", read_only=True)
 
 
+@pytest.fixture(scope="module")
+def repeating(repeating_run: Path) -> Retriever:
+    return Retriever.open(repeating_run, device="cpu", read_only=True)
+
+
 def history_of(log: Log, dataset: Dataset, query_event: int) -> tuple[int, tuple[dict[str, Any], ...]]:
     """The user's raw events up to a row of the prepared log."""
     place = int(np.searchsorted(dataset.user_offsets, query_event, "right")) - 1
@@ -30,7 +35,11 @@ def history_of(log: Log, dataset: Dataset, query_event: int) -> tuple[int, tuple
     return user, tuple(log[user][: query_event - int(dataset.user_offsets[place]) + 1])
 
 
-def test_ranks_and_losses_equal_those_of_evaluate(retriever: Retriever, dataset: Dataset, log: Log) -> None:
+@pytest.mark.parametrize("which", ["retriever", "repeating"])
+def test_ranks_and_losses_equal_those_of_evaluate(
+    which: str, request: pytest.FixtureRequest, dataset: Dataset, log: Log
+) -> None:
+    retriever: Retriever = request.getfixturevalue(which)
     kept: list[PerQuery] = []
     options = EvaluateOptions(regimes=("catalogue",), queries=600, cutoffs=(10,))
     evaluate_runs([retriever.bundle.run_path], dataset, options, Handling(), keep=lambda _, __, v: kept.append(v))
@@ -72,6 +81,42 @@ def test_scores_are_dot_products_of_the_vectors_given_out(
     query = retriever.embed_histories([log[3]])[0]
     vectors = retriever.embed_items([items[one.item_id] for one in answer.items])
     np.testing.assert_allclose(vectors @ query, [one.score for one in answer.items], atol=0.02)  # cache: bfloat16
+
+
+def test_the_past_lifts_its_own_items_and_no_others(repeating: Retriever, log: Log) -> None:
+    history = tuple(log[3])
+    met = {event["item_id"] for event in history}
+    query = repeating.embed_histories([history])[0]
+    vectors = repeating.live.vectors(np.arange(300)).numpy()  # in a world, an item's id is its row
+    answer = repeating.recommend([Request(history, k=300)])[0]
+    scores = {one.item_id: one.score for one in answer.items}
+    plain = vectors @ query
+    lifted = np.array([scores[item] - plain[item] for item in range(300)])
+    assert all(lifted[item] > 0.01 for item in met)
+    assert all(abs(lifted[item]) < 1e-4 for item in set(range(300)) - met)
+    assert sum(one.probability for one in answer.items) == pytest.approx(1, abs=1e-5)
+    # Left out, the past still takes its share: chances are of all items, as without a filter.
+    others = repeating.recommend([Request(history, k=300, exclude_seen=True)])[0].items
+    assert {one.item_id for one in others} == set(range(300)) - met
+    chances = {one.item_id: one.probability for one in answer.items}
+    assert all(one.probability == pytest.approx(chances[one.item_id], rel=1e-4) for one in others)
+
+
+def test_filters_and_withdrawn_items_hold_for_the_past_too(repeating_run: Path, tmp_path: Path, log: Log) -> None:
+    retriever = Retriever.open(repeating_run, device="cpu", items=tmp_path / "items")
+    history = tuple(log[3])
+    best = retriever.recommend([Request(history, k=300)])[0].items
+    met = {event["item_id"] for event in history}
+    first = next(one for one in best if one.item_id in met)
+    retriever.delete_item(first.item_id)
+    without = retriever.recommend([Request(history, k=300)])[0].items
+    assert [one.item_id for one in without] == [one.item_id for one in best if one.item_id != first.item_id]
+    assert sum(one.probability for one in without) == pytest.approx(1, abs=1e-5)
+    name, codes = next(iter(retriever.live.catalogue.codes.items()))
+    wanted = int(codes[without[0].item_id])
+    value = retriever.bundle.encoders.item_values[name][wanted - 1]
+    kept = retriever.recommend([Request(history, k=300, allow={name: [value]})])[0].items
+    assert [one.item_id for one in kept] == [one.item_id for one in without if codes[one.item_id] == wanted]
 
 
 def test_requests_of_one_call_have_their_own_k_and_filters(retriever: Retriever, log: Log) -> None:

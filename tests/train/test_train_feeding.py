@@ -100,11 +100,12 @@ def test_a_batch_put_together_from_tensors_is_the_datasets(
 
 
 @pytest.mark.parametrize("log_q", [False, True])
+@pytest.mark.parametrize("repeats", [False, True])
 def test_fixed_shapes_change_no_loss_and_no_gradient(
-    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool
+    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, repeats: bool
 ) -> None:
-    recipe = recipe_of(log_q=log_q)
-    model = BehaviorModel(dataset.fields, recipe.model)
+    recipe = recipe_of(log_q=log_q, model={"repeats": repeats})
+    model = spoken(BehaviorModel(dataset.fields, recipe.model))
     stage = JointStage(model, dataset, recipe, feeder(dataset, recipe))
     expected = stage.backward(3)
     wanted = gradients(model)
@@ -118,14 +119,20 @@ def test_fixed_shapes_change_no_loss_and_no_gradient(
     assert int(found.scores) == stage.work.scores
 
 
-@pytest.mark.parametrize("log_q", [False, True])
+@pytest.mark.parametrize("log_q, repeats", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("num_negatives, extra_pool", [(0, "union"), (64, "union"), (64, "extras"), (300, "union")])
 def test_fixed_shapes_of_stage_2(
-    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, num_negatives: int, extra_pool: str, log_q: bool
-) -> None:
-    recipe = recipe_of(stage=2, parent="p", num_negatives=num_negatives, extra_pool=extra_pool, log_q=log_q, seed=7)
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, num_negatives: int, extra_pool: str, log_q: bool,
+    repeats: bool,
+) -> None:  # fmt: skip
+    recipe = recipe_of(
+        stage=2, parent="p", num_negatives=num_negatives, extra_pool=extra_pool, log_q=log_q, seed=7,
+        model={"repeats": repeats},
+    )  # fmt: skip
     bundle = load_bundle(parent)
-    model = bundle.model.freeze().train()
+    model = spoken(BehaviorModel(dataset.fields, recipe.model))
+    model.load_state_dict(bundle.model.state_dict(), strict=False)
+    model.freeze().train()
     vectors = FrozenVectors(EmbeddingCache.open(parent / "catalogue", bundle, dataset), CPU)
     stage = FrozenStage(model, dataset, recipe, feeder(dataset, recipe), vectors)
     expected = stage.backward(3)
@@ -139,6 +146,16 @@ def test_fixed_shapes_of_stage_2(
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
     assert int(found.scores) == stage.work.scores
+
+
+def spoken(model: BehaviorModel) -> BehaviorModel:
+    """The model with a past that has something to say; at the start it has not."""
+    if model.contextualizer.repeats is not None:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.contextualizer.repeats.parameters():
+                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
+    return model
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 20])

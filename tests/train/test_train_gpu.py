@@ -48,6 +48,28 @@ def test_captured_steps_train_as_plain_ones_do(
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("precision, compiled", [("fp32", True), ("fp32", False), ("bf16", True)])
+def test_the_past_is_heard_in_captured_steps_too(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, stage: int, precision: str, compiled: bool
+) -> None:
+    heard: dict[str, Any] = {"model": {"repeats": True}, "precision": precision, "log_q": True}
+    parent = None
+    recipe = recipe_of(**heard, optimizer="adamw")
+    if stage == 2:
+        parent = tmp_path / "parent"
+        run_of(recipe, dataset, parent)
+        known = Record.read(parent / "record.json").recipe_hash
+        recipe = recipe_of(**heard, optimizer="adamw", stage=2, parent=known, num_negatives=64)
+    record, lines = run_of(recipe, dataset, tmp_path / "captured", compile=compiled, parent=parent)
+    plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", capture=False, parent=parent)
+    assert (record.hardware["engine"], record.hardware["compiled"]) == ("captured", compiled)
+    torch.testing.assert_close(losses(lines), losses(plain_lines), rtol=5e-4 if precision == "fp32" else 2e-2, atol=0)
+    assert record.flops_executed == plain.flops_executed
+    loss = record.metrics["batch/loss"].value
+    assert loss == pytest.approx(plain.metrics["batch/loss"].value, rel=2e-3 if precision == "fp32" else 2e-2)
+
+
 def test_a_gpu_trains_as_a_cpu_does(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
     _, lines = run_of(recipe_of(), dataset, tmp_path / "cuda")
     _, on_cpu = run_of(recipe_of(), dataset, tmp_path / "cpu", device="cpu")

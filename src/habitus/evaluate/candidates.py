@@ -17,6 +17,7 @@ from torch import Tensor
 
 from habitus.errors import ModelError
 from habitus.evaluate.ranks import Ranks
+from habitus.evaluate.repeats import Past
 from habitus.evaluate.scores import Scores
 from habitus.softmax import SoftmaxBackend, leaders
 from habitus.softmax.backend import refusal
@@ -52,16 +53,19 @@ def candidate_scores(
     ranks: Ranks,
     memory_bytes: int = MEMORY_BYTES,
     losses: bool = True,
+    past: Past | None = None,
 ) -> Scores:
     """Scores of queries [M, d] over all candidates; `top` holds places among them, -1 beyond the last.
 
     With k = 0 there are no lists, and without `losses` neither loss nor entropy: each is a good part of the work.
     `target_rows` [M, d] are the vectors of the targets, which must stand among the candidates with the same bits.
+    `past` is what the queries' own past adds, where it is heard.
     Working memory stays near `memory_bytes`, whatever M and V are.
     """
     _check(queries, target_rows)
     width = min(k, candidates.total)
-    scans = _begin(queries, target_rows, width, memory_bytes, losses)
+    bias = None if past is None else past.target_bias
+    scans = _begin(queries, target_rows, bias, width, memory_bytes, losses)
     with torch.autocast(queries.device.type, enabled=False):
         for start, block in _blocks(candidates, queries, memory_bytes):
             for scan in scans:
@@ -69,7 +73,11 @@ def candidate_scores(
     parts = [_merged(scan, ranks) for scan in scans]
     sums = Sums(*(torch.cat(column) for column in zip(*(sums for sums, _, _ in parts), strict=True)))
     wanted = torch.cat([wanted for _, wanted, _ in parts])
-    top = leaders.ids_of(torch.cat([best for _, _, best in parts])).cpu().numpy()
+    best = torch.cat([best for _, _, best in parts])
+    if past is not None:
+        sums, best = past.sums(sums), past.leaders(best)
+        wanted = wanted - past.target_bias + past.raised
+    top = leaders.ids_of(best).cpu().numpy()
     log_total = sums.total.log()
     return Scores(
         loss=(sums.top + log_total - wanted).cpu().numpy() if losses else None,
@@ -102,7 +110,7 @@ def _blocks(candidates: Candidates, queries: Tensor, memory_bytes: int) -> Itera
 
 
 def _begin(
-    queries: Tensor, target_rows: Tensor, k: int, memory_bytes: int, losses: bool
+    queries: Tensor, target_rows: Tensor, bias: Tensor | None, k: int, memory_bytes: int, losses: bool
 ) -> list[PlainScan] | list[TileScan]:
     """A fresh scan per batch of queries. All batches but the last have one size, which depends on no block."""
     tiled = not refusal(SoftmaxBackend.TRITON, queries.device, queries.dtype, queries.shape[1], False)
@@ -111,7 +119,7 @@ def _begin(
         batch = -(-len(queries) // -(-len(queries) // most))
         batch = -(-batch // 128) * 128
         return [
-            TileScan(queries[at : at + batch], target_rows[at : at + batch], None, k)
+            TileScan(queries[at : at + batch], target_rows[at : at + batch], _part(bias, at, batch), k)
             for at in range(0, len(queries), batch)
         ]
     tile_bytes = 3 * PLAIN_ROWS * torch.promote_types(queries.dtype, torch.float32).itemsize
@@ -120,13 +128,17 @@ def _begin(
     for at in range(0, len(queries), PLAIN_ROWS):
         part, rows = queries[at : at + PLAIN_ROWS], target_rows[at : at + PLAIN_ROWS]
         if queries.device.type != "cpu":
-            plain.append(PlainScan(part, rows, None, k, columns, losses=losses))
+            plain.append(PlainScan(part, rows, _part(bias, at, PLAIN_ROWS), k, columns, losses=losses))
             continue
-        scan = LeanScan(part, rows, None, k, columns, losses=losses)
+        scan = LeanScan(part, rows, _part(bias, at, PLAIN_ROWS), k, columns, losses=losses)
         if plain:
             scan.share_scratch(cast(LeanScan, plain[0]))
         plain.append(scan)
     return plain
+
+
+def _part(bias: Tensor | None, at: int, size: int) -> Tensor | None:
+    return None if bias is None else bias[at : at + size]
 
 
 def _merged(scan: PlainScan | TileScan, ranks: Ranks) -> tuple[Sums, Tensor, Tensor]:

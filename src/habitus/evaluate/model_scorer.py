@@ -13,10 +13,12 @@ from habitus.errors import ModelError
 from habitus.evaluate.candidates import MEMORY_BYTES, Candidates, candidate_scores
 from habitus.evaluate.queries import QueryBatch
 from habitus.evaluate.ranks import Ranks
+from habitus.evaluate.repeats import past_of
 from habitus.evaluate.scores import Scores
 from habitus.model import batch_tensors
 from habitus.model.bundle import Bundle
 from habitus.model.cache import DTYPES, EmbeddingCache, StoredType, embed_rows
+from habitus.model.contextualizer import Reading
 
 
 class ModelScorer:
@@ -49,26 +51,39 @@ class ModelScorer:
 
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
         """Loss, entropy, rank and top items over the given catalogue rows, or over the whole catalogue."""
-        vectors = self.ranks.from_first(self.query_vectors(queries).to(self.compute))
-        table = self._candidates(candidates)
+        read, events = self._read(queries)
+        vectors = self.ranks.from_first(self._asked(read.queries, queries).to(self.compute))
         target_rows = self._target_rows(queries.targets, candidates)
+        past = None
+        if read.repeats is not None:
+            every = self.ranks.from_first(read.queries.to(self.compute))
+            past = past_of(queries, self.ranks.from_first(read.repeats), every, events, target_rows, candidates)
+        table = self._candidates(candidates)
         found = candidate_scores(
-            vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes, losses=losses
+            vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes, losses=losses, past=past
         )
         if candidates is None:
             return found
         top = np.where(found.top >= 0, candidates[found.top], -1)
         return Scores(found.loss, found.entropy, found.rank, top)
 
-    @torch.no_grad()
     def query_vectors(self, queries: QueryBatch) -> Tensor:
         """The model's vectors [Q, joint_dim] for the queries of a batch, float32."""
+        return self._asked(self._read(queries)[0].queries, queries)
+
+    @torch.no_grad()
+    def _read(self, queries: QueryBatch) -> tuple[Reading, Tensor]:
+        """What the model makes of a batch, and the vectors of its events [B, L, joint_dim]."""
         device = self.bundle.device
         batch = batch_tensors(queries.batch, device)
         rows, places = np.unique(queries.batch.items, return_inverse=True)
         events = self._vectors(rows).float()[torch.from_numpy(places.reshape(queries.batch.items.shape)).to(device)]
         with self.bundle.autocast():
-            vectors = self.bundle.model.queries(batch, events)
+            return self.bundle.model.read(batch, events), events
+
+    def _asked(self, vectors: Tensor, queries: QueryBatch) -> Tensor:
+        """The vectors of the slots that have a query."""
+        device = self.bundle.device
         return vectors[torch.from_numpy(queries.windows).to(device), torch.from_numpy(queries.slots).to(device)].float()
 
     def _vectors(self, rows: np.ndarray) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from habitus.data.fields import Fields
 from habitus.errors import ModelError
-from habitus.model.contextualizer import Contextualizer
+from habitus.model.contextualizer import Contextualizer, Reading
 from habitus.model.embedder import Embedder, check_item_fields
 from habitus.model.start import ParameterInfo, parameter_info, query_scale, start
 from habitus.model.tensors import BatchTensors, ItemTensors
@@ -45,6 +45,10 @@ class BehaviorModel(nn.Module):
 
     def queries(self, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
         """Queries [B, L, h], float32, for the item after each slot, from the vectors of the events [B, L, h]."""
+        return self.read(batch, event_embeddings).queries
+
+    def read(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
+        """The same queries, and beside them what the past says for itself, where the recipe has repeats."""
         expected = (*batch.positions.shape, self.recipe.joint_dim)
         if event_embeddings.shape != expected:
             raise ModelError(
@@ -52,8 +56,8 @@ class BehaviorModel(nn.Module):
                 expected=f"[B, L, joint_dim] = {expected}",
                 next_step="look up embed_items' rows for batch.items",
             )
-        queries: Tensor = self.contextualizer(batch, event_embeddings)
-        return queries
+        reading: Reading = self.contextualizer(batch, event_embeddings)
+        return reading
 
     def freeze(self) -> "BehaviorModel":
         """This model with an embedder that no longer learns: stage 2."""
@@ -73,7 +77,7 @@ class BehaviorModel(nn.Module):
         embedder, contextualizer = self.embedder, self.contextualizer
         # A contextualizer has one shape per recipe, so its sizes are compiled in: left to itself, PyTorch turns the
         # rows of a second model in one process into symbols. Texts do come in several sizes.
-        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.events.numbers]
+        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.events.numbers, contextualizer.repeats]
         varying: list[nn.Module | None] = [embedder.fusion, embedder.numbers, embedder.vectors]
         for part, pieces in ((contextualizer.events.categories, fixed), (embedder.categories, varying)):
             pieces += [part] if part is not None and part.one_hot else []

@@ -3,6 +3,8 @@
 Letters: B windows, L slots, R = B·L rows, h joint_dim, w width.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +13,16 @@ from habitus.errors import ModelError
 from habitus.model.features import Categories, Numbers, of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
 from habitus.model.layouts import Layout, MaskedWindows, PackedRows, rotary_turns
+from habitus.model.repeats import Marks, Repeats
 from habitus.model.tensors import BatchTensors
 from habitus.recipe import ModelRecipe
+
+
+class Reading(NamedTuple):
+    """What a model makes of a batch: a query per slot, and what the past says for itself where that is heard."""
+
+    queries: Tensor  # [B, L, h], float32
+    repeats: Tensor | None  # [B, L, L] by query and event, float32: see `habitus.model.repeats`
 
 
 class Contextualizer(nn.Module):
@@ -29,24 +39,29 @@ class Contextualizer(nn.Module):
         self.norm = RMSNorm(w)
         self.output = Linear(w, h)
         self.gain = nn.Parameter(torch.empty(()))
+        self.repeats = Repeats(w) if model.repeats else None
 
-    def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
-        """Queries [B, L, h] in float32: direction of unit RMS times the learned gain, so that a score is a
-        plain dot product with an item vector."""
+    def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
+        """Queries are directions of unit RMS times the learned gain, so that a score is a plain dot product with an
+        item vector."""
         x = self.enter(event_embeddings, self.events(batch.fields, like=event_embeddings))
         layout = self.layout(batch.positions, batch.segments, batch.boundaries)
         for block in self.blocks:
             x = block(x, layout)
-        return self.leave(x).view(event_embeddings.shape)
+        queries, marks = self.leave(x)
+        repeats = None if self.repeats is None or marks is None else self.repeats(marks, batch.segments)
+        return Reading(queries.view(event_embeddings.shape), repeats)
 
     def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
         """[R, w] out of the vectors of the events and what their own fields add."""
         dtype = compute_dtype(event_embeddings.device)
         return (self.input(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
 
-    def leave(self, x: Tensor) -> Tensor:
-        """Queries [R, h] out of [R, w]."""
-        return unit_rms(self.output(self.norm(x))) * (self.gain * self.query_scale)
+    def leave(self, x: Tensor) -> tuple[Tensor, Marks | None]:
+        """Queries [R, h] out of [R, w], and what repeats are made of."""
+        hidden = self.norm(x)
+        queries = unit_rms(self.output(hidden)) * (self.gain * self.query_scale)
+        return queries, None if self.repeats is None else self.repeats.marks(hidden)
 
     def layout(self, positions: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
         """Who sees whom, and how far each slot is turned: packed rows on CUDA, a block-causal mask elsewhere."""

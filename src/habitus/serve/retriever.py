@@ -27,6 +27,7 @@ from habitus.serve.index import IndexKind, SearchIndex, open_index
 from habitus.serve.items import Entry, ItemStore
 from habitus.serve.live import LiveItems
 from habitus.serve.new_items import ItemEncoder
+from habitus.serve.repeats import pasts
 from habitus.serve.requests import (
     ItemState,
     Limits,
@@ -37,7 +38,7 @@ from habitus.serve.requests import (
     Scored,
     UnknownItemError,
 )
-from habitus.serve.search import Asked, Searcher
+from habitus.serve.search import Asked, Query, Searcher
 
 Note = Callable[[str], None]
 
@@ -129,7 +130,7 @@ class Retriever:
             self.catch_up()
             asked: list[Asked | RequestError] = [self._ask(request) for request in requests]
             good = [one for one in asked if isinstance(one, Asked)]
-            found = iter(self._searcher.search(self.query_vectors([one.history for one in good]), good) if good else ())
+            found = iter(self._searcher.search(self._query([one.history for one in good]), good) if good else ())
             return [one if isinstance(one, RequestError) else self._response(one, *next(found)) for one in asked]
 
     def check(self, request: Request) -> None:
@@ -138,7 +139,10 @@ class Retriever:
         self.encoder.check(request.history)
 
     def embed_histories(self, histories: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
-        """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score."""
+        """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score.
+
+        Where the recipe has `repeats`, that is the score of items that the history does not hold.
+        """
         with self._mutex:
             self.catch_up()
             encoded = [self.encoded(history) for history in histories]
@@ -230,16 +234,20 @@ class Retriever:
             )
         return encoded
 
-    @torch.no_grad()
     def query_vectors(self, histories: Sequence[History]) -> Tensor:
         """The model's vectors [M, h] for the next item of each history, float32 on its device."""
+        return self._query(histories).vectors
+
+    @torch.no_grad()
+    def _query(self, histories: Sequence[History]) -> Query:
         batch, windows, slots = packed(histories, self.encoder.specs)
         rows, places = np.unique(batch.items, return_inverse=True)
         device = self.bundle.device
         events = self.live.vectors(rows).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
         with self.bundle.autocast():
-            queries = self.bundle.model.queries(batch_tensors(batch, device), events)
-        return queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
+            read = self.bundle.model.read(batch_tensors(batch, device), events)
+        vectors = read.queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
+        return Query(vectors, pasts(read.repeats, batch.items, windows, slots))
 
     def _response(self, asked: Asked, scores: np.ndarray, rows: np.ndarray, lse: float) -> Response:
         ids = self.live.ids_at(rows.tolist())

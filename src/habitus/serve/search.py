@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from habitus.serve.filters import Filter, Filters
 from habitus.serve.histories import History
 from habitus.serve.index import SearchIndex
 from habitus.serve.live import LiveItems
+from habitus.serve.repeats import Past
 from habitus.serve.scan import exact_search
 
 # More than k are fetched where some will be left out: as many as were seen, up to a bound, and with a filter four
@@ -18,7 +20,8 @@ from habitus.serve.scan import exact_search
 MOST_SEEN = 512
 OVERFETCH = 4
 GATHER_ROWS = 1 << 16
-Answer = tuple[np.ndarray, np.ndarray, float]  # scores and rows, best first; log-sum-exp over all live items
+Best = tuple[np.ndarray, np.ndarray]  # scores and rows, best first
+Answer = tuple[np.ndarray, np.ndarray, float]  # the same; log-sum-exp over all live items
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,13 @@ class Asked:
     notes: tuple[str, ...]
 
 
+class Query(NamedTuple):
+    """What the model makes of M histories: their vectors [M, h], and what their past says for itself."""
+
+    vectors: Tensor
+    pasts: list[Past]
+
+
 class Searcher:
     """Searches the live items of one run."""
 
@@ -40,39 +50,58 @@ class Searcher:
         self.filters = filters
         self.index = index
 
-    def search(self, queries: Tensor, asked: Sequence[Asked]) -> list[Answer]:
-        """The k best rows of each query [M, h] that its request allows, their scores, and the log-sum-exp."""
-        queries = queries.to(self.live.dtype)
-        wanted = max(_fetched(one) for one in asked)
+    def search(self, query: Query, asked: Sequence[Asked]) -> list[Answer]:
+        """The k best rows for each history that its request allows, their scores, and the log-sum-exp."""
+        queries = query.vectors.to(self.live.dtype)
+        wanted = max(_fetched(one, past) for one, past in zip(asked, query.pasts, strict=True))
         found = self.index.search(queries, min(wanted, self.live.num_rows), self.live)
         scores, rows = found.scores.cpu().numpy(), found.rows.cpu().numpy()
         lse = found.lse.cpu().numpy()
         answers = []
-        for number, one in enumerate(asked):
-            kept = self._kept(one, rows[number])
+        for number, (one, past) in enumerate(zip(asked, query.pasts, strict=True)):
+            # The past is scored by itself, so only other rows are wanted of the index.
+            left_out = one.seen.union(past.rows.tolist())
+            kept = self._kept(rows[number], left_out, one.filter)
             if len(kept) < one.k and np.count_nonzero(rows[number] >= 0) < self.live.num_live:
                 # What was fetched is not enough, and there is more: search among all rows that may be answers.
-                best = self._among(queries[number : number + 1], one)
+                best = self._among(queries[number : number + 1], one, left_out)
             else:
                 best = scores[number][kept[: one.k]], rows[number][kept[: one.k]]
-            answers.append((*best, float(lse[number])))
+            total = float(lse[number])
+            if len(past.rows):
+                best, total = self._with_past(best, total, queries[number], one, past)
+            answers.append((*best, total))
         return answers
 
-    def _kept(self, one: Asked, rows: np.ndarray) -> np.ndarray:
+    def _with_past(self, best: Best, total: float, query: Tensor, one: Asked, past: Past) -> tuple[Best, float]:
+        """The best rows of all and the log-sum-exp, given those without the items of the past."""
+        live = ~np.isin(past.rows, list(self.live.hidden))
+        rows, added = past.rows[live], past.added[live]
+        if not len(rows):
+            return best, total
+        total = float(np.logaddexp(total, np.logaddexp.reduce(added)))
+        plain = (self.live.vectors(rows).double() @ query.double()).cpu().numpy()
+        scores = np.logaddexp(plain, added).astype(np.float32)
+        kept = self._kept(rows, one.seen, one.filter)
+        scores, rows = np.concatenate([best[0], scores[kept]]), np.concatenate([best[1], rows[kept]])
+        order = np.lexsort((rows, -scores))[: one.k]
+        return (scores[order], rows[order]), total
+
+    def _kept(self, rows: np.ndarray, left_out: frozenset[int], chosen: Filter) -> np.ndarray:
         """The places of the rows that may be answers, in order."""
         good = rows >= 0
-        if one.seen:
-            good &= ~np.isin(rows, list(one.seen))
-        if one.filter:
+        if left_out:
+            good &= ~np.isin(rows, list(left_out))
+        if chosen:
             places = np.flatnonzero(good)
-            good[places] = self.filters.passing(one.filter, rows[places])
+            good[places] = self.filters.passing(chosen, rows[places])
         return np.flatnonzero(good)
 
-    def _among(self, query: Tensor, one: Asked) -> tuple[np.ndarray, np.ndarray]:
+    def _among(self, query: Tensor, one: Asked, left_out: frozenset[int]) -> Best:
         """The best of the rows that pass, by exact search over these alone."""
         rows = self.filters.rows(one.filter)
-        if one.seen:
-            rows = rows[~np.isin(rows, list(one.seen))]
+        if left_out:
+            rows = rows[~np.isin(rows, list(left_out))]
         if not len(rows):
             return np.empty(0, np.float32), np.empty(0, np.int64)
         best: tuple[Tensor, np.ndarray] | None = None
@@ -88,5 +117,6 @@ class Searcher:
         return best[0].numpy(), best[1]
 
 
-def _fetched(one: Asked) -> int:
-    return (one.k + min(len(one.seen), MOST_SEEN)) * (OVERFETCH if one.filter else 1)
+def _fetched(one: Asked, past: Past) -> int:
+    left_out = max(len(one.seen), len(past.rows))
+    return (one.k + min(left_out, MOST_SEEN)) * (OVERFETCH if one.filter else 1)

@@ -20,6 +20,7 @@ _BFLOAT16 = 2
 _KEPT_PER_TEXT_LAYER = 16
 # The contextualizer also keeps its turned queries and keys.
 _KEPT_PER_CONTEXT_LAYER = 18
+_KEPT_PER_PAIR = 4
 
 
 def training_bytes(
@@ -60,7 +61,9 @@ def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precisi
     per_element = _BFLOAT16 if precision == "bf16" else _FLOAT32
     text = _KEPT_PER_TEXT_LAYER * model.joint_dim * model.text_depth * work.text_tokens if inputs.tokens else 0
     context = _KEPT_PER_CONTEXT_LAYER * model.width * model.depth * work.slots
-    return (text + context) * per_element
+    # By query and event of a window: scores, their exponentials and a mask, over windows taken to be full.
+    repeats = _KEPT_PER_PAIR * 2 * work.context_pairs * _FLOAT32 if model.repeats else 0
+    return (text + context) * per_element + repeats
 
 
 def candidate_bytes(model: ModelRecipe, work: Workload, precision: Precision) -> int:

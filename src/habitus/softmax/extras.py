@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from habitus.errors import ModelError
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
 from habitus.softmax.checks import causes, check_shapes, checked, not_finite
-from habitus.softmax.inputs import candidate_bias, check_count, in_autocast_type
+from habitus.softmax.inputs import candidate_bias, check_count, common_shift, in_autocast_type
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.loss import SoftmaxResult, needed_backward
 from habitus.softmax.operators import softmax_forward
@@ -61,12 +61,11 @@ def extras_softmax(
     if len(queries) == 0 and group is None:
         wide = torch.promote_types(queries.dtype, torch.float32)
         nothing = (queries.sum(1) + target_rows.sum(1) + extras[:0].sum()).to(wide)  # keeps the graph alive
-        return SoftmaxResult(nothing, nothing.detach() if entropy else None)
+        return SoftmaxResult(nothing, nothing.detach() if entropy else None, nothing)
     ranks = Alone(len(extras)) if group is None else Spread(group, queries, extras)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
-    # Both biases move by the same amount, which changes no loss and keeps the numbers small.
-    shift = log_q.detach().float().mean() if log_q is not None and group is None else 0.0
-    bias = candidate_bias(None if log_q is None else log_q - shift, count, len(extras), shift=False)
+    shift = common_shift(log_q, whole=group is None)
+    bias = candidate_bias(log_q, shift, count, len(extras))
     own_bias = None if target_log_q is None else shift - target_log_q.detach().float()
     trainable = extras.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
@@ -80,9 +79,12 @@ def extras_softmax(
         loss, uncertainty, sound = _ExtrasSoftmax.apply(
             queries, extras, target_rows, bias, own_bias, target_is_extra, latch, ranks, chosen
         )
+        score = torch.linalg.vecdot(queries.to(loss.dtype), target_rows.to(loss.dtype))
+        score = score if target_log_q is None else score - target_log_q.detach().to(loss.dtype)
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, no_targets, len(extras)) if latch is None else latch.record(cause)
-    return SoftmaxResult(torch.where(ok, loss, 0), torch.where(ok, uncertainty.detach(), 0) if entropy else None)
+    doubt = torch.where(ok, uncertainty.detach(), 0) if entropy else None
+    return SoftmaxResult(torch.where(ok, loss, 0), doubt, torch.where(ok, score, 0))
 
 
 class _ExtrasSoftmax(torch.autograd.Function):

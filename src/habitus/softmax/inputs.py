@@ -27,13 +27,17 @@ def check_count(num_valid: int, rows: int) -> None:
         raise ModelError(f"num_valid is {num_valid}.", expected=f"1 to {rows}, the rows of the candidate table")
 
 
-def candidate_bias(log_q: Tensor | None, num_valid: Tensor | None, rows: int, *, shift: bool) -> Tensor | None:
-    """-log q [V], and MASKED from num_valid on. A common shift changes no loss and keeps the numbers small."""
+def common_shift(log_q: Tensor | None, *, whole: bool) -> Tensor | float:
+    """The mean of log q, where all of it is here: taken off all of them it changes no loss and keeps numbers small."""
+    return log_q.detach().float().mean() if log_q is not None and whole else 0.0
+
+
+def candidate_bias(log_q: Tensor | None, shift: Tensor | float, num_valid: Tensor | None, rows: int) -> Tensor | None:
+    """shift - log q [V], and MASKED from num_valid on."""
     if log_q is None and num_valid is None:
         return None
     if log_q is not None:
-        log_q = log_q.detach().float()
-        bias = log_q.mean() - log_q if shift else -log_q
+        bias = shift - log_q.detach().float()
     else:
         assert num_valid is not None
         bias = torch.zeros(rows, device=num_valid.device)

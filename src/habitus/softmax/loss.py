@@ -17,17 +17,19 @@ from torch.autograd.function import once_differentiable
 
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
 from habitus.softmax.checks import causes, check_shapes, checked, clamped, not_finite
-from habitus.softmax.inputs import candidate_bias, check_count, in_autocast_type
+from habitus.softmax.inputs import candidate_bias, check_count, common_shift, in_autocast_type
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.operators import softmax_backward, softmax_forward
 from habitus.softmax.spread import Alone, Spread
 
 
 class SoftmaxResult(NamedTuple):
-    """Per query: the loss in nats, and the entropy of the predicted distribution if it was asked for (detached)."""
+    """Per query: the loss in nats, the entropy of the predicted distribution if it was asked for (detached), and the
+    target's score, differentiable as the loss is; the log-sum-exp of all scores is their sum."""
 
     loss: Tensor
     entropy: Tensor | None
+    score: Tensor
 
 
 def candidate_softmax(
@@ -60,10 +62,11 @@ def candidate_softmax(
     if len(queries) == 0 and group is None:
         wide = torch.promote_types(queries.dtype, torch.float32)
         nothing = (queries.sum(1) + candidates[:0].sum()).to(wide)  # keeps the graph alive
-        return SoftmaxResult(nothing, nothing.detach() if entropy else None)
+        return SoftmaxResult(nothing, nothing.detach() if entropy else None, nothing)
     ranks = Alone(len(candidates)) if group is None else Spread(group, queries, candidates)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
-    bias = candidate_bias(log_q, count, len(candidates), shift=group is None)
+    shift = common_shift(log_q, whole=group is None)
+    bias = candidate_bias(log_q, shift, count, len(candidates))
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
     # Fused attention shows bad candidates in its result, so a large table is not read once more to find them.
@@ -73,14 +76,15 @@ def candidate_softmax(
         cause = causes(queries, rows, targets, log_q, count if group is None else None, limit)
         safe = clamped(targets, limit)
     with torch.autocast(queries.device.type, enabled=False):
-        loss, uncertainty, sound = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
+        loss, uncertainty, sound, score = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, targets, limit) if latch is None else latch.record(cause)
-    return SoftmaxResult(torch.where(ok, loss, 0), torch.where(ok, uncertainty.detach(), 0) if entropy else None)
+    doubt = torch.where(ok, uncertainty.detach(), 0) if entropy else None
+    return SoftmaxResult(torch.where(ok, loss, 0), doubt, torch.where(ok, score - shift, 0))
 
 
 class _CandidateSoftmax(torch.autograd.Function):
-    """Loss and entropy of this rank's queries. The entropy is a read-out: whatever comes back to it is dropped."""
+    """Loss, entropy and target's score of this rank's queries. What comes back to the entropy is dropped."""
 
     @staticmethod
     def forward(
@@ -92,15 +96,19 @@ class _CandidateSoftmax(torch.autograd.Function):
         latch: Latch | None,
         ranks: Alone,
         backend: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, entropy, and whether all is finite; saves the average candidate, the gradient but for the target."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Loss, entropy, whether all is finite, and the target's score.
+
+        Saves the average candidate, which is the gradient but for the target.
+        """
         everyone, wanted = ranks.gather(queries), ranks.gather(targets)
         need_mean = ctx.needs_input_grad[0]
         mean, part, entropy = softmax_forward(everyone, candidates, bias, backend, need_mean)
         lse = ranks.merged(part)
         local, held = _local(wanted, ranks.offset, len(candidates))
         hit = _target_scores(everyone, candidates, local, bias, lse.dtype)
-        loss = lse - ranks.total(torch.where(held, hit, 0))
+        score = ranks.total(torch.where(held, hit, 0))
+        loss = lse - score
         share = (part - lse).exp()
         # The chain rule of entropy: which rank, then which of its candidates.
         entropy = ranks.total(share * (entropy + lse - part))
@@ -109,16 +117,20 @@ class _CandidateSoftmax(torch.autograd.Function):
         ctx.ranks, ctx.backend, ctx.latch = ranks, backend, latch
         # Nothing may follow that can return its input (.contiguous(), .to()): a compiled step of PyTorch 2.11 then
         # sees two names for one output and hands the gradient to the wrong one. A test compares the gradients.
-        return ranks.own(loss), ranks.own(entropy.clamp_min(0)), sound
+        return ranks.own(loss), ranks.own(entropy.clamp_min(0)), sound, ranks.own(score)
 
     @staticmethod
     @once_differentiable  # what was saved is constant to autograd: a second derivative would lack most of its terms
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        """g (o - e_y) for the queries and sum_i g p h - sum_{y_i = j} g h for the candidates."""
+    def backward(ctx: Any, grad: Tensor, _entropy: Tensor, _sound: Tensor, of_score: Tensor) -> tuple[Any, ...]:
+        """g (o - e_y) for the queries and sum_i g p h - sum_{y_i = j} g h for the candidates.
+
+        A gradient of the target's score itself takes that much off g where g pulls at the target.
+        """
         queries, candidates, local, held, bias, lse, share, mean = ctx.saved_tensors
         ok = None if ctx.latch is None else ctx.latch.ok
         for_queries, for_candidates = ctx.needs_input_grad[:2]
         weights = ctx.ranks.gather(grad.to(lse.dtype))
+        pulls = ctx.ranks.gather((grad - of_score).to(lse.dtype))
         left_out, pulled = needed_backward(ctx, queries, candidates, bias, lse, weights, mean)
         to_queries = to_candidates = None
         if for_queries:
@@ -126,11 +138,11 @@ class _CandidateSoftmax(torch.autograd.Function):
                 # Zero-weight queries get zeros, whatever they hold: they are padding.
                 left_out = torch.where(weights[:, None] == 0, 0, mean * (weights * share)[:, None])
             # A bfloat16 row times a float32 weight is a float32 product: the sum is rounded once, at the end.
-            left_out = left_out.addcmul_(candidates[local], torch.where(held, -weights, 0)[:, None])
+            left_out = left_out.addcmul_(candidates[local], torch.where(held, -pulls, 0)[:, None])
             to_queries = ctx.ranks.own_total(left_out).to(queries.dtype)
             to_queries = to_queries if ok is None else torch.where(ok, to_queries, 0)
         if for_candidates:
-            to_candidates = _subtract_targets(pulled, queries, local, torch.where(held, weights, 0))
+            to_candidates = _subtract_targets(pulled, queries, local, torch.where(held, pulls, 0))
             to_candidates = to_candidates.to(candidates.dtype)
             to_candidates = to_candidates if ok is None else torch.where(ok, to_candidates, 0)
         return to_queries, to_candidates, None, None, None, None, None

@@ -64,7 +64,7 @@ class CapturedEngine:
         names = self.events.names
         self.objective: JointObjective | FrozenObjective
         if table is None:
-            self.objective = JointObjective(twin, dataset, recipe, self.items, names)
+            self.objective = JointObjective(twin, dataset, recipe, self.items, names, compiled=compiled)
         else:
             self.objective = FrozenObjective(twin, dataset, recipe, table, names, compiled=compiled)
         self.latch = Latch(device)  # its counter is the step

@@ -11,9 +11,11 @@ from torch.nn import functional as F
 
 from habitus.data import Dataset
 from habitus.model import BehaviorModel
+from habitus.model.repeats import Mass, mass_of, with_repeats
 from habitus.recipe import Recipe
 from habitus.softmax import (
     Latch,
+    SoftmaxResult,
     candidate_pool,
     candidate_softmax,
     extras_softmax,
@@ -40,9 +42,17 @@ class JointObjective:
     """Stage 1."""
 
     def __init__(
-        self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, items: ResidentItems, names: tuple[str, ...]
+        self,
+        model: BehaviorModel,
+        dataset: Dataset,
+        recipe: Recipe,
+        items: ResidentItems,
+        names: tuple[str, ...],
+        *,
+        compiled: bool = False,
     ) -> None:
         self.model, self.items, self.names = model, items, names
+        self.mass_of = torch.compile(mass_of, dynamic=False) if compiled else mass_of
         self.log_q: Tensor | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(items.lengths.device)[0]
@@ -51,16 +61,17 @@ class JointObjective:
         """The losses of a batch whose distinct items fit `size` = (items, tokens)."""
         rows = batch.rows[: size[0]]
         vectors = self.model.embed_items(self.items.read(rows, batch.counts[1], size[1]))
-        queries = self.model.queries(batch.batch(self.names), F.embedding(batch.event_places, vectors))
-        losses = candidate_softmax(
-            queries.flatten(0, 1),
+        read = self.model.read(batch.batch(self.names), F.embedding(batch.event_places, vectors))
+        found = candidate_softmax(
+            read.queries.flatten(0, 1),
             vectors,
             batch.target_places.flatten(),
             log_q=None if self.log_q is None else self.log_q[rows],
             num_valid=batch.counts[0],
             latch=latch,
-        ).loss
-        return Losses(mean_of_queries(losses, batch), None, batch.counts[4] * batch.counts[0])
+        )
+        mass = None if read.repeats is None else self.mass_of(read.repeats, batch.items, batch.wanted)
+        return Losses(mean_of_queries(found, mass, batch), None, batch.counts[4] * batch.counts[0])
 
 
 class FrozenObjective:
@@ -83,13 +94,16 @@ class FrozenObjective:
         self.whole = self.num_negatives == self.num_items and self.extra_pool == "union"
         # Some five hundred small operations on integers: one kernel once compiled.
         self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
+        self.mass_of = torch.compile(mass_of, dynamic=False) if compiled else mass_of
         self.log_q: tuple[Tensor, Tensor, Tensor] | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(table.device)
 
     def __call__(self, batch: Assembled, keys: Tensor, size: tuple[int, int], latch: Latch) -> Losses:
         """The losses of a batch whose distinct targets fit `size[0]`; `keys` draw the extras."""
-        queries = self.model.queries(batch.batch(self.names), self.table[batch.items]).flatten(0, 1)
+        read = self.model.read(batch.batch(self.names), self.table[batch.items])
+        queries = read.queries.flatten(0, 1)
+        mass = None if read.repeats is None else self.mass_of(read.repeats, batch.items, batch.wanted)
         targets = batch.wanted.flatten()
         # Distinct items have their targets first, so the head of the rows is the in-batch pool.
         rows = batch.rows[: size[0]]
@@ -100,21 +114,21 @@ class FrozenObjective:
             log_q=None if self.log_q is None else self.log_q[0][rows],
             num_valid=batch.counts[0],
             latch=latch,
-        ).loss
-        first = mean_of_queries(in_batch, batch)
+        )
+        first = mean_of_queries(in_batch, mass, batch)
         scores = batch.counts[4] * batch.counts[0]
         if not self.num_negatives:
             return Losses(first, None, scores)
         second, taken = self._second(queries, targets, keys, size[0], latch)
-        return Losses(first, mean_of_queries(second, batch), scores + batch.counts[4] * taken)
+        return Losses(first, mean_of_queries(second, mass, batch), scores + batch.counts[4] * taken)
 
     def _second(
         self, queries: Tensor, targets: Tensor, keys: Tensor, capacity: int, latch: Latch
-    ) -> tuple[Tensor, Tensor | int]:
-        """The second channel's loss per query, and the candidates that it had."""
+    ) -> tuple[SoftmaxResult, Tensor | int]:
+        """What the second channel finds per query, and the candidates that it had."""
         if self.whole:
             log_q = None if self.log_q is None else self.log_q[1]
-            return candidate_softmax(queries, self.table, targets, log_q=log_q, latch=latch).loss, self.num_items
+            return candidate_softmax(queries, self.table, targets, log_q=log_q, latch=latch), self.num_items
         drawn = self.draw(self.num_items, self.num_negatives, keys)
         if self.extra_pool == "extras":
             among = targets_among(targets, drawn)
@@ -122,16 +136,19 @@ class FrozenObjective:
             if self.log_q is not None:
                 log_q, own_log_q = self.log_q[2][drawn], self.log_q[2][targets]
             rows, own = self.table[drawn], self.table[targets]
-            losses = extras_softmax(queries, rows, own, among, log_q=log_q, target_log_q=own_log_q, latch=latch).loss
-            return losses, self.num_negatives
+            found = extras_softmax(queries, rows, own, among, log_q=log_q, target_log_q=own_log_q, latch=latch)
+            return found, self.num_negatives
         pool = candidate_pool(targets, drawn, capacity=capacity)
         log_q = None if self.log_q is None else self.log_q[1][pool.items]
-        losses = candidate_softmax(
+        found = candidate_softmax(
             queries, self.table[pool.items], pool.targets, log_q=log_q, num_valid=pool.num_valid, latch=latch
-        ).loss
-        return losses, pool.num_valid
+        )
+        return found, pool.num_valid
 
 
-def mean_of_queries(losses: Tensor, batch: Assembled) -> Tensor:
-    """The mean over the slots that have a query."""
+def mean_of_queries(found: SoftmaxResult, mass: Mass | None, batch: Assembled) -> Tensor:
+    """The mean loss over the slots that have a query; `mass` is what the past adds, where it is heard."""
+    losses = found.loss
+    if mass is not None:
+        losses = with_repeats(losses, found.score, Mass(mass.everything.flatten(), mass.target.flatten()))
     return torch.where(batch.has_query.flatten(), losses, 0).sum() / batch.counts[4]

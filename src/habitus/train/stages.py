@@ -16,6 +16,7 @@ from habitus.data import Dataset
 from habitus.evaluate.ranks import Ranks
 from habitus.model import BehaviorModel
 from habitus.model.bundle import autocast
+from habitus.model.repeats import Mass, mass_of, with_repeats
 from habitus.randomness import Stream, shuffle_keys, shuffled
 from habitus.recipe import Recipe
 from habitus.softmax import candidate_softmax
@@ -35,6 +36,13 @@ class Channels(NamedTuple):
     in_batch: Tensor
     extra: Tensor | None  # stage 2 with extra negatives
     loss: Tensor  # what was minimised
+
+
+class Asked(NamedTuple):
+    """The queries of a micro-batch [m, h], and what the past adds to each, where it is heard."""
+
+    queries: Tensor
+    mass: Mass | None
 
 
 @dataclass
@@ -92,10 +100,10 @@ class JointStage:
 
     def _micro_loss(self, feed: Feed, micro: Micro, own: Tensor) -> Tensor:
         table = gathered_rows(own, feed.stride, self.ranks.world)
-        queries = micro_queries(self.model, micro, F.embedding(micro.events, table))
+        asked = micro_queries(self.model, micro, F.embedding(micro.events, table))
         first, last = feed.own_targets
-        log_q = None if self.inclusion is None else self.inclusion.in_batch(feed.items[first:last], queries.device)
-        return summed_loss(queries, own[: last - first], micro, log_q, self.ranks) / feed.num_queries
+        log_q = None if self.inclusion is None else self.inclusion.in_batch(feed.items[first:last], own.device)
+        return summed_loss(asked, own[: last - first], micro, log_q, self.ranks) / feed.num_queries
 
     def _channels(self, loss: Tensor) -> Channels:
         (loss,) = summed(self.ranks, loss)
@@ -131,10 +139,10 @@ class FrozenStage:
         totals = [torch.zeros((), device=self.feeder.device) for _ in range(1 if extras is None else 2)]
         with autocast(self.feeder.device, self.recipe.train.precision):
             for micro in feed.micros:
-                queries = micro_queries(self.model, micro, self.vectors.rows(micro.batch.items))
-                losses = [self._in_batch(feed, micro, queries)]
+                asked = micro_queries(self.model, micro, self.vectors.rows(micro.batch.items))
+                losses = [self._in_batch(feed, micro, asked)]
                 if extras is not None:
-                    losses.append(self._second(feed, micro, queries, extras))
+                    losses.append(self._second(feed, micro, asked, extras))
                 (sum(losses) / len(losses)).backward()  # type: ignore[union-attr]
                 for total, loss in zip(totals, losses, strict=True):
                     total += loss.detach()
@@ -156,20 +164,20 @@ class FrozenStage:
         self.work.scores += feed.num_queries * len(drawn)
         return drawn
 
-    def _in_batch(self, feed: Feed, micro: Micro, queries: Tensor) -> Tensor:
+    def _in_batch(self, feed: Feed, micro: Micro, asked: Asked) -> Tensor:
         rows = feed.items[slice(*feed.own_targets)]
-        log_q = None if self.inclusion is None else self.inclusion.in_batch(rows, queries.device)
-        return summed_loss(queries, self._candidates(rows), micro, log_q, self.ranks) / feed.num_queries
+        log_q = None if self.inclusion is None else self.inclusion.in_batch(rows, self.feeder.device)
+        return summed_loss(asked, self._candidates(rows), micro, log_q, self.ranks) / feed.num_queries
 
-    def _second(self, feed: Feed, micro: Micro, queries: Tensor, extras: np.ndarray) -> Tensor:
+    def _second(self, feed: Feed, micro: Micro, asked: Asked, extras: np.ndarray) -> Tensor:
         if self.recipe.train.extra_pool == "extras":
-            return self._extras_alone(feed, micro, queries, extras)
+            return self._extras_alone(feed, micro, asked, extras)
         pool = np.concatenate([feed.items[: feed.num_targets], extras])
         rows = pool[slice(*self.ranks.stretch(len(pool)))]
-        log_q = None if self.inclusion is None else self.inclusion.union(rows, queries.device)
-        return summed_loss(queries, self._candidates(rows), micro, log_q, self.ranks) / feed.num_queries
+        log_q = None if self.inclusion is None else self.inclusion.union(rows, self.feeder.device)
+        return summed_loss(asked, self._candidates(rows), micro, log_q, self.ranks) / feed.num_queries
 
-    def _extras_alone(self, feed: Feed, micro: Micro, queries: Tensor, extras: np.ndarray) -> Tensor:
+    def _extras_alone(self, feed: Feed, micro: Micro, asked: Asked, extras: np.ndarray) -> Tensor:
         """The second channel read as 'the positive and the extras': no other target is a candidate."""
         from habitus.softmax import extras_softmax
 
@@ -179,36 +187,48 @@ class FrozenStage:
         rows = extras[slice(*self.ranks.stretch(len(extras)))]
         log_q = own_log_q = None
         if self.inclusion is not None:
-            log_q = self.inclusion.extras(rows, queries.device)
-            own_log_q = self.inclusion.extras(targets, queries.device)
-        losses = extras_softmax(
-            queries,
+            log_q = self.inclusion.extras(rows, self.feeder.device)
+            own_log_q = self.inclusion.extras(targets, self.feeder.device)
+        found = extras_softmax(
+            asked.queries,
             self._candidates(rows),
             self._candidates(targets),
-            torch.from_numpy(present[targets]).to(queries.device),
+            torch.from_numpy(present[targets]).to(self.feeder.device),
             log_q=log_q,
             target_log_q=own_log_q,
             group=group_of(self.ranks),
-        ).loss
-        return weighted(losses, micro) / feed.num_queries
+        )
+        return weighted(heard(found.loss, found.score, asked), micro) / feed.num_queries
 
     def _candidates(self, rows: np.ndarray) -> Tensor:
         return self.vectors.rows(torch.from_numpy(rows).to(self.feeder.device))
 
 
-def micro_queries(model: BehaviorModel, micro: Micro, events: Tensor) -> Tensor:
-    """The queries [m, h] of a micro-batch, from the vectors of its events [B, L, h]."""
-    return model.queries(micro.batch, events).flatten(0, 1)[micro.slots]
+def micro_queries(model: BehaviorModel, micro: Micro, events: Tensor) -> Asked:
+    """What a micro-batch asks, from the vectors of its events [B, L, h]."""
+    read = model.read(micro.batch, events)
+    queries = read.queries.flatten(0, 1)[micro.slots]
+    if read.repeats is None:
+        return Asked(queries, None)
+    mass = mass_of(read.repeats, micro.batch.items, micro.batch.targets)
+    return Asked(queries, Mass(*(part.flatten()[micro.slots] for part in mass)))
 
 
-def summed_loss(queries: Tensor, candidates: Tensor, micro: Micro, log_q: Tensor | None, ranks: Ranks) -> Tensor:
+def heard(losses: Tensor, scores: Tensor, asked: Asked) -> Tensor:
+    """The losses [m] once the past has been heard too."""
+    return losses if asked.mass is None else with_repeats(losses, scores, asked.mass)
+
+
+def summed_loss(asked: Asked, candidates: Tensor, micro: Micro, log_q: Tensor | None, ranks: Ranks) -> Tensor:
     """The summed cross-entropy of a micro-batch's queries; `candidates` are this process's piece of them."""
+    queries = asked.queries
     if queries.device.type == "cpu" and ranks.world == 1 and len(queries) * len(candidates) <= _FEW_SCORES:
         scores = queries @ candidates.T
         scores = scores if log_q is None else scores - log_q
-        return weighted(F.cross_entropy(scores, micro.targets, reduction="none"), micro)
+        losses = F.cross_entropy(scores, micro.targets, reduction="none")
+        return weighted(heard(losses, scores.gather(1, micro.targets[:, None])[:, 0], asked), micro)
     found = candidate_softmax(queries, candidates, micro.targets, log_q=log_q, group=group_of(ranks))
-    return weighted(found.loss, micro)
+    return weighted(heard(found.loss, found.score, asked), micro)
 
 
 def weighted(losses: Tensor, micro: Micro) -> Tensor:
