@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("--base-rate", type=float, default=2e-2, help="learning rate at 512 windows; √B from there")
     parser.add_argument("--optimizer", default="muon")
     parser.add_argument("--log-q", action="store_true", help="correct the scores by the candidates' inclusion")
-    parser.add_argument("--repeats", action="store_true", help="let the events of the past speak for their items")
+    parser.add_argument("--copying", action="store_true", help="let the events of the past speak for their items")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--queries", type=int, default=20_000)
     parser.add_argument("--device", default="auto")
@@ -180,14 +181,14 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
         steps = given.epochs * dataset.counts("train").events / per_step
         steps = int(min(max(steps, given.steps[0]), given.steps[1]))
         model = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model or [64, 2, 128, 3], strict=True))
-        model |= {"head_dim": 32, "text_len": text_len or 24, "repeats": given.repeats}
+        model |= {"head_dim": 32, "text_len": text_len or 24, "copying": given.copying}
     else:
         batch = given.batch or ladder_batch_sequences(budget)
         if given.model:
             shape = dict(zip(("joint_dim", "text_depth", "width", "depth"), given.model, strict=True))
         else:
             shape = {"share": given.share, "data_ratio": given.data_ratio, "text_depth": given.text_depth}
-        shape |= {"seq_len": dataset.seq_len, "text_len": text_len, "repeats": given.repeats}
+        shape |= {"seq_len": dataset.seq_len, "text_len": text_len, "copying": given.copying}
         request = Request(batch_sequences=batch, flops=budget, **shape)
         cell = solve(request, Inputs.of(dataset.fields))
         model, steps = cell.model.to_values(), cell.steps
@@ -198,6 +199,7 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
         "learning_rate": rate,
         "optimizer": given.optimizer,
         "log_q": given.log_q,
+        "dropout": given.dropout,
         "seed": seed,
     }
     train |= {"precision": "fp32" if given.device == "cpu" else "bf16"}
@@ -246,7 +248,8 @@ def document(rows: list[dict[str, Any]], given: argparse.Namespace) -> dict[str,
     hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     found = {
         "benchmark": f"quality {given.what}", "date": datetime.date.today().isoformat(), "hardware": hardware,
-        "torch": torch.__version__, "queries": given.queries, "optimizer": given.optimizer, "log_q": given.log_q, "repeats": given.repeats,
+        "torch": torch.__version__, "queries": given.queries, "optimizer": given.optimizer, "log_q": given.log_q,
+        "copying": given.copying, "dropout": given.dropout,
         "rows": rows,
     }  # fmt: skip
     if given.what == "world":

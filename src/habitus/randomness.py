@@ -32,8 +32,8 @@ class Stream(IntEnum):
     EVALUATION = 7
 
 
-def words(seed: int, stream: int, step: int, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Four 32-bit words, as int64, for each entry of `index`."""
+def words(seed: int, stream: int, step: Any, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Four 32-bit words, as int64, for each entry of `index`; a step may be a 0-dim array or tensor."""
     zero = index ^ index
     counter = (index & MASK, (index >> 32) & MASK, zero + (step & MASK), zero + ((step >> 32) & MASK))
     return philox(counter, (seed & MASK, int(stream) & MASK))
@@ -93,13 +93,13 @@ def _feistel(index: Ints, a: int, b: int, keys: Any) -> Ints:
     left, right = index // b, index % b
     for number in range(_SHUFFLE_ROUNDS):
         if number % 2:
-            right = (right + _mixed(left, keys[number])) % b
+            right = (right + mixed(left, keys[number])) % b
         else:
-            left = (left + _mixed(right, keys[number])) % a
+            left = (left + mixed(right, keys[number])) % a
     return left * b + right
 
 
-def _mixed(value: Ints, key: Any) -> Ints:
+def mixed(value: Ints, key: Any) -> Ints:
     """A 32-bit avalanche of value ^ key (multiply and xor-shift)."""
     value = ((value ^ key) * 0x7FEB352D) & MASK
     value = ((value ^ (value >> 15)) * 0x846CA68B) & MASK

@@ -34,7 +34,7 @@ def random_configuration(seed: int) -> tuple[Fields, ModelRecipe]:
         depth=draw.randint(1, 5),
         head_dim=head_dim,
         init=draw.choice(("default", "mup_lr", "mup")),
-        repeats=draw.random() < 0.5,
+        copying=draw.random() < 0.5,
     )
     return Fields(item=tuple(item), event=tuple(event), text_len=recipe.text_len), recipe
 

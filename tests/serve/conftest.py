@@ -15,7 +15,7 @@ from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
 from habitus.model.bundle import save_bundle
-from habitus.model.repeats import Mass, mass_of, with_repeats
+from habitus.model.copying import Mass, mass_of, with_copying
 from habitus.recipe import Recipe
 from habitus.serve import Retriever
 
@@ -51,9 +51,9 @@ def items(world: World) -> list[dict[str, Any]]:
     return [row for block in world.item_blocks() for row in block.to_pylist()]
 
 
-def small_recipe(steps: int = 60, seq_len: int = 64, precision: str = "fp32", repeats: bool = False) -> Recipe:
+def small_recipe(steps: int = 60, seq_len: int = 64, precision: str = "fp32", copying: bool = False) -> Recipe:
     model = {"joint_dim": 16, "text_len": 6, "text_depth": 1, "width": 32, "depth": 2, "head_dim": 16}
-    model |= {"repeats": repeats}
+    model |= {"copying": copying}
     train = {"batch_sequences": 16, "steps": steps, "learning_rate": 3e-3, "precision": precision, "seed": 0}
     return Recipe.parse({"data": {"seq_len": seq_len}, "model": model, "train": train}, "test")
 
@@ -73,10 +73,10 @@ def trained(dataset: Dataset, recipe: Recipe) -> BehaviorModel:
         queries, wanted = read.queries[torch.from_numpy(targets)], torch.from_numpy(places[batch.items.size :])
         scores = queries @ vectors.T
         loss = torch.nn.functional.cross_entropy(scores, wanted, reduction="none")
-        if read.repeats is not None:
-            mass = mass_of(read.repeats, torch.from_numpy(batch.items), torch.from_numpy(batch.targets))
+        if read.copying is not None:
+            mass = mass_of(read.copying, torch.from_numpy(batch.items), torch.from_numpy(batch.targets))
             heard = Mass(*(part[torch.from_numpy(targets)] for part in mass))
-            loss = with_repeats(loss, scores.gather(1, wanted[:, None])[:, 0], heard)
+            loss = with_copying(loss, scores.gather(1, wanted[:, None])[:, 0], heard)
         loss = loss.mean()
         optimizer.zero_grad()
         loss.backward()
@@ -95,10 +95,10 @@ def trained_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
-def repeating_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copying_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for a model that hears the past; not to be written to."""
-    run = tmp_path_factory.mktemp("repeating") / "run"
-    recipe = small_recipe(repeats=True)
+    run = tmp_path_factory.mktemp("copying") / "run"
+    recipe = small_recipe(copying=True)
     save_bundle(trained(dataset, recipe), recipe, dataset, run / "bundle")
     Retriever.open(run, data=dataset.path, device="cpu")
     return run

@@ -1,6 +1,7 @@
 """Vectors and graphs that leave: the same numbers as inside."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,13 @@ def test_padded_text_is_packed_text(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_onnx_files_answer_as_the_model_does(run: Path, log: Log, items: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("which", ["trained_run", "copying_run"])
+def test_onnx_files_answer_as_the_model_does(
+    which: str, request: pytest.FixtureRequest, tmp_path: Path, log: Log, items: list[dict[str, Any]]
+) -> None:
     import onnxruntime
 
+    run = Path(shutil.copytree(request.getfixturevalue(which), tmp_path / "run"))
     done = CliRunner().invoke(app, ["export", str(run), "--onnx", str(run / "onnx"), "--json"])
     assert done.exit_code == 0, done.output
     made = json.loads(done.stdout)
@@ -134,9 +139,16 @@ def test_onnx_files_answer_as_the_model_does(run: Path, log: Log, items: list[di
         events[place, :length] = retriever.live.vectors(history.rows).numpy()
         for name, column in history.fields.items():
             inputs[f"field_{name}"][place, :length] = column
-    queries = contextualizer.run(None, inputs)[0]
+    queries, *said = contextualizer.run(None, inputs)
     expected = retriever.embed_histories([log[user] for user in range(20)])
     np.testing.assert_allclose(queries, expected, atol=1e-4)
+    assert len(said) == (which == "copying_run")
+    if said:  # an item's score, put together from the two graphs alone
+        answer = retriever.recommend([Request(tuple(log[4]), k=1)])[0].items[0]
+        rows = histories[4].rows
+        added = np.exp(said[0][4][: len(rows)][rows == answer.item_id]).sum()
+        plain = retriever.live.vectors(np.array([answer.item_id])).numpy()[0] @ queries[4]
+        assert np.log(np.exp(plain) + added) == pytest.approx(answer.score, abs=1e-3)
     assert (run / "onnx" / "tokenizer.json").exists()
 
 
@@ -169,15 +181,19 @@ def test_the_command_refuses_in_words(
     assert message in str(done.exception)
 
 
-def test_a_model_without_text_or_event_fields_is_padded_too(recipe_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("copying", [False, True])
+def test_a_model_without_text_or_event_fields_is_padded_too(recipe_of: Callable[..., Any], copying: bool) -> None:
     from habitus.data.fields import Field, Fields
     from habitus.model import BehaviorModel
     from habitus.serve.onnx import _contextualizer, _embedder
 
     fields = Fields(item=(Field(name="a b", kind="category", size=5), Field(name="a_b", kind="number")), event=())
-    model = BehaviorModel(fields, recipe_of().model).eval()
+    model = BehaviorModel(fields, recipe_of(copying=copying).model).eval()
     for part in (_embedder(model), _contextualizer(model, 64)):
         with torch.no_grad():
             inputs = list(part.inputs.values())
-            torch.testing.assert_close(part.module(*inputs), part.original(inputs), atol=2e-6, rtol=0)
+            found = part.module(*inputs)
+            found = found if isinstance(found, tuple) else (found,)
+            assert len(found) == len(part.outputs)
+            torch.testing.assert_close(found, part.original(inputs), atol=2e-6, rtol=0)
     assert list(_embedder(model).inputs) == ["field_a_b", "field_a_b_"]

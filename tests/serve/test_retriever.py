@@ -24,8 +24,8 @@ def retriever(trained_run: Path) -> Retriever:
 
 
 @pytest.fixture(scope="module")
-def repeating(repeating_run: Path) -> Retriever:
-    return Retriever.open(repeating_run, device="cpu", read_only=True)
+def copying(copying_run: Path) -> Retriever:
+    return Retriever.open(copying_run, device="cpu", read_only=True)
 
 
 def history_of(log: Log, dataset: Dataset, query_event: int) -> tuple[int, tuple[dict[str, Any], ...]]:
@@ -35,7 +35,7 @@ def history_of(log: Log, dataset: Dataset, query_event: int) -> tuple[int, tuple
     return user, tuple(log[user][: query_event - int(dataset.user_offsets[place]) + 1])
 
 
-@pytest.mark.parametrize("which", ["retriever", "repeating"])
+@pytest.mark.parametrize("which", ["retriever", "copying"])
 def test_ranks_and_losses_equal_those_of_evaluate(
     which: str, request: pytest.FixtureRequest, dataset: Dataset, log: Log
 ) -> None:
@@ -83,12 +83,12 @@ def test_scores_are_dot_products_of_the_vectors_given_out(
     np.testing.assert_allclose(vectors @ query, [one.score for one in answer.items], atol=0.02)  # cache: bfloat16
 
 
-def test_the_past_lifts_its_own_items_and_no_others(repeating: Retriever, log: Log) -> None:
+def test_the_past_lifts_its_own_items_and_no_others(copying: Retriever, log: Log) -> None:
     history = tuple(log[3])
     met = {event["item_id"] for event in history}
-    query = repeating.embed_histories([history])[0]
-    vectors = repeating.live.vectors(np.arange(300)).numpy()  # in a world, an item's id is its row
-    answer = repeating.recommend([Request(history, k=300)])[0]
+    query = copying.embed_histories([history])[0]
+    vectors = copying.live.vectors(np.arange(300)).numpy()  # in a world, an item's id is its row
+    answer = copying.recommend([Request(history, k=300)])[0]
     scores = {one.item_id: one.score for one in answer.items}
     plain = vectors @ query
     lifted = np.array([scores[item] - plain[item] for item in range(300)])
@@ -96,14 +96,14 @@ def test_the_past_lifts_its_own_items_and_no_others(repeating: Retriever, log: L
     assert all(abs(lifted[item]) < 1e-4 for item in set(range(300)) - met)
     assert sum(one.probability for one in answer.items) == pytest.approx(1, abs=1e-5)
     # Left out, the past still takes its share: chances are of all items, as without a filter.
-    others = repeating.recommend([Request(history, k=300, exclude_seen=True)])[0].items
+    others = copying.recommend([Request(history, k=300, exclude_seen=True)])[0].items
     assert {one.item_id for one in others} == set(range(300)) - met
     chances = {one.item_id: one.probability for one in answer.items}
     assert all(one.probability == pytest.approx(chances[one.item_id], rel=1e-4) for one in others)
 
 
-def test_filters_and_withdrawn_items_hold_for_the_past_too(repeating_run: Path, tmp_path: Path, log: Log) -> None:
-    retriever = Retriever.open(repeating_run, device="cpu", items=tmp_path / "items")
+def test_filters_and_withdrawn_items_hold_for_the_past_too(copying_run: Path, tmp_path: Path, log: Log) -> None:
+    retriever = Retriever.open(copying_run, device="cpu", items=tmp_path / "items")
     history = tuple(log[3])
     best = retriever.recommend([Request(history, k=300)])[0].items
     met = {event["item_id"] for event in history}

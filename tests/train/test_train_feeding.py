@@ -100,18 +100,18 @@ def test_a_batch_put_together_from_tensors_is_the_datasets(
 
 
 @pytest.mark.parametrize("log_q", [False, True])
-@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("copying, dropout", [(False, 0.0), (True, 0.0), (True, 0.3)])
 def test_fixed_shapes_change_no_loss_and_no_gradient(
-    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, repeats: bool
+    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, copying: bool, dropout: float
 ) -> None:
-    recipe = recipe_of(log_q=log_q, model={"repeats": repeats})
+    recipe = recipe_of(log_q=log_q, dropout=dropout, model={"copying": copying})
     model = spoken(BehaviorModel(dataset.fields, recipe.model))
     stage = JointStage(model, dataset, recipe, feeder(dataset, recipe))
     expected = stage.backward(3)
     wanted = gradients(model)
     items = ResidentItems.of(dataset, recipe, CPU)
     objective = JointObjective(model, dataset, recipe, items, ResidentEvents(dataset, CPU).names)
-    found = objective(assembled(dataset, recipe, 3), torch.empty(0), (300, 2000), Latch("cpu"))
+    found = objective(assembled(dataset, recipe, 3), torch.empty(0), (300, 2000), at_step(3))
     found.loss.backward()
     torch.testing.assert_close(found.loss.detach(), expected.loss)
     for name, gradient in gradients(model).items():
@@ -119,15 +119,15 @@ def test_fixed_shapes_change_no_loss_and_no_gradient(
     assert int(found.scores) == stage.work.scores
 
 
-@pytest.mark.parametrize("log_q, repeats", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("log_q, copying", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("num_negatives, extra_pool", [(0, "union"), (64, "union"), (64, "extras"), (300, "union")])
 def test_fixed_shapes_of_stage_2(
     dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, num_negatives: int, extra_pool: str, log_q: bool,
-    repeats: bool,
+    copying: bool,
 ) -> None:  # fmt: skip
     recipe = recipe_of(
         stage=2, parent="p", num_negatives=num_negatives, extra_pool=extra_pool, log_q=log_q, seed=7,
-        model={"repeats": repeats},
+        model={"copying": copying}, dropout=0.2 if copying else 0.0,
     )  # fmt: skip
     bundle = load_bundle(parent)
     model = spoken(BehaviorModel(dataset.fields, recipe.model))
@@ -139,7 +139,7 @@ def test_fixed_shapes_of_stage_2(
     wanted = gradients(model)
     assert vectors.table is not None
     objective = FrozenObjective(model, dataset, recipe, vectors.table, ResidentEvents(dataset, CPU).names)
-    found = objective(assembled(dataset, recipe, 3), negative_keys(7, 3), (300, 0), Latch("cpu"))
+    found = objective(assembled(dataset, recipe, 3), negative_keys(7, 3), (300, 0), at_step(3))
     found.loss.backward()
     torch.testing.assert_close(found.loss.detach(), expected.loss)
     assert (found.extra is None) == (expected.extra is None)
@@ -148,21 +148,29 @@ def test_fixed_shapes_of_stage_2(
     assert int(found.scores) == stage.work.scores
 
 
+def at_step(step: int) -> Latch:
+    """A latch that has counted so many steps."""
+    latch = Latch("cpu")
+    latch.state[0] = step
+    return latch
+
+
 def spoken(model: BehaviorModel) -> BehaviorModel:
     """The model with a past that has something to say; at the start it has not."""
-    if model.contextualizer.repeats is not None:
+    if model.contextualizer.copying is not None:
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in model.contextualizer.repeats.parameters():
+            for parameter in model.contextualizer.copying.parameters():
                 parameter += torch.randn(parameter.shape, generator=generator) * 0.3
     return model
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 20])
-def test_micro_batches_keep_the_candidates_of_the_whole_batch(
-    dataset: Dataset, recipe_of: Callable[..., Any], accumulate: int
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_micro_batches_keep_the_candidates_and_masks_of_the_whole_batch(
+    dataset: Dataset, recipe_of: Callable[..., Any], accumulate: int, dropout: float
 ) -> None:
-    recipe = recipe_of()
+    recipe = recipe_of(dropout=dropout)
     model = BehaviorModel(dataset.fields, recipe.model)
     whole = JointStage(model, dataset, recipe, feeder(dataset, recipe)).backward(2)
     wanted = gradients(model)

@@ -53,7 +53,7 @@ def test_captured_steps_train_as_plain_ones_do(
 def test_the_past_is_heard_in_captured_steps_too(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, stage: int, precision: str, compiled: bool
 ) -> None:
-    heard: dict[str, Any] = {"model": {"repeats": True}, "precision": precision, "log_q": True}
+    heard: dict[str, Any] = {"model": {"copying": True}, "precision": precision, "log_q": True, "dropout": 0.2}
     parent = None
     recipe = recipe_of(**heard, optimizer="adamw")
     if stage == 2:

@@ -46,7 +46,7 @@ def check_same(folder: Path, steps: int) -> None:
 
 
 def test_a_killed_run_ends_with_the_same_bits(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
-    recipe = recipe_of(steps=40, evaluate={"every": 7, "queries": 100})
+    recipe = recipe_of(steps=40, evaluate={"every": 7, "queries": 100}, model={"copying": True}, dropout=0.2)
     ends = ends_of(recipe, dataset, tmp_path, kills=5, seed=1)
     assert "killed" in ends
     check_same(tmp_path, 40)

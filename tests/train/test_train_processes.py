@@ -52,14 +52,14 @@ def jobs_of(
         steps=20, batch_sequences=17, stage=2, parent=known, num_negatives=64, extra_pool="extras", log_q=True
     ).to_values()
     muon = recipe_of(steps=20, batch_sequences=17, optimizer="muon").to_values()
-    heard = recipe_of(steps=20, batch_sequences=17, model={"repeats": True}, log_q=True).to_values()
+    heard = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
     common = {"dataset": str(dataset.path)}
     jobs = {
         "joint": {"recipe": one},
         "frozen": {"recipe": two, "parent": str(parent)},
         "extras": {"recipe": apart, "parent": str(parent)},
-        "repeats": {"recipe": heard},
-        "repeats-parts": {"recipe": heard, "options": {"accumulate": 3, "shard": True}},
+        "copying": {"recipe": heard},
+        "copying-parts": {"recipe": heard, "options": {"accumulate": 3, "shard": True}},
         "parts": {"recipe": one, "options": {"accumulate": 3}},
         "spread": {"recipe": one, "options": {"shard": True}},
         "spread-muon": {"recipe": muon, "options": {"shard": True}},
@@ -82,7 +82,7 @@ def alone(job: dict[str, Any], out: Path) -> list[float]:
 @pytest.mark.parametrize(
     "count, only",
     [
-        pytest.param(2, ("joint", "frozen", "spread", "repeats"), id="two"),
+        pytest.param(2, ("joint", "frozen", "spread", "copying"), id="two"),
         pytest.param(3, (), id="three, everything", marks=pytest.mark.slow),
         pytest.param(2, (), id="two, everything", marks=pytest.mark.slow),
     ],

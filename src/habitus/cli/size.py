@@ -30,6 +30,7 @@ def size(
     seq_len: Annotated[int | None, typer.Option(help="Events per window; else the dataset's, or 256.")] = None,
     text_len: Annotated[int | None, typer.Option(help="Text tokens per item; else the dataset's, or 24.")] = None,
     text_depth: Annotated[int, typer.Option(help="Layers of the text encoder.")] = 4,
+    copying: Annotated[bool, typer.Option("--copying", help="With a past that speaks for its items.")] = False,
     dataset: Annotated[
         Path | None, typer.Option(help="Prepared dataset whose fields count; else typical ones are assumed.")
     ] = None,
@@ -58,6 +59,7 @@ def size(
         seq_len=seq_len or known.seq_len,
         text_len=text_len or known.text_len,
         text_depth=text_depth,
+        copying=copying,
     )
     if recipe is not None:
         _refuse_both(recipe, request, batch_sequences)

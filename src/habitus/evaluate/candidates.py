@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
+from habitus.evaluate.copying import Past
 from habitus.evaluate.ranks import Ranks
-from habitus.evaluate.repeats import Past
 from habitus.evaluate.scores import Scores
 from habitus.softmax import SoftmaxBackend, leaders
 from habitus.softmax.backend import refusal

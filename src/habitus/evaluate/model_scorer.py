@@ -11,9 +11,9 @@ from torch import Tensor
 from habitus.data import Dataset
 from habitus.errors import ModelError
 from habitus.evaluate.candidates import MEMORY_BYTES, Candidates, candidate_scores
+from habitus.evaluate.copying import past_of
 from habitus.evaluate.queries import QueryBatch
 from habitus.evaluate.ranks import Ranks
-from habitus.evaluate.repeats import past_of
 from habitus.evaluate.scores import Scores
 from habitus.model import batch_tensors
 from habitus.model.bundle import Bundle
@@ -55,9 +55,9 @@ class ModelScorer:
         vectors = self.ranks.from_first(self._asked(read.queries, queries).to(self.compute))
         target_rows = self._target_rows(queries.targets, candidates)
         past = None
-        if read.repeats is not None:
+        if read.copying is not None:
             every = self.ranks.from_first(read.queries.to(self.compute))
-            past = past_of(queries, self.ranks.from_first(read.repeats), every, events, target_rows, candidates)
+            past = past_of(queries, self.ranks.from_first(read.copying), every, events, target_rows, candidates)
         table = self._candidates(candidates)
         found = candidate_scores(
             vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes, losses=losses, past=past

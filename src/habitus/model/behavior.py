@@ -48,7 +48,7 @@ class BehaviorModel(nn.Module):
         return self.read(batch, event_embeddings).queries
 
     def read(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
-        """The same queries, and beside them what the past says for itself, where the recipe has repeats."""
+        """The same queries, and beside them what the past says for itself, where the recipe has copying."""
         expected = (*batch.positions.shape, self.recipe.joint_dim)
         if event_embeddings.shape != expected:
             raise ModelError(
@@ -77,7 +77,7 @@ class BehaviorModel(nn.Module):
         embedder, contextualizer = self.embedder, self.contextualizer
         # A contextualizer has one shape per recipe, so its sizes are compiled in: left to itself, PyTorch turns the
         # rows of a second model in one process into symbols. Texts do come in several sizes.
-        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.events.numbers, contextualizer.repeats]
+        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.events.numbers, contextualizer.copying]
         varying: list[nn.Module | None] = [embedder.fusion, embedder.numbers, embedder.vectors]
         for part, pieces in ((contextualizer.events.categories, fixed), (embedder.categories, varying)):
             pieces += [part] if part is not None and part.one_hot else []

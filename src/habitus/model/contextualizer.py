@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from habitus.data.fields import Field
 from habitus.errors import ModelError
+from habitus.model.copying import Copying, Marks
+from habitus.model.dropout import dropped
 from habitus.model.features import Categories, Numbers, of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
 from habitus.model.layouts import Layout, MaskedWindows, PackedRows, rotary_turns
-from habitus.model.repeats import Marks, Repeats
 from habitus.model.tensors import BatchTensors
 from habitus.recipe import ModelRecipe
 
@@ -22,7 +23,7 @@ class Reading(NamedTuple):
     """What a model makes of a batch: a query per slot, and what the past says for itself where that is heard."""
 
     queries: Tensor  # [B, L, h], float32
-    repeats: Tensor | None  # [B, L, L] by query and event, float32: see `habitus.model.repeats`
+    copying: Tensor | None  # [B, L, L] by query and event, float32: see `habitus.model.copying`
 
 
 class Contextualizer(nn.Module):
@@ -39,18 +40,21 @@ class Contextualizer(nn.Module):
         self.norm = RMSNorm(w)
         self.output = Linear(w, h)
         self.gain = nn.Parameter(torch.empty(()))
-        self.repeats = Repeats(w) if model.repeats else None
+        self.copying = Copying(w) if model.copying else None
 
     def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
         """Queries are directions of unit RMS times the learned gain, so that a score is a plain dot product with an
         item vector."""
         x = self.enter(event_embeddings, self.events(batch.fields, like=event_embeddings))
         layout = self.layout(batch.positions, batch.segments, batch.boundaries)
-        for block in self.blocks:
-            x = block(x, layout)
+        noise = batch.noise
+        if noise is not None:
+            x = dropped(x, noise.inputs, noise.rate)
+        for number, block in enumerate(self.blocks):
+            x = block(x, layout, None if noise is None else noise.of_layer(number))
         queries, marks = self.leave(x)
-        repeats = None if self.repeats is None or marks is None else self.repeats(marks, batch.segments)
-        return Reading(queries.view(event_embeddings.shape), repeats)
+        copying = None if self.copying is None or marks is None else self.copying(marks, batch.segments)
+        return Reading(queries.view(event_embeddings.shape), copying)
 
     def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
         """[R, w] out of the vectors of the events and what their own fields add."""
@@ -58,10 +62,10 @@ class Contextualizer(nn.Module):
         return (self.input(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
 
     def leave(self, x: Tensor) -> tuple[Tensor, Marks | None]:
-        """Queries [R, h] out of [R, w], and what repeats are made of."""
+        """Queries [R, h] out of [R, w], and what copying is made of."""
         hidden = self.norm(x)
         queries = unit_rms(self.output(hidden)) * (self.gain * self.query_scale)
-        return queries, None if self.repeats is None else self.repeats.marks(hidden)
+        return queries, None if self.copying is None else self.copying.marks(hidden)
 
     def layout(self, positions: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
         """Who sees whom, and how far each slot is turned: packed rows on CUDA, a block-causal mask elsewhere."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from habitus.model.activation import gelu
+from habitus.model.dropout import Noise, dropped
 from habitus.model.layouts import Layout, attend
 
 _EPS = 1e-6
@@ -26,13 +27,15 @@ class Block(nn.Module):
         self.mlp_up = Linear(width, 4 * width)
         self.mlp_out = Linear(4 * width, width)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """x [R, w] after the layer."""
+    def forward(self, x: Tensor, layout: Layout, noise: Noise | None = None) -> Tensor:
+        """x [R, w] after the layer; with noise, parts of what it adds are dropped."""
         # The norms' weights scale the columns of the matrices that follow, not the rows: the same product, and their
         # gradient comes out of the matrix's instead of a sum over all rows.
         qkv = self.qkv(self.attention_norm.direction(x), self.attention_norm.weight).unflatten(-1, (3, self.heads, -1))
-        x = x + self.attention_out(attend(qkv, layout).flatten(1))
-        return x + self.mlp_out(gelu(self.mlp_up(self.mlp_norm.direction(x), self.mlp_norm.weight)))
+        seen = self.attention_out(attend(qkv, layout).flatten(1))
+        x = x + (seen if noise is None else dropped(seen, noise.attention, noise.rate))
+        thought = self.mlp_out(gelu(self.mlp_up(self.mlp_norm.direction(x), self.mlp_norm.weight)))
+        return x + (thought if noise is None else dropped(thought, noise.mlp, noise.rate))
 
 
 class Linear(nn.Module):

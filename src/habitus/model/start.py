@@ -25,7 +25,7 @@ MUP_BASE_FAN_IN = 128  # the fan-in at which `mup` steps exactly as `default` do
 MUP_BASE_JOINT_DIM = 64  # the joint_dim at which `mup` scores exactly as `default` does
 
 _WAY_IN, _WAY_OUT = "contextualizer.input.weight", "contextualizer.output.weight"
-_REPEAT_GATE = "contextualizer.repeats.gate.weight"
+_COPY_GATE = "contextualizer.copying.gate.weight"
 _CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
 _CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
 _CHUNK = 1 << 24  # numbers drawn at a time: bounds the memory of the integer arithmetic
@@ -85,7 +85,7 @@ def role_of(name: str) -> Role:
         return "gain"
     if name.endswith("norm.weight"):
         return "norm"
-    if name in (_WAY_OUT, _REPEAT_GATE):
+    if name in (_WAY_OUT, _COPY_GATE):
         return "output"
     if name.endswith((".missing", ".tokens", ".positions", ".lags")) or any(
         part in name for part in (".categories.", ".numbers.", ".vectors.")
@@ -117,7 +117,7 @@ def _distribution(name: str, parameter: Tensor) -> tuple[float, float]:
         return 1.0, 0.0
     if name.endswith(("attention_out.weight", "mlp_out.weight", "fusion.out.weight")):
         return 0.0, 0.0  # a residual branch begins as nothing, at any depth
-    if name.endswith(("repeats.ask.weight", "repeats.gate.weight", "repeats.lags")):
+    if name.endswith(("copying.ask.weight", "copying.gate.weight", "copying.lags")):
         return 0.0, 0.0  # an event of the past begins with the weight of a candidate that scores 0
     if name.endswith((".tokens", ".positions")):
         return 0.0, TABLE_STD

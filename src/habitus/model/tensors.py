@@ -11,6 +11,7 @@ from torch import Tensor
 
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.errors import ModelError
+from habitus.model.dropout import Noise
 from habitus.model.packing import PackedText, pack_text
 from habitus.recipe import ModelRecipe
 
@@ -25,6 +26,7 @@ class BatchTensors:
     segments: Tensor  # int32 [B, L]; -1 in empty slots
     boundaries: Tensor  # int32 [B·(S+1)+1]
     fields: dict[str, Tensor]  # [B, L]
+    noise: Noise | None = None  # what dropout draws from, in training
 
 
 @dataclass(frozen=True)

@@ -214,6 +214,7 @@ def _fixed(known: Known, facts: StoreFacts, user: LawsFile | None) -> Fixed:
         head_dim=None if recipe is None else recipe.model.head_dim,
         optimizer=stated if stated in ("adamw", "muon") else "adamw",
         precision="bf16" if recipe is None else recipe.train.precision,
+        copying=recipe is not None and recipe.model.copying,
     )
 
 
@@ -239,6 +240,8 @@ def _recipe(cell: Cell, rate: Quantity, fixed: Fixed, facts: StoreFacts, options
             weight_decay=0.1 if common is None else common.weight_decay,
             clip=1.0 if common is None else common.clip,
             precision=fixed.precision,
+            log_q=common is not None and common.log_q,
+            dropout=0.0 if common is None else common.dropout,
             seed=options.seed,
         ),
         evaluate=evaluate.model_copy(update={"regimes": ("batch", "catalogue"), "every": 0}),

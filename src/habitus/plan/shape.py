@@ -23,6 +23,7 @@ class Fixed:
     head_dim: int | None = None  # None: the solver's choice
     optimizer: str = "adamw"
     precision: str = "bf16"
+    copying: bool = False
 
 
 def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
@@ -41,6 +42,7 @@ def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
             text_len=fixed.known.text_len,
             text_depth=fixed.text_depth,
             head_dim=fixed.head_dim,
+            copying=fixed.copying,
         )
         try:
             cell = solve(request, fixed.known.inputs)
@@ -120,7 +122,7 @@ def least_flops(fixed: Fixed) -> float:
     """MIN_STEPS steps of the smallest buildable model, one window each."""
     known = fixed.known
     p_e = sum(embedder_parts(4, fixed.text_depth, known.text_len, known.inputs).values())
-    p = sum(contextualizer_parts(4, 4, 1, known.inputs).values())
+    p = sum(contextualizer_parts(4, 4, 1, known.inputs, copying=fixed.copying).values())
     t = tokens_per_item(known.text_len, known.inputs)
     return float(MIN_STEPS * stage1_step_flops(p_e, p, B=1, L=known.seq_len, t=t, h=4))
 

@@ -28,6 +28,7 @@ from habitus.files import sha256_of, staged_folder
 from habitus.model import BatchTensors, BehaviorModel, batch_tensors, item_tensors
 from habitus.model.bundle import Bundle
 from habitus.model.contextualizer import Contextualizer
+from habitus.model.copying import UNSEEN
 from habitus.model.embedder import Embedder, TextEncoder
 from habitus.model.layouts import MaskedWindows
 from habitus.serve.histories import History, packed
@@ -89,14 +90,17 @@ def padded_text(encoder: TextEncoder, tokens: Tensor) -> Tensor:
 
 
 class PaddedContextualizer(nn.Module):
-    """The contextualizer over event vectors [B, L, h], lengths [B] and event fields [B, L]; queries [B, h] out."""
+    """The contextualizer over event vectors [B, L, h], lengths [B] and event fields [B, L].
+
+    Queries [B, h] out; where the recipe has `copying`, also how much each event speaks for its own item [B, L].
+    """
 
     def __init__(self, contextualizer: Contextualizer, fields: Sequence[Field]) -> None:
         super().__init__()
         self.contextualizer = contextualizer
         self.names = [field.name for field in fields]
 
-    def forward(self, events: Tensor, lengths: Tensor, *fields: Tensor) -> Tensor:
+    def forward(self, events: Tensor, lengths: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
         count, width = events.shape[:2]
         slots = torch.arange(width, device=events.device).expand(count, width)
         # Attention never looks ahead, so what stands after a history's end is not seen by its last event.
@@ -108,9 +112,10 @@ class PaddedContextualizer(nn.Module):
             boundaries=slots,
             fields=dict(zip(self.names, fields, strict=True)),
         )
-        queries = self.contextualizer(batch, events)
-        last = (lengths - 1)[:, None, None].expand(count, 1, queries.shape[2])
-        return queries.gather(1, last).squeeze(1)
+        read = self.contextualizer(batch, events)
+        found = [read.queries] if read.copying is None else [read.queries, read.copying]
+        last = (lengths - 1)[:, None, None]
+        return tuple(part.gather(1, last.expand(count, 1, part.shape[2])).squeeze(1) for part in found)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,8 @@ class _Part:
     inputs: dict[str, Tensor]  # by the graph's name, in order
     axes: list[dict[int, str]]  # axes of free size
     fields: dict[str, str]  # graph's name -> field
-    original: Callable[[list[Tensor]], Tensor]
+    original: Callable[[list[Tensor]], tuple[Tensor, ...]]
+    outputs: tuple[str, ...] = ("vectors",)
 
 
 def export_onnx(bundle: Bundle, folder: str | Path) -> OnnxFiles:
@@ -163,11 +169,11 @@ def _embedder(model: BehaviorModel) -> _Part:
             name = _graph_name(field.name, inputs)
             names[name], inputs[name] = field.name, _values(field, (7,))
 
-    def original(values: list[Tensor]) -> Tensor:
+    def original(values: list[Tensor]) -> tuple[Tensor, ...]:
         given = [value.numpy() for value in values]
         tokens = given.pop(0).astype(np.int32) if "tokens" in inputs else None
         features = ItemFeatures(tokens, dict(zip(names.values(), given, strict=True)))
-        return model.embed_items(item_tensors(features, model.recipe))
+        return (model.embed_items(item_tensors(features, model.recipe)),)
 
     return _Part(PaddedEmbedder(model.embedder, fields), inputs, [{0: "items"}] * len(inputs), names, original)
 
@@ -184,7 +190,7 @@ def _contextualizer(model: BehaviorModel, window: int) -> _Part:
         names[name], inputs[name] = field.name, _values(field, (count, width))
         axes.append({0: "histories", 1: "slots"})
 
-    def original(values: list[Tensor]) -> Tensor:
+    def original(values: list[Tensor]) -> tuple[Tensor, ...]:
         vectors, lengths = values[0], values[1].tolist()
         rows = np.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])
         histories = [
@@ -198,9 +204,17 @@ def _contextualizer(model: BehaviorModel, window: int) -> _Part:
         ]
         batch, windows, slots = packed(histories, fields)
         looked_up = vectors.flatten(0, 1)[torch.from_numpy(batch.items)]
-        return model.queries(batch_tensors(batch), looked_up)[torch.from_numpy(windows), torch.from_numpy(slots)]
+        read = model.read(batch_tensors(batch), looked_up)
+        queries = read.queries[torch.from_numpy(windows), torch.from_numpy(slots)]
+        if read.copying is None:
+            return (queries,)
+        said = torch.full(vectors.shape[:2], UNSEEN)
+        for number, (window, slot, length) in enumerate(zip(windows, slots, lengths, strict=True)):
+            said[number, :length] = read.copying[window, slot, slot + 1 - length : slot + 1]
+        return queries, said
 
-    return _Part(PaddedContextualizer(model.contextualizer, fields), inputs, axes, names, original)
+    outputs = ("vectors",) if model.contextualizer.copying is None else ("vectors", "copying")
+    return _Part(PaddedContextualizer(model.contextualizer, fields), inputs, axes, names, original, outputs)
 
 
 def _graph_name(field: str, taken: Mapping[str, Any]) -> str:
@@ -242,7 +256,7 @@ def _write(path: Path, part: _Part) -> float:
             tuple(part.inputs.values()),
             str(path),
             input_names=list(part.inputs),
-            output_names=["vectors"],
+            output_names=list(part.outputs),
             dynamic_shapes=(*fixed, free),
             opset_version=OPSET,
             dynamo=True,
@@ -258,10 +272,10 @@ def _difference(path: Path, part: _Part, times: int) -> float:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     repeated = {name: one.repeat(times, *([1] * (one.ndim - 1))) for name, one in part.inputs.items()}
-    found = np.asarray(session.run(None, {name: one.numpy() for name, one in repeated.items()})[0])
+    found = session.run(None, {name: one.numpy() for name, one in repeated.items()})
     with torch.no_grad():
-        expected = part.original(list(repeated.values())).numpy()
-    off = float(np.abs(found - expected).max())
+        expected = [one.numpy() for one in part.original(list(repeated.values()))]
+    off = max(float(np.abs(np.asarray(one) - truth).max()) for one, truth in zip(found, expected, strict=True))
     if not off <= TOLERANCE:
         raise ModelError(
             f"{path.name} differs from the model by {off:.2g}",

@@ -20,6 +20,7 @@ from habitus.model.bundle import Bundle, load_bundle
 from habitus.serve import values
 from habitus.serve.approximate import IndexInfo
 from habitus.serve.catalogue import open_catalogue
+from habitus.serve.copying import pasts
 from habitus.serve.filters import Filter, Filters
 from habitus.serve.histories import History, HistoryEncoder, packed
 from habitus.serve.ids import Key
@@ -27,7 +28,6 @@ from habitus.serve.index import IndexKind, SearchIndex, open_index
 from habitus.serve.items import Entry, ItemStore
 from habitus.serve.live import LiveItems
 from habitus.serve.new_items import ItemEncoder
-from habitus.serve.repeats import pasts
 from habitus.serve.requests import (
     ItemState,
     Limits,
@@ -141,7 +141,7 @@ class Retriever:
     def embed_histories(self, histories: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
         """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score.
 
-        Where the recipe has `repeats`, that is the score of items that the history does not hold.
+        Where the recipe has `copying`, that is the score of items that the history does not hold.
         """
         with self._mutex:
             self.catch_up()
@@ -247,7 +247,7 @@ class Retriever:
         with self.bundle.autocast():
             read = self.bundle.model.read(batch_tensors(batch, device), events)
         vectors = read.queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
-        return Query(vectors, pasts(read.repeats, batch.items, windows, slots))
+        return Query(vectors, pasts(read.copying, batch.items, windows, slots))
 
     def _response(self, asked: Asked, scores: np.ndarray, rows: np.ndarray, lse: float) -> Response:
         ids = self.live.ids_at(rows.tolist())

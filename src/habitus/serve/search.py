@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from habitus.serve.copying import Past
 from habitus.serve.filters import Filter, Filters
 from habitus.serve.histories import History
 from habitus.serve.index import SearchIndex
 from habitus.serve.live import LiveItems
-from habitus.serve.repeats import Past
 from habitus.serve.scan import exact_search
 
 # More than k are fetched where some will be left out: as many as were seen, up to a bound, and with a filter four

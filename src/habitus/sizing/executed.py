@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from habitus.recipe import ModelRecipe
-from habitus.sizing.structure import NUMBER_FEATURES, ONE_HOT_ROWS, REPEAT_DIM, Inputs
+from habitus.sizing.structure import COPY_DIM, NUMBER_FEATURES, ONE_HOT_ROWS, Inputs
 
 SoftmaxForm = Literal["attention", "logits", "none"]
 
@@ -65,15 +65,15 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     event_constants = NUMBER_FEATURES * inputs.event_numbers + _multiplied_rows(inputs.event_categories)
     event_fields = 2 * w * event_constants * work.slots
     layers = 2 * (12 * w * w * model.depth + w * h) * work.slots
-    # Every pair of slots of a window, seen or not; windows are full where nothing else is known.
-    repeated = 2 * REPEAT_DIM * (2 * w * work.slots + 2 * work.context_pairs)
+    # Pairs are scored without a mask: those that attention scores, and as many again.
+    copied = 2 * COPY_DIM * (2 * w * work.slots + 2 * work.context_pairs)
     return {
         "text": float(_LINEAR * text + _LINEAR_OF_CONSTANTS * positions),
         "text_attention": _ATTENTION * text_attention,
         "fields": float(_LINEAR * fusion + _LINEAR_OF_CONSTANTS * (constants + event_fields)),
         "contextualizer": float(_LINEAR * layers + input_cost * 2 * h * w * work.slots),
         "attention": _ATTENTION * 4 * w * model.depth * work.context_pairs,
-        **({"repeats": float(_LINEAR * repeated)} if model.repeats else {}),
+        **({"copying": float(_LINEAR * copied)} if model.copying else {}),
         "softmax": softmax_flops(work, h),
     }
 

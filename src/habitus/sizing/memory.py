@@ -62,8 +62,8 @@ def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precisi
     text = _KEPT_PER_TEXT_LAYER * model.joint_dim * model.text_depth * work.text_tokens if inputs.tokens else 0
     context = _KEPT_PER_CONTEXT_LAYER * model.width * model.depth * work.slots
     # By query and event of a window: scores, their exponentials and a mask, over windows taken to be full.
-    repeats = _KEPT_PER_PAIR * 2 * work.context_pairs * _FLOAT32 if model.repeats else 0
-    return (text + context) * per_element + repeats
+    copying = _KEPT_PER_PAIR * 2 * work.context_pairs * _FLOAT32 if model.copying else 0
+    return (text + context) * per_element + copying
 
 
 def candidate_bytes(model: ModelRecipe, work: Workload, precision: Precision) -> int:

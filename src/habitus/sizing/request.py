@@ -25,7 +25,7 @@ class Request:
     seq_len: int = 256
     text_len: int = 24
     text_depth: int = 4
-    repeats: bool = False
+    copying: bool = False
 
     @property
     def shape_given(self) -> bool:

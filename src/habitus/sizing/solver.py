@@ -65,7 +65,7 @@ def solve(request: Request, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_items:
         width=best.width,
         depth=best.depth,
         head_dim=best.head_dim,
-        repeats=request.repeats,
+        copying=request.copying,
     )
     return cell_of(
         model,
@@ -119,7 +119,7 @@ def _continuous_distances(request: Request, inputs: Inputs) -> Iterator[tuple[fl
         p = target_contextualizer(request, inputs, h)
         beyond += p <= 0
         share = p_e / (
-            p_e + max(p, sum(contextualizer_parts(h, min(HEAD_DIMS), 1, inputs, repeats=request.repeats).values()))
+            p_e + max(p, sum(contextualizer_parts(h, min(HEAD_DIMS), 1, inputs, copying=request.copying).values()))
         )
         yield abs(math.log(share / request.share)), h
         if share > request.share * 8 or beyond > 2:
@@ -132,7 +132,7 @@ def target_contextualizer(request: Request, inputs: Inputs, h: int) -> float:
     With D = r·N the budget reads C = 6·r·(p_e + p)·(p + a), a = t·p_e + 3·B·L·h: a quadratic in p.
     """
     if request.width is not None and request.depth is not None:
-        return sum(contextualizer_parts(h, request.width, request.depth, inputs, repeats=request.repeats).values())
+        return sum(contextualizer_parts(h, request.width, request.depth, inputs, copying=request.copying).values())
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
     slots = request.batch_sequences * request.seq_len
     a = tokens_per_item(request.text_len, inputs) * p_e + 3 * slots * h
@@ -176,7 +176,7 @@ def _widths(request: Request, head_dim: int, target: float) -> Iterator[int]:
 def _depths(request: Request, inputs: Inputs, h: int, width: int, target: float) -> tuple[int, ...]:
     if request.depth is not None:
         return (request.depth,)
-    outside = sum(contextualizer_parts(h, width, 0, inputs, repeats=request.repeats).values())
+    outside = sum(contextualizer_parts(h, width, 0, inputs, copying=request.copying).values())
     layers = (target - outside) / block_params(width)
     below = max(1, math.floor(layers))
     return (below, below + 1)
@@ -185,7 +185,7 @@ def _depths(request: Request, inputs: Inputs, h: int, width: int, target: float)
 def realised(request: Request, inputs: Inputs, h: int, width: int, depth: int, head_dim: int) -> Candidate | None:
     """The candidate of these dimensions; None where not even one step fits the budget."""
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
-    p = sum(contextualizer_parts(h, width, depth, inputs, repeats=request.repeats).values())
+    p = sum(contextualizer_parts(h, width, depth, inputs, copying=request.copying).values())
     t = tokens_per_item(request.text_len, inputs)
     B, L = request.batch_sequences, request.seq_len
     step_flops = stage1_step_flops(p_e, p, B=B, L=L, t=t, h=h)
@@ -244,7 +244,7 @@ def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:
         wanted, got = f"data_ratio = {request.data_ratio:g}", f"data_ratio {nearest.data_ratio:.4g}"
     else:
         wanted, got = f"steps = {request.steps}", f"{nearest.steps} steps"
-    smallest = sum(contextualizer_parts(h, head_dim, request.depth or 1, inputs, repeats=request.repeats).values())
+    smallest = sum(contextualizer_parts(h, head_dim, request.depth or 1, inputs, copying=request.copying).values())
     if request.shape_given:
         why = "width, depth and the rest decide it"
     elif target < smallest:

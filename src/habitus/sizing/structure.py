@@ -16,7 +16,7 @@ from habitus.record import Params
 NUMBER_FREQUENCIES = 8
 NUMBER_FEATURES = 2 * 2 * NUMBER_FREQUENCIES
 
-REPEAT_DIM = 32  # of what a slot asks of the past, and of what an event of the past answers
+COPY_DIM = 32  # of what a slot asks of the past, and of what an event of the past answers
 LAG_KNOTS = 14  # of the function of the lag, one and a half per doubling: 400 events back, flat beyond
 
 ONE_HOT_ROWS = 64  # category tables of at most so many rows are multiplied rather than looked up
@@ -114,7 +114,7 @@ def breakdown(model: ModelRecipe, inputs: Inputs) -> Breakdown:
     """The parameters of `model` on such inputs; every part is named as the module that holds it."""
     return Breakdown(
         embedder=embedder_parts(model.joint_dim, model.text_depth, model.text_len, inputs),
-        contextualizer=contextualizer_parts(model.joint_dim, model.width, model.depth, inputs, repeats=model.repeats),
+        contextualizer=contextualizer_parts(model.joint_dim, model.width, model.depth, inputs, copying=model.copying),
         vocabulary={
             "embedder.text.tokens": inputs.tokens * model.joint_dim,
             "embedder.categories": sum(inputs.item_categories) * model.joint_dim,
@@ -137,7 +137,7 @@ def embedder_parts(h: int, text_depth: int, text_len: int, inputs: Inputs) -> di
     }
 
 
-def contextualizer_parts(h: int, width: int, depth: int, inputs: Inputs, *, repeats: bool = False) -> dict[str, int]:
+def contextualizer_parts(h: int, width: int, depth: int, inputs: Inputs, *, copying: bool = False) -> dict[str, int]:
     """p by part: depth·(12·width² + norms), both projections, the event-field encoder's non-table part."""
     return {
         "contextualizer.input": h * width,
@@ -146,7 +146,7 @@ def contextualizer_parts(h: int, width: int, depth: int, inputs: Inputs, *, repe
         "contextualizer.norm": width,
         "contextualizer.output": width * h,
         "contextualizer.gain": 1,
-        **({"contextualizer.repeats": (2 * REPEAT_DIM + 1) * width + LAG_KNOTS} if repeats else {}),
+        **({"contextualizer.copying": (2 * COPY_DIM + 1) * width + LAG_KNOTS} if copying else {}),
     }
 
 

@@ -220,7 +220,7 @@ def with_negatives(preset: Preset, facts: Facts) -> Preset:
     size *= math.sqrt(budget / near)
     h = max(4, round(math.sqrt(preset.common.share * size / (12 * preset.common.text_depth + 2)) / 4) * 4)
     width = max(4, round(math.sqrt(size / 24)))
-    p = sum(contextualizer_parts(h, width, 2, facts.inputs).values())
+    p = sum(contextualizer_parts(h, width, 2, facts.inputs, copying=preset.common.copying).values())
     choice = preset.negatives
     most = largest_num_negatives(budget, p, B=choice.batch_sequences, L=facts.seq_len, h=h, min_steps=choice.min_steps)
     counts = _negatives_grid(min(facts.num_items, max(most or 0, 64)))

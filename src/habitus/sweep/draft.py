@@ -104,6 +104,7 @@ class Draft:
                     width=width,
                     depth=depth,
                     head_dim=head_dim,
+                    copying=self.preset.common.copying,
                 )
                 steps = round(budget / self._cell(model, batch, 1).flops_per_step)
                 if steps < 1:
@@ -152,6 +153,7 @@ class Draft:
             "text_len": self.facts.text_len,
             "text_depth": common.text_depth,
             "head_dim": common.head_dim,
+            "copying": common.copying,
             **request,
         }
         try:
@@ -203,8 +205,10 @@ class Draft:
             "schedule": common.schedule,
             "warmup": common.warmup,
             "weight_decay": common.weight_decay,
+            "dropout": common.dropout,
             "clip": common.clip,
             "precision": common.precision,
+            "log_q": common.log_q,
             **changed,
         }
         for rate in rates:

@@ -18,6 +18,7 @@ from habitus.data import Dataset, ItemFeatures
 from habitus.data.batch import Batch
 from habitus.evaluate.ranks import Ranks
 from habitus.model import BatchTensors, ItemTensors, item_tensors
+from habitus.model.dropout import Noise, row_noise
 from habitus.recipe import Recipe
 from habitus.train.windows import WindowOrder
 
@@ -54,6 +55,7 @@ class Feeder:
 
     def __init__(self, dataset: Dataset, recipe: Recipe, device: torch.device, ranks: Ranks, accumulate: int) -> None:
         self.dataset = dataset
+        self.recipe = recipe.train
         self.device = device
         self.ranks = ranks
         self.accumulate = accumulate
@@ -83,11 +85,13 @@ class Feeder:
             events = gathered_places(len(items), num_targets, self.ranks.world, stride)[events]
         all_targets = np.full(whole.targets.shape, -1, np.int64)
         all_targets[has_query] = targets
-        micros = tuple(self._micros(windows, whole, events, all_targets))
+        micros = tuple(self._micros(step, windows, whole, events, all_targets))
         num_queries = len(targets)
         return Feed(items, num_targets, own_targets, own_others, stride, num_queries, micros)  # type: ignore[arg-type]
 
-    def _micros(self, windows: np.ndarray, whole: Batch, events: np.ndarray, targets: np.ndarray) -> Iterator[Micro]:
+    def _micros(
+        self, step: int, windows: np.ndarray, whole: Batch, events: np.ndarray, targets: np.ndarray
+    ) -> Iterator[Micro]:
         """This process's windows in `accumulate` parts; each part has as many queries on every process."""
         alone = self.ranks.world == 1 and self.accumulate == 1
         for part in range(self.accumulate):
@@ -111,7 +115,7 @@ class Feeder:
                 weights[: len(slots)] = 1
                 slots, chosen = np.pad(slots, (0, spare)), np.pad(chosen, (0, spare))
             yield Micro(
-                self._batch(batch),
+                self._batch(batch, self._noise(step, start, batch.items)),
                 self._tensor(events[start:stop]),
                 self._tensor(slots),
                 self._tensor(chosen),
@@ -124,7 +128,14 @@ class Feeder:
         first, last = rank * size // world, (rank + 1) * size // world
         return first + part * (last - first) // parts, first + (part + 1) * (last - first) // parts
 
-    def _batch(self, batch: Batch) -> BatchTensors:
+    def _noise(self, step: int, start: int, items: np.ndarray) -> Noise | None:
+        """What dropout draws from: numbers of the windows' places in the whole batch, whoever has them."""
+        if not self.recipe.dropout:
+            return None
+        first = start * items.shape[1]
+        return row_noise(self.recipe.seed, step, first, items.size, self.recipe.dropout, self.device)
+
+    def _batch(self, batch: Batch, noise: Noise | None) -> BatchTensors:
         return BatchTensors(
             items=self._tensor(batch.items),
             targets=self._tensor(batch.targets),
@@ -132,6 +143,7 @@ class Feeder:
             segments=self._tensor(batch.segments),
             boundaries=self._tensor(batch.boundaries),
             fields={name: self._tensor(values) for name, values in batch.fields.items()},
+            noise=noise,
         )
 
     def _tensor(self, values: np.ndarray) -> Tensor:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from habitus.data import Dataset
 from habitus.model import BehaviorModel
-from habitus.model.repeats import Mass, mass_of, with_repeats
+from habitus.model.copying import Mass, mass_of, with_copying
+from habitus.model.dropout import Noise, row_noise
 from habitus.recipe import Recipe
 from habitus.softmax import (
     Latch,
@@ -53,6 +54,7 @@ class JointObjective:
     ) -> None:
         self.model, self.items, self.names = model, items, names
         self.mass_of = torch.compile(mass_of, dynamic=False) if compiled else mass_of
+        self.noise = StepNoise(recipe, compiled=compiled)
         self.log_q: Tensor | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(items.lengths.device)[0]
@@ -61,7 +63,8 @@ class JointObjective:
         """The losses of a batch whose distinct items fit `size` = (items, tokens)."""
         rows = batch.rows[: size[0]]
         vectors = self.model.embed_items(self.items.read(rows, batch.counts[1], size[1]))
-        read = self.model.read(batch.batch(self.names), F.embedding(batch.event_places, vectors))
+        inputs = batch.batch(self.names, self.noise(batch, latch))
+        read = self.model.read(inputs, F.embedding(batch.event_places, vectors))
         found = candidate_softmax(
             read.queries.flatten(0, 1),
             vectors,
@@ -70,7 +73,7 @@ class JointObjective:
             num_valid=batch.counts[0],
             latch=latch,
         )
-        mass = None if read.repeats is None else self.mass_of(read.repeats, batch.items, batch.wanted)
+        mass = None if read.copying is None else self.mass_of(read.copying, batch.items, batch.wanted)
         return Losses(mean_of_queries(found, mass, batch), None, batch.counts[4] * batch.counts[0])
 
 
@@ -95,15 +98,16 @@ class FrozenObjective:
         # Some five hundred small operations on integers: one kernel once compiled.
         self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
         self.mass_of = torch.compile(mass_of, dynamic=False) if compiled else mass_of
+        self.noise = StepNoise(recipe, compiled=compiled)
         self.log_q: tuple[Tensor, Tensor, Tensor] | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(table.device)
 
     def __call__(self, batch: Assembled, keys: Tensor, size: tuple[int, int], latch: Latch) -> Losses:
         """The losses of a batch whose distinct targets fit `size[0]`; `keys` draw the extras."""
-        read = self.model.read(batch.batch(self.names), self.table[batch.items])
+        read = self.model.read(batch.batch(self.names, self.noise(batch, latch)), self.table[batch.items])
         queries = read.queries.flatten(0, 1)
-        mass = None if read.repeats is None else self.mass_of(read.repeats, batch.items, batch.wanted)
+        mass = None if read.copying is None else self.mass_of(read.copying, batch.items, batch.wanted)
         targets = batch.wanted.flatten()
         # Distinct items have their targets first, so the head of the rows is the in-batch pool.
         rows = batch.rows[: size[0]]
@@ -146,9 +150,22 @@ class FrozenObjective:
         return found, pool.num_valid
 
 
+class StepNoise:
+    """What dropout draws from in a captured step, whose number the latch counts."""
+
+    def __init__(self, recipe: Recipe, *, compiled: bool) -> None:
+        self.seed, self.rate = recipe.train.seed, recipe.train.dropout
+        self.draw = torch.compile(row_noise, dynamic=False) if compiled else row_noise
+
+    def __call__(self, batch: Assembled, latch: Latch) -> Noise | None:
+        if not self.rate:
+            return None
+        return self.draw(self.seed, latch.state[0], 0, batch.items.numel(), self.rate, batch.items.device)
+
+
 def mean_of_queries(found: SoftmaxResult, mass: Mass | None, batch: Assembled) -> Tensor:
     """The mean loss over the slots that have a query; `mass` is what the past adds, where it is heard."""
     losses = found.loss
     if mass is not None:
-        losses = with_repeats(losses, found.score, Mass(mass.everything.flatten(), mass.target.flatten()))
+        losses = with_copying(losses, found.score, Mass(mass.everything.flatten(), mass.target.flatten()))
     return torch.where(batch.has_query.flatten(), losses, 0).sum() / batch.counts[4]

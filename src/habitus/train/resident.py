@@ -17,6 +17,7 @@ from torch import Tensor
 from habitus.data import Dataset
 from habitus.data.fields import PADDING_TOKEN
 from habitus.model import BatchTensors, ItemTensors
+from habitus.model.dropout import Noise
 from habitus.model.packing import pack_text
 from habitus.recipe import Recipe
 from habitus.train.feeding import feature_bytes
@@ -37,10 +38,11 @@ class Assembled(NamedTuple):
     counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
     fields: tuple[Tensor, ...]  # [B, L] each, in the order of the dataset's event fields
 
-    def batch(self, names: tuple[str, ...]) -> BatchTensors:
+    def batch(self, names: tuple[str, ...], noise: Noise | None = None) -> BatchTensors:
         """What the contextualizer reads."""
         fields = dict(zip(names, self.fields, strict=True))
-        return BatchTensors(self.items, self.wanted, self.positions, self.segments, self.boundaries.flatten(), fields)
+        edges = self.boundaries.flatten()
+        return BatchTensors(self.items, self.wanted, self.positions, self.segments, edges, fields, noise)
 
     def flat(self) -> list[Tensor]:
         """All tensors, in one order."""

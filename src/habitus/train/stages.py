@@ -16,7 +16,7 @@ from habitus.data import Dataset
 from habitus.evaluate.ranks import Ranks
 from habitus.model import BehaviorModel
 from habitus.model.bundle import autocast
-from habitus.model.repeats import Mass, mass_of, with_repeats
+from habitus.model.copying import Mass, mass_of, with_copying
 from habitus.randomness import Stream, shuffle_keys, shuffled
 from habitus.recipe import Recipe
 from habitus.softmax import candidate_softmax
@@ -208,15 +208,15 @@ def micro_queries(model: BehaviorModel, micro: Micro, events: Tensor) -> Asked:
     """What a micro-batch asks, from the vectors of its events [B, L, h]."""
     read = model.read(micro.batch, events)
     queries = read.queries.flatten(0, 1)[micro.slots]
-    if read.repeats is None:
+    if read.copying is None:
         return Asked(queries, None)
-    mass = mass_of(read.repeats, micro.batch.items, micro.batch.targets)
+    mass = mass_of(read.copying, micro.batch.items, micro.batch.targets)
     return Asked(queries, Mass(*(part.flatten()[micro.slots] for part in mass)))
 
 
 def heard(losses: Tensor, scores: Tensor, asked: Asked) -> Tensor:
     """The losses [m] once the past has been heard too."""
-    return losses if asked.mass is None else with_repeats(losses, scores, asked.mass)
+    return losses if asked.mass is None else with_copying(losses, scores, asked.mass)
 
 
 def summed_loss(asked: Asked, candidates: Tensor, micro: Micro, log_q: Tensor | None, ranks: Ranks) -> Tensor:

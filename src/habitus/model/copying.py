@@ -9,7 +9,7 @@ visible event j may also speak for its own item x_j. With a query's plain score 
 Items that the user has not met keep their plain score, so that an index over the catalogue still finds them, and only
 the past is scored by itself. `lag` is piecewise linear in the logarithm of the lag.
 
-Letters: B windows, L slots, R = B·L rows, w width, d REPEAT_DIM, k LAG_KNOTS.
+Letters: B windows, L slots, R = B·L rows, w width, d COPY_DIM, k LAG_KNOTS.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from habitus.model.layers import Linear
-from habitus.sizing.structure import LAG_KNOTS, REPEAT_DIM
+from habitus.sizing.structure import COPY_DIM, LAG_KNOTS
 
 UNSEEN = -1.0e4  # the weight, as a logarithm, of an event that a query does not see: finite, so that gradients are
 _KNOTS_PER_DOUBLING = 1.5
 
 
 class Marks(NamedTuple):
-    """What a slot asks of the past, what it says once it is past, and how much it wants repeats at all."""
+    """What a slot asks of the past, what it says once it is past, and how much it wants of copying at all."""
 
     ask: Tensor  # [R, d]
     mark: Tensor  # [R, d]
@@ -39,13 +39,13 @@ class Mass(NamedTuple):
     target: Tensor
 
 
-class Repeats(nn.Module):
+class Copying(nn.Module):
     """How much each visible event speaks for its own item."""
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.ask = Linear(w, REPEAT_DIM)
-        self.mark = Linear(w, REPEAT_DIM)
+        self.ask = Linear(w, COPY_DIM)
+        self.mark = Linear(w, COPY_DIM)
         self.gate = Linear(w, 1)
         self.lags = nn.Parameter(torch.empty(LAG_KNOTS))
 
@@ -58,7 +58,7 @@ class Repeats(nn.Module):
         B, L = segments.shape
         with torch.autocast(segments.device.type, enabled=False):
             ask, mark = (part.float().unflatten(0, (B, L)) for part in marks[:2])
-            said = torch.bmm(ask, mark.transpose(1, 2)) * REPEAT_DIM**-0.5
+            said = torch.bmm(ask, mark.transpose(1, 2)) * COPY_DIM**-0.5
             said = said + marks.gate.float().view(B, L, 1) + self._of_lags(L)
         lag = _lags(L, segments.device)
         seen = (segments[:, :, None] == segments[:, None, :]) & (lag >= 0)
@@ -72,13 +72,13 @@ class Repeats(nn.Module):
         return hats @ self.lags.float()
 
 
-def mass_of(repeats: Tensor, items: Tensor, targets: Tensor) -> Mass:
-    """What the past adds for every slot [B, L], of `repeats` [B, L, L], items [B, L] and targets [B, L]."""
+def mass_of(copying: Tensor, items: Tensor, targets: Tensor) -> Mass:
+    """What the past adds for every slot [B, L], of `copying` [B, L, L], items [B, L] and targets [B, L]."""
     same = items[:, None, :] == targets[:, :, None]
-    return Mass(repeats.logsumexp(-1), torch.where(same, repeats, UNSEEN).logsumexp(-1))
+    return Mass(copying.logsumexp(-1), torch.where(same, copying, UNSEEN).logsumexp(-1))
 
 
-def with_repeats(loss: Tensor, score: Tensor, mass: Mass) -> Tensor:
+def with_copying(loss: Tensor, score: Tensor, mass: Mass) -> Tensor:
     """The loss of queries whose plain loss and target's plain score are given, once the past is heard too."""
     return torch.logaddexp(loss + score, mass.everything) - torch.logaddexp(score, mass.target)
 

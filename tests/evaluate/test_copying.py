@@ -6,11 +6,11 @@ import torch
 
 from habitus.data.batch import Batch
 from habitus.evaluate.candidates import Candidates, candidate_scores
+from habitus.evaluate.copying import past_of
 from habitus.evaluate.queries import QueryBatch
 from habitus.evaluate.ranks import Ranks
-from habitus.evaluate.repeats import past_of
 from habitus.evaluate.scores import dense_scores
-from habitus.model.repeats import UNSEEN
+from habitus.model.copying import UNSEEN
 
 ITEMS, WIDTH, WINDOWS, SLOTS = 40, 8, 5, 12
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from habitus.model.repeats import UNSEEN
+from habitus.model.copying import UNSEEN
 
 
 class Past(NamedTuple):
@@ -21,14 +21,14 @@ class Past(NamedTuple):
 NO_PAST = Past(np.empty(0, np.int64), np.empty(0))
 
 
-def pasts(repeats: Tensor | None, items: np.ndarray, windows: np.ndarray, slots: np.ndarray) -> list[Past]:
+def pasts(copying: Tensor | None, items: np.ndarray, windows: np.ndarray, slots: np.ndarray) -> list[Past]:
     """The past of every history of a batch, given by window and slot of its last event; nothing where none is heard.
 
-    `repeats` [B, L, L] are the model's, `items` [B, L] the rows of the batch's events.
+    `copying` [B, L, L] is the model's, `items` [B, L] the rows of the batch's events.
     """
-    if repeats is None:
+    if copying is None:
         return [NO_PAST] * len(windows)
-    said = repeats[windows, slots].double().cpu().numpy()
+    said = copying[windows, slots].double().cpu().numpy()
     found = []
     for window, weights in zip(windows.tolist(), said, strict=True):
         seen = weights > UNSEEN / 2

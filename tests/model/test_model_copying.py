@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
-from habitus.model.repeats import UNSEEN, Mass, Repeats, mass_of, with_repeats
+from habitus.model.copying import UNSEEN, Copying, Mass, mass_of, with_copying
 from habitus.recipe import ModelRecipe
 from habitus.softmax import candidate_softmax, extras_softmax
 
@@ -18,15 +18,15 @@ Shake = Callable[[torch.nn.Module], torch.nn.Module]
 
 def read(made: SimpleNamespace, shaken: Shake, items: np.ndarray | None = None) -> tuple[BehaviorModel, torch.Tensor]:
     """A model off its start and what it hears in a batch, whose items may be replaced."""
-    recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16, repeats=True)
+    recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16, copying=True)
     model = BehaviorModel(made.fields, recipe, seed=1)
     shaken(model)
     batch = made.batch(made.fields, 3, 20, 9, seed=5)
     tensors = batch_tensors(batch)
     vectors = model.embed_items(item_tensors(made.items(made.fields, 9), recipe))
     found = model.read(tensors, vectors[tensors.items if items is None else torch.from_numpy(items)])
-    assert found.repeats is not None
-    return model, found.repeats
+    assert found.copying is not None
+    return model, found.copying
 
 
 def test_a_query_hears_its_own_users_past_and_nothing_else(made: SimpleNamespace, shaken: Shake) -> None:
@@ -50,21 +50,21 @@ def test_what_comes_later_changes_nothing_that_was_heard(made: SimpleNamespace, 
 
 
 def test_a_fresh_model_gives_every_event_the_weight_of_a_candidate_that_scores_nothing(made: SimpleNamespace) -> None:
-    recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16, repeats=True)
+    recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16, copying=True)
     _, heard = read(made, lambda model: model)
     assert set(heard.unique().tolist()) == {0.0, UNSEEN}
-    assert BehaviorModel(made.fields, recipe).contextualizer.repeats is not None
-    assert BehaviorModel(made.fields, recipe.model_copy(update={"repeats": False})).contextualizer.repeats is None
+    assert BehaviorModel(made.fields, recipe).contextualizer.copying is not None
+    assert BehaviorModel(made.fields, recipe.model_copy(update={"copying": False})).contextualizer.copying is None
 
 
 def test_the_lag_is_read_off_a_line_between_knots() -> None:
-    repeats = Repeats(8)
+    copying = Copying(8)
     with torch.no_grad():
-        for parameter in repeats.parameters():
+        for parameter in copying.parameters():
             parameter.zero_()
-        repeats.lags.copy_(torch.arange(len(repeats.lags)) ** 2)
+        copying.lags.copy_(torch.arange(len(copying.lags)) ** 2)
     hidden = torch.ones(40, 8)
-    heard = repeats(repeats.marks(hidden), torch.zeros(1, 40, dtype=torch.int32))[0]
+    heard = copying(copying.marks(hidden), torch.zeros(1, 40, dtype=torch.int32))[0]
     for query, event in [(0, 0), (1, 0), (3, 0), (39, 39), (39, 0), (20, 7)]:
         place = 1.5 * math.log2(1 + query - event)
         low = math.floor(place)
@@ -81,7 +81,7 @@ def test_the_loss_by_hand() -> None:
     assert mass.target[0, 1:].exp().tolist() == pytest.approx([1, 5])
     assert mass.target[0, 0] < -1e3  # never met
     plain = math.log(3 / 2)
-    found = with_repeats(torch.tensor(plain), torch.tensor(math.log(2)), Mass(*(part[0, 2] for part in mass)))
+    found = with_copying(torch.tensor(plain), torch.tensor(math.log(2)), Mass(*(part[0, 2] for part in mass)))
     assert found.item() == pytest.approx(math.log((1 + 2 + 8) / (2 + 5)))
 
 
@@ -121,7 +121,7 @@ def test_losses_and_gradients_are_those_of_scores_written_out(log_q: bool, form:
         extra_q, own_q = (None, None) if q is None else (q[10:], q[targets[0]])
         found = extras_softmax(h, e[10:], e[targets[0]], among, log_q=extra_q, target_log_q=own_q)
     mass = mass_of(a, items, targets)
-    loss = with_repeats(found.loss, found.score, Mass(*(part[0] for part in mass)))
+    loss = with_copying(found.loss, found.score, Mass(*(part[0] for part in mass)))
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     for got, truth in zip(torch.autograd.grad((loss * weights).sum(), leaves), wanted, strict=True):
         torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5)

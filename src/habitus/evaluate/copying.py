@@ -1,6 +1,6 @@
 """What a user's own past adds to the scores of a pass over candidates: exact, and without a second pass.
 
-Only the items of a query's past have another score than their plain one (`habitus.model.repeats`). So the sums, counts
+Only the items of a query's past have another score than their plain one (`habitus.model.copying`). So the sums, counts
 and best items of the plain scores are taken first, with the target's new score as the one to reach, and are then put
 right for the past alone. All in float64.
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from habitus.evaluate.queries import QueryBatch
-from habitus.model.repeats import UNSEEN
+from habitus.model.copying import UNSEEN
 from habitus.softmax import leaders
 from habitus.softmax.tiles import Sums
 
@@ -71,13 +71,13 @@ class Past:
 @torch.no_grad()
 def past_of(
     asked: QueryBatch,
-    repeats: Tensor,
+    copying: Tensor,
     queries: Tensor,
     events: Tensor,
     target_rows: Tensor,
     candidates: np.ndarray | None,
 ) -> Past:
-    """The past of a batch's queries, of `repeats` [B, L, L], queries and vectors of the events [B, L, h].
+    """The past of a batch's queries, of `copying` [B, L, L], queries and vectors of the events [B, L, h].
 
     Vectors, those of the targets [Q, h] too, come as the scan sees them. `candidates` are sorted catalogue rows, or
     None for the whole catalogue.
@@ -90,7 +90,7 @@ def past_of(
     parts = []
     for at in range(0, len(items), step):
         chosen = (window >= at) & (window < at + step)  # queries come window by window
-        inputs = (part[at : at + step] for part in (repeats, queries, events, items, segments))
+        inputs = (part[at : at + step] for part in (copying, queries, events, items, segments))
         parts.append([found[window[chosen] - at, slot[chosen]] for found in past_scores(*inputs)])
     plain, scores, stands = (torch.cat(column) for column in zip(*parts, strict=True))
     places = _places(items, candidates)[window]
@@ -107,7 +107,7 @@ def past_of(
 
 
 def past_scores(
-    repeats: Tensor, queries: Tensor, events: Tensor, items: Tensor, segments: Tensor
+    copying: Tensor, queries: Tensor, events: Tensor, items: Tensor, segments: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By query and slot, [B, L, L] each: plain score, score with the past, and whether the slot stands for its item.
 
@@ -115,10 +115,10 @@ def past_scores(
     """
     alike = (items[:, :, None] == items[:, None, :]) & (segments[:, :, None] == segments[:, None, :])
     first = ~alike.tril(-1).any(-1)
-    seen = repeats > UNSEEN / 2
+    seen = copying > UNSEEN / 2
     # Scaled by the largest of a query, so that no exponential overflows.
-    most = repeats.double().amax(-1, keepdim=True)
-    added = torch.bmm(torch.where(seen, (repeats - most).exp(), 0.0), alike.double())
+    most = copying.double().amax(-1, keepdim=True)
+    added = torch.bmm(torch.where(seen, (copying - most).exp(), 0.0), alike.double())
     plain = torch.bmm(queries.double(), events.double().transpose(1, 2))
     return plain, torch.logaddexp(plain, most + added.log()), seen & first[:, None, :]
 

@@ -1,0 +1,44 @@
+"""Dropout whose masks are a function of (seed, step, place in the batch) and of nothing else.
+
+A resumed run, several processes, micro-batches and a captured step all draw the same masks: every row of a batch has
+four random words of the step's own, and an entry's fate is a hash of one of them and its column.
+
+Letters: R rows of this process, w width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from habitus.randomness import MASK, Stream, mixed, words
+
+_GOLDEN = 0x9E3779B9
+
+
+class Noise(NamedTuple):
+    """The random words of each row, int64 [R] holding 32 bits, and the share of entries to drop."""
+
+    inputs: Tensor
+    attention: Tensor
+    mlp: Tensor
+    rate: float
+
+    def of_layer(self, number: int) -> "Noise":
+        """Words of a layer's own, so that all layers may run the same code."""
+        salt = (number + 1) * _GOLDEN & MASK
+        return self._replace(attention=mixed(self.attention, salt), mlp=mixed(self.mlp, salt))
+
+
+def row_noise(seed: int, step: int | Tensor, first: int, rows: int, rate: float, device: torch.device) -> Noise:
+    """The noise of rows first..first + rows - 1 of a step's whole batch; `step` may be a 0-dim tensor."""
+    index = torch.arange(first, first + rows, device=device)
+    inputs, attention, mlp, _ = words(seed, Stream.DROPOUT, step, index)
+    return Noise(inputs, attention, mlp, rate)
+
+
+def dropped(x: Tensor, word: Tensor, rate: float) -> Tensor:
+    """x [R, w] with each entry zeroed with probability `rate` and the others scaled so that the mean stays."""
+    column = torch.arange(x.shape[-1], device=x.device) * _GOLDEN & MASK
+    kept = mixed(word[:, None] ^ column, _GOLDEN) >= int(rate * (MASK + 1))
+    return torch.where(kept, x / (1 - rate), 0)
