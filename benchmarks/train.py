@@ -74,7 +74,8 @@ def in_process(name: str, arguments: argparse.Namespace, environment: dict[str, 
     command += ["--profile"] if arguments.profile and "TORCHINDUCTOR_CACHE_DIR" in environment else []
     # As in an installation that its user may write to: modules are compiled to bytecode once, not in every process.
     environment = {"PYTHONPYCACHEPREFIX": str(arguments.data) + "-bytecode"} | environment
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, env=inherited | environment)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))

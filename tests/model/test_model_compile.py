@@ -1,5 +1,6 @@
 """What compiling piece by piece promises, with a compiler that only looks: nothing is generated, so it is fast."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 
 from habitus.data.fields import Fields
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
+from habitus.model.layers import Block
+from habitus.model.layouts import LengthGroups
 from habitus.recipe import ModelRecipe
 
 
@@ -42,3 +45,28 @@ def test_every_contextualizer_of_a_process_is_compiled_for_its_own_sizes(
     assert len(contextualizers) == 3 * 4
     assert not any(isinstance(value, torch.SymInt) for inputs in contextualizers for value in inputs)
     assert torch._dynamo.config.recompile_limit >= 64
+
+
+@pytest.mark.parametrize("width, heads, room", [(12, 1, 16), (28, 1, 32), (12, 2, 16), (36, 3, 48)])
+def test_rows_with_room_at_their_end_pass_a_layer_as_others_do(
+    width: int, heads: int, room: int, shaken: Callable[[torch.nn.Module], torch.nn.Module]
+) -> None:
+    block = Block(width, heads)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.zero_()
+        block.attention_norm.weight.fill_(1)
+        block.mlp_norm.weight.fill_(1)
+    shaken(block)
+    layout = LengthGroups(((3, 4), (2, 5)))
+    x = torch.randn(22, width, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    weights = torch.randn(22, width, generator=torch.Generator().manual_seed(3))
+    plain = block(x, layout)
+    expected = torch.autograd.grad((plain * weights).sum(), [x, *block.parameters()])
+    wide = block(torch.nn.functional.pad(x, (0, room - width)), layout)
+    assert wide.shape == (22, room)
+    assert not wide[:, width:].any()
+    torch.testing.assert_close(wide[:, :width], plain, atol=1e-5, rtol=1e-5)
+    found = torch.autograd.grad((wide[:, :width] * weights).sum(), [x, *block.parameters()])
+    for got, truth in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, truth, atol=1e-4, rtol=1e-4)

@@ -82,9 +82,9 @@ def test_bfloat16_stays_near_float32(dataset: Dataset, recipe_of: Callable[..., 
     torch.testing.assert_close(losses(half), losses(full), rtol=2e-2, atol=0)
 
 
-@pytest.mark.parametrize("joint_dim", [240, 256, 264])
+@pytest.mark.parametrize("joint_dim", [28, 240, 256, 264])
 @pytest.mark.parametrize("log_q", [False, True])
-def test_vectors_around_the_widest_that_fused_attention_takes(
+def test_vectors_of_odd_sizes_and_around_the_widest_that_fused_attention_takes(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, joint_dim: int, log_q: bool
 ) -> None:
     recipe = recipe_of(model={"joint_dim": joint_dim, "width": 256, "head_dim": 32}, log_q=log_q, precision="bf16")

@@ -11,7 +11,6 @@ would be turned again by every block that reads it, and compiled from PyTorch's 
 
 # mypy: allow-untyped-defs
 # Kernel arguments are pointers and compile-time constants; Triton gives them no types of Python.
-import math
 from typing import Any
 
 import torch
@@ -22,28 +21,27 @@ from torch import Tensor
 _LOG2_E = 1.4426950408889634
 
 
-def forward(qkv: Tensor, begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+def forward(qkv: Tensor, begin: Tensor, end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Output [R, H, d] and base-2 log-sum-exp of the scaled scores [H, R] for contiguous qkv [R, 3, H, d]."""
     R, _, H, d = qkv.shape
     out = qkv.new_empty(R, H, d)
     lse = qkv.new_empty(H, R, dtype=torch.float32)
     options = _options(qkv)
     grid = (triton.cdiv(R, options["M"]), H)
-    _forward_kernel[grid](qkv, begin, end, out, lse, R, _LOG2_E / math.sqrt(d), **options)
+    _forward_kernel[grid](qkv, begin, end, out, lse, R, _LOG2_E * scale, **options)
     return out, lse
 
 
 def backward(
-    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor, Tensor, Tensor]
+    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor, Tensor, Tensor], scale: float
 ) -> Tensor:
     """The gradient of qkv, [R, 3, H, d]. Each row is written by one program, so it is the same every time."""
     begin, end, first, last = bounds
-    R, _, H, d = qkv.shape
+    R, _, H, _ = qkv.shape
     result = torch.empty_like(qkv)
     delta = torch.empty_like(lse)  # Σ grad·out per row, what the softmax's own gradient subtracts
     options = _options(qkv)
     grid = (triton.cdiv(R, options["M"]), H)
-    scale = 1 / math.sqrt(d)
     _query_gradient[grid](qkv, grad, out, lse, begin, end, result, delta, R, scale, _LOG2_E * scale, **options)
     _key_value_gradient[grid](
         qkv, grad, lse, delta, begin, end, first, last, result, R, scale, _LOG2_E * scale, **options

@@ -59,12 +59,12 @@ class Contextualizer(nn.Module):
     def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
         """[R, w] out of the vectors of the events and what their own fields add."""
         dtype = compute_dtype(event_embeddings.device)
-        return (self.input(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
+        return (self.input.aligned(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
 
     def leave(self, x: Tensor) -> tuple[Tensor, Marks | None]:
         """Queries [R, h] out of [R, w], and what copying is made of."""
         hidden = self.norm(x)
-        queries = unit_rms(self.output(hidden)) * (self.gain * self.query_scale)
+        queries = unit_rms(self.output.aligned(hidden)) * (self.gain * self.query_scale)
         return queries, None if self.copying is None else self.copying.marks(hidden)
 
     def layout(self, positions: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:

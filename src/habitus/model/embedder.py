@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from habitus.data.fields import Field, Fields
 from habitus.errors import ModelError
 from habitus.model.features import Categories, Numbers, Vectors, of_kind
-from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
+from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, roomy, unit_rms
 from habitus.model.packing import PackedText, packed_mean
 from habitus.model.tensors import ItemTensors
 from habitus.recipe import ModelRecipe
@@ -49,6 +49,7 @@ class TextEncoder(nn.Module):
     def __init__(self, num_tokens: int, model: ModelRecipe) -> None:
         super().__init__()
         h = model.joint_dim
+        self.width = h
         self.text_len = model.text_len
         self.tokens = nn.Parameter(torch.empty(num_tokens, h))
         self.positions = nn.Parameter(torch.empty(model.text_len, h))
@@ -64,16 +65,17 @@ class TextEncoder(nn.Module):
         return self.leave(x, text)
 
     def enter(self, x: Tensor, places: Tensor) -> Tensor:
-        """Token rows [P, h] with their positions added."""
+        """Token rows [P, h] with their positions added, and zeros at their end where that is faster."""
         # One-hot times table: its gradient is a matrix product, where a lookup's would add millions of rows
         # into two dozen.
         place = torch.arange(self.text_len, device=x.device)
         dtype = compute_dtype(x.device)
-        return x.to(dtype) + (places[:, None] == place).to(dtype) @ self.positions.to(dtype)
+        x = x.to(dtype) + (places[:, None] == place).to(dtype) @ self.positions.to(dtype)
+        return F.pad(x, (0, roomy(self.width, x.device) - self.width))
 
     def leave(self, x: Tensor, text: PackedText) -> Tensor:
         """The mean [n, h] of each item's rows, in float32."""
-        mean = packed_mean(self.norm(x), text, self.text_len)
+        mean = packed_mean(self.norm(x[:, : self.width]), text, self.text_len)
         return torch.where(text.lengths[:, None] > 0, mean, self.missing.float())
 
 

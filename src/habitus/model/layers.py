@@ -19,6 +19,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        self.width = width
         self.heads = heads
         self.attention_norm = RMSNorm(width)
         self.qkv = Linear(width, 3 * width)
@@ -29,6 +30,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, noise: Noise | None = None) -> Tensor:
         """x [R, w] after the layer; with noise, parts of what it adds are dropped."""
+        if x.shape[-1] > self.width:
+            return self._with_room(x, layout)
         # The norms' weights scale the columns of the matrices that follow, not the rows: the same product, and their
         # gradient comes out of the matrix's instead of a sum over all rows.
         qkv = self.qkv(self.attention_norm.direction(x), self.attention_norm.weight).unflatten(-1, (3, self.heads, -1))
@@ -36,6 +39,22 @@ class Block(nn.Module):
         x = x + (seen if noise is None else dropped(seen, noise.attention, noise.rate))
         thought = self.mlp_out(gelu(self.mlp_up(self.mlp_norm.direction(x), self.mlp_norm.weight)))
         return x + (thought if noise is None else dropped(thought, noise.mlp, noise.rate))
+
+    def _with_room(self, x: Tensor, layout: Layout) -> Tensor:
+        """The same for rows that end in zeros, which stay zeros: the matrices get zeros of their own."""
+        room, w = x.shape[-1], self.width
+        d = w // self.heads
+        more, more_d = room - w, -(-room // (8 * self.heads)) * 8 - d
+        # Directions are taken over all of the room: too long by the square root of room / w.
+        shorter = (w / room) ** 0.5
+        qkv = (self.qkv.weight * (self.attention_norm.weight * shorter)).unflatten(0, (3, self.heads, d))
+        qkv = F.linear(self.attention_norm.direction(x), F.pad(qkv, (0, more, 0, more_d)).flatten(0, 2))
+        seen = attend(qkv.unflatten(-1, (3, self.heads, -1)), layout, scale=d**-0.5).flatten(1)
+        out = self.attention_out.weight.unflatten(1, (self.heads, d))
+        x = x + F.linear(seen, F.pad(out, (0, more_d, 0, 0, 0, more)).flatten(1))
+        up = self.mlp_up.weight * (self.mlp_norm.weight * shorter)
+        thought = gelu(F.linear(self.mlp_norm.direction(x), F.pad(up, (0, more))))
+        return x + F.linear(thought, F.pad(self.mlp_out.weight, (0, 0, 0, more)))
 
 
 class Linear(nn.Module):
@@ -48,6 +67,14 @@ class Linear(nn.Module):
     def forward(self, x: Tensor, column_scale: Tensor | None = None) -> Tensor:
         """x·Wᵀ, or x·(W·diag(column_scale))ᵀ."""
         return F.linear(x, self.weight if column_scale is None else self.weight * column_scale)
+
+    def aligned(self, x: Tensor) -> Tensor:
+        """x·Wᵀ with zeros beside odd sizes, where those are faster."""
+        fan_out, fan_in = self.weight.shape
+        more_in, more_out = roomy(fan_in, x.device) - fan_in, roomy(fan_out, x.device) - fan_out
+        if not (more_in or more_out):
+            return self(x)
+        return F.linear(F.pad(x, (0, more_in)), F.pad(self.weight, (0, more_in, 0, more_out)))[..., :fan_out]
 
 
 class RMSNorm(nn.Module):
@@ -68,6 +95,15 @@ class RMSNorm(nn.Module):
 def unit_rms(x: Tensor) -> Tensor:
     """x / rms(x) over the last axis, in float32. A vector of zeros stays zero."""
     return F.rms_norm(x.float(), x.shape[-1:], None, _EPS)
+
+
+def roomy(width: int, device: torch.device) -> int:
+    """How wide rows of `width` numbers should be for tensor cores, which load eight of them at a time.
+
+    Only compiled, where zeros are written along with the rest: as a copy of its own they cost what they gain.
+    """
+    half = device.type == "cuda" and compute_dtype(device) != torch.float32
+    return -(-width // 8) * 8 if half and torch.compiler.is_compiling() else width
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:

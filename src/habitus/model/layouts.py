@@ -65,20 +65,21 @@ class LengthGroups(NamedTuple):
 Layout = PackedRows | MaskedWindows | LengthGroups
 
 
-def attend(qkv: Tensor, layout: Layout) -> Tensor:
-    """Attention's output [R, H, d] of queries, keys and values [R, 3, H, d]."""
+def attend(qkv: Tensor, layout: Layout, scale: float | None = None) -> Tensor:
+    """Attention's output [R, H, d] of queries, keys and values [R, 3, H, d]; scores times 1/sqrt(d) unless said."""
+    scale = qkv.shape[-1] ** -0.5 if scale is None else scale
     if isinstance(layout, PackedRows):
-        return packed_attention(qkv, layout.begin, layout.end, layout.first, layout.last, layout.turns)
+        return packed_attention(qkv, layout.begin, layout.end, layout.first, layout.last, layout.turns, scale)
     if isinstance(layout, MaskedWindows):
         qkv = qkv if layout.turns is None else turned(qkv, layout.turns)
         B, _, L, _ = layout.mask.shape
         query, key, value = qkv.unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)  # [3, B, H, L, d]
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.mask)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=layout.mask, scale=scale)
         return out.transpose(1, 2).flatten(0, 1)
     pieces = []
     for part, (items, length) in zip(qkv.split([n * t for n, t in layout.groups]), layout.groups, strict=True):
         query, key, value = part.unflatten(0, (items, length)).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(query, key, value)
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale)
         pieces.append(out.transpose(1, 2).flatten(0, 1))
     return torch.cat(pieces) if pieces else qkv[:, 0]
 

@@ -12,9 +12,15 @@ from habitus.errors import ModelError
 
 
 def packed_attention(
-    qkv: Tensor, begin: Tensor, end: Tensor, first: Tensor, last: Tensor, turns: Tensor | None = None
+    qkv: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    first: Tensor,
+    last: Tensor,
+    turns: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
-    """Attention's output [R, H, d] of qkv [R, 3, H, d], with scale 1/sqrt(d).
+    """Attention's output [R, H, d] of qkv [R, 3, H, d], with scale 1/sqrt(d) unless another is given.
 
     Bounds are int32 [R]: row i sees rows begin[i]..end[i]-1 and is seen by rows first[i]..last[i]-1. With `turns`,
     cosines and sines [R, 2, d/2], queries and keys are turned first.
@@ -25,7 +31,7 @@ def packed_attention(
             expected="a CUDA device",
             next_step="make the tensors with habitus.model.batch_tensors, which picks the layout by device",
         )
-    out, _, _ = _forward(qkv, begin, end, first, last, turns)
+    out, _, _ = _forward(qkv, begin, end, first, last, turns, qkv.shape[-1] ** -0.5 if scale is None else scale)
     return out
 
 
@@ -37,15 +43,16 @@ def _forward(
     first: Tensor,
     last: Tensor,
     turns: Tensor | None,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, log-sum-exp, and qkv as the kernel saw it where it was turned (empty where it was not)."""
     from habitus.model.attention_kernels import forward, turn
 
     qkv = qkv.contiguous()
     if turns is None:
-        return *forward(qkv, begin, end), qkv.new_empty(0)
+        return *forward(qkv, begin, end, scale), qkv.new_empty(0)
     turned = turn(qkv, turns)
-    return *forward(turned, begin, end), turned
+    return *forward(turned, begin, end, scale), turned
 
 
 @_forward.register_fake
@@ -56,6 +63,7 @@ def _(
     first: Tensor,
     last: Tensor,
     turns: Tensor | None,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     R, _, H, d = qkv.shape
     turned = qkv.new_empty(0) if turns is None else torch.empty_like(qkv, memory_format=torch.contiguous_format)
@@ -73,11 +81,12 @@ def _backward(
     first: Tensor,
     last: Tensor,
     turns: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """The gradient of what was given to `_forward`; `qkv` here is what the kernel saw."""
     from habitus.model.attention_kernels import backward, turn_back
 
-    gradient = backward(grad.contiguous(), qkv.contiguous(), out, lse, (begin, end, first, last))
+    gradient = backward(grad.contiguous(), qkv.contiguous(), out, lse, (begin, end, first, last), scale)
     if turns is not None:
         turn_back(gradient, turns)
     return gradient
@@ -94,19 +103,21 @@ def _(
     first: Tensor,
     last: Tensor,
     turns: Tensor | None,
+    scale: float,
 ) -> Tensor:
     return torch.empty_like(qkv, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    qkv, *bounds, turns = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    qkv, *bounds, turns, ctx.scale = inputs
     out, lse, turned = output
     ctx.save_for_backward(qkv if turns is None else turned, *bounds, turns, out, lse)
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     seen, begin, end, first, last, turns, out, lse = ctx.saved_tensors
-    return _backward(grad, seen, out, lse, begin, end, first, last, turns), None, None, None, None, None
+    gradient = _backward(grad, seen, out, lse, begin, end, first, last, turns, ctx.scale)
+    return gradient, None, None, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_keep)

@@ -19,6 +19,8 @@ WORTH_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
 
 def use_compile_cache() -> Path:
     """The folder where compiled kernels outlive the process: the user's cache, unless the environment names one."""
+    # Layers hold a Function of our own (GELU); unless told so, PyTorch works such graphs out anew in every process.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
 
