@@ -32,10 +32,13 @@ for lengths, heads, size, causal in cases:
     upstream = torch.randn(rows, heads, size)
     expected = reference(qkv, layout.begin, layout.end)
     expected.backward(upstream)
-    out, lse = attention_kernels.forward(qkv.detach(), layout.begin, layout.end)
-    gradient = attention_kernels.backward(upstream, qkv.detach(), out, lse, layout[:4])
-    torch.testing.assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(gradient, qkv.grad, rtol=1e-4, atol=1e-5)
+    given, scale = qkv.detach(), size**-0.5
+    # Queries and keys beside the values, as they come out of the layer, and on their own, as they come out of a turn.
+    for qk in (given, given[:, :2].contiguous()):
+        out, lse = attention_kernels.forward(qk, given, layout.begin, layout.end, scale)
+        gradient = attention_kernels.backward(upstream, qk, given, out, lse, layout[:4], scale)
+        torch.testing.assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradient, qkv.grad, rtol=1e-4, atol=1e-5)
 
 for rows, heads, size in ((1, 1, 2), (70, 3, 32), (33, 2, 44)):
     qkv = torch.randn(rows, 3, heads, size, requires_grad=True)
@@ -43,7 +46,8 @@ for rows, heads, size in ((1, 1, 2), (70, 3, 32), (33, 2, 44)):
     upstream = torch.randn_like(qkv)
     expected = turned(qkv, turns)
     expected.backward(upstream)
-    torch.testing.assert_close(attention_kernels.turn(qkv.detach(), turns), expected.detach(), rtol=1e-5, atol=1e-6)
+    made = attention_kernels.turn(qkv.detach(), turns)
+    torch.testing.assert_close(made, expected[:, :2].detach(), rtol=1e-5, atol=1e-6)
     attention_kernels.turn_back(upstream, turns)
     torch.testing.assert_close(upstream, qkv.grad, rtol=1e-5, atol=1e-6)
 
@@ -57,7 +61,7 @@ expected = reference(turned(qkv, turns), layout.begin, layout.end)
 (wanted,) = torch.autograd.grad(expected, qkv, upstream)
 
 def operator(qkv, turns):
-    return packed_attention._forward(qkv * 1, *layout[:4], turns)[0]
+    return packed_attention._forward(qkv * 1, *layout[:4], turns, qkv.shape[-1] ** -0.5)[0]
 
 for call in (operator, torch.compile(operator, backend="aot_eager", fullgraph=True)):
     out = call(qkv, turns)

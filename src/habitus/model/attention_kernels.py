@@ -21,43 +21,56 @@ from torch import Tensor
 _LOG2_E = 1.4426950408889634
 
 
-def forward(qkv: Tensor, begin: Tensor, end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Output [R, H, d] and base-2 log-sum-exp of the scaled scores [H, R] for contiguous qkv [R, 3, H, d]."""
+def forward(qk: Tensor, qkv: Tensor, begin: Tensor, end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Output [R, H, d] and base-2 log-sum-exp of the scaled scores [H, R].
+
+    Queries and keys come first in `qk` [R, 2 or 3, H, d], which may be qkv itself, and values last in qkv [R, 3, H, d].
+    """
     R, _, H, d = qkv.shape
     out = qkv.new_empty(R, H, d)
     lse = qkv.new_empty(H, R, dtype=torch.float32)
-    options = _options(qkv)
+    options = _options(qkv) | {"QK": qk.shape[1]}
     grid = (triton.cdiv(R, options["M"]), H)
-    _forward_kernel[grid](qkv, begin, end, out, lse, R, _LOG2_E * scale, **options)
+    _forward_kernel[grid](qk, qkv, begin, end, out, lse, R, _LOG2_E * scale, **options)
     return out, lse
 
 
 def backward(
-    grad: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, bounds: tuple[Tensor, Tensor, Tensor, Tensor], scale: float
+    grad: Tensor,
+    qk: Tensor,
+    qkv: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    bounds: tuple[Tensor, Tensor, Tensor, Tensor],
+    scale: float,
 ) -> Tensor:
-    """The gradient of qkv, [R, 3, H, d]. Each row is written by one program, so it is the same every time."""
+    """The gradient of queries and keys as in `qk` and of the values, [R, 3, H, d].
+
+    Each row is written by one program, so it is the same every time.
+    """
     begin, end, first, last = bounds
     R, _, H, _ = qkv.shape
     result = torch.empty_like(qkv)
     delta = torch.empty_like(lse)  # Σ grad·out per row, what the softmax's own gradient subtracts
-    options = _options(qkv)
+    options = _options(qkv) | {"QK": qk.shape[1]}
     grid = (triton.cdiv(R, options["M"]), H)
-    _query_gradient[grid](qkv, grad, out, lse, begin, end, result, delta, R, scale, _LOG2_E * scale, **options)
+    _query_gradient[grid](qk, qkv, grad, out, lse, begin, end, result, delta, R, scale, _LOG2_E * scale, **options)
     _key_value_gradient[grid](
-        qkv, grad, lse, delta, begin, end, first, last, result, R, scale, _LOG2_E * scale, **options
+        qk, qkv, grad, lse, delta, begin, end, first, last, result, R, scale, _LOG2_E * scale, **options
     )
     return result
 
 
 def turn(qkv: Tensor, turns: Tensor) -> Tensor:
-    """qkv [R, 3, H, d] with queries and keys turned pairwise by cosines and sines [R, 2, d/2]; values as they are."""
-    result = torch.empty_like(qkv)
+    """Queries and keys [R, 2, H, d] of qkv [R, 3, H, d], turned pairwise by cosines and sines [R, 2, d/2]."""
+    R, _, H, d = qkv.shape
+    result = qkv.new_empty(R, 2, H, d)
     _turn(qkv, turns, result, back=False)
     return result
 
 
 def turn_back(gradient: Tensor, turns: Tensor) -> None:
-    """Turn a gradient of what `turn` returned into that of what it was given, in place."""
+    """Turn the gradient [R, 3, H, d] of what `turn` returned, and of the values, into that of qkv, in place."""
     _turn(gradient, turns, gradient, back=True)
 
 
@@ -66,7 +79,10 @@ def _turn(source: Tensor, turns: Tensor, target: Tensor, *, back: bool) -> None:
     half = triton.next_power_of_2(d // 2)
     rows = max(1, 1024 // half)  # eight entries, 16 bytes of bfloat16, per thread
     grid = (triton.cdiv(R, rows),)
-    _turn_kernel[grid](source, turns, target, R, H=H, HALF=d // 2, N=half, ROWS=rows, BACK=back, num_warps=4)
+    _turn_kernel[grid](
+        source, turns, target, R, FROM=source.shape[1], TO=target.shape[1], H=H, HALF=d // 2, N=half, ROWS=rows,
+        BACK=back, num_warps=4,
+    )  # fmt: skip
 
 
 def _options(qkv: Tensor) -> dict[str, Any]:
@@ -92,21 +108,22 @@ def _options(qkv: Tensor) -> dict[str, Any]:
 # R changes with every batch of texts; a kernel of its own for lengths that 16 divides would gain nothing.
 @triton.jit(do_not_specialize=["R"])
 def _forward_kernel(
-    qkv, begin, end, out, lse, R, scale,
-    H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    qk, qkv, begin, end, out, lse, R, scale,
+    QK: tl.constexpr, H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     rows = tl.program_id(0) * M + tl.arange(0, M)
     low = tl.load(begin + rows, mask=rows < R, other=2147483647)
     high = tl.load(end + rows, mask=rows < R, other=0)
-    query = _get(qkv, 0, rows, R, head, 3, H, d, D)
+    query = _get(qk, 0, rows, R, head, QK, H, d, D)
 
     best = tl.full([M], -float("inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     gathered = tl.zeros([M, D], tl.float32)
     for start in range(tl.min(low), tl.max(high), N):
         keys = start + tl.arange(0, N)
-        key = _get(qkv, 1, keys, R, head, 3, H, d, D)
+        key = _get(qk, 1, keys, R, head, QK, H, d, D)
         value = _get(qkv, 2, keys, R, head, 3, H, d, D)
         scores = _dot(query, tl.trans(key), EXACT) * scale
         seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
@@ -126,14 +143,15 @@ def _forward_kernel(
 
 @triton.jit(do_not_specialize=["R"])
 def _query_gradient(
-    qkv, grad, out, lse, begin, end, result, delta, R, plain_scale, scale,
-    H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    qk, qkv, grad, out, lse, begin, end, result, delta, R, plain_scale, scale,
+    QK: tl.constexpr, H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     rows = tl.program_id(0) * M + tl.arange(0, M)
     low = tl.load(begin + rows, mask=rows < R, other=2147483647)
     high = tl.load(end + rows, mask=rows < R, other=0)
-    query = _get(qkv, 0, rows, R, head, 3, H, d, D)
+    query = _get(qk, 0, rows, R, head, QK, H, d, D)
     upstream = _get(grad, 0, rows, R, head, 1, H, d, D)
     output = _get(out, 0, rows, R, head, 1, H, d, D)
     mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
@@ -143,7 +161,7 @@ def _query_gradient(
     total = tl.zeros([M, D], tl.float32)
     for start in range(tl.min(low), tl.max(high), N):
         keys = start + tl.arange(0, N)
-        key = _get(qkv, 1, keys, R, head, 3, H, d, D)
+        key = _get(qk, 1, keys, R, head, QK, H, d, D)
         value = _get(qkv, 2, keys, R, head, 3, H, d, D)
         scores = _dot(query, tl.trans(key), EXACT) * scale
         seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
@@ -155,21 +173,22 @@ def _query_gradient(
 
 @triton.jit(do_not_specialize=["R"])
 def _key_value_gradient(
-    qkv, grad, lse, delta, begin, end, first, last, result, R, plain_scale, scale,
-    H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    qk, qkv, grad, lse, delta, begin, end, first, last, result, R, plain_scale, scale,
+    QK: tl.constexpr, H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     keys = tl.program_id(0) * M + tl.arange(0, M)
     from_row = tl.min(tl.load(first + keys, mask=keys < R, other=2147483647))
     to_row = tl.max(tl.load(last + keys, mask=keys < R, other=0))
-    key = _get(qkv, 1, keys, R, head, 3, H, d, D)
+    key = _get(qk, 1, keys, R, head, QK, H, d, D)
     value = _get(qkv, 2, keys, R, head, 3, H, d, D)
 
     key_total = tl.zeros([M, D], tl.float32)
     value_total = tl.zeros([M, D], tl.float32)
     for start in range(from_row, to_row, N):
         rows = start + tl.arange(0, N)
-        query = _get(qkv, 0, rows, R, head, 3, H, d, D)
+        query = _get(qk, 0, rows, R, head, QK, H, d, D)
         upstream = _get(grad, 0, rows, R, head, 1, H, d, D)
         low = tl.load(begin + rows, mask=rows < R, other=2147483647)
         high = tl.load(end + rows, mask=rows < R, other=0)
@@ -188,7 +207,8 @@ def _key_value_gradient(
 @triton.jit(do_not_specialize=["R"])
 def _turn_kernel(
     source, turns, target, R,
-    H: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, BACK: tl.constexpr,
+    FROM: tl.constexpr, TO: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
+    BACK: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, N)[None, :]
@@ -197,17 +217,15 @@ def _turn_kernel(
     sine = tl.load(turns + rows * (2 * HALF) + HALF + columns, mask=there, other=0.0)
     if BACK:
         sine = -sine
-    at = rows * (6 * H * HALF) + columns
+    from_at = rows * (2 * FROM * H * HALF) + columns
+    to_at = rows * (2 * TO * H * HALF) + columns
     for _ in range(2 * H):  # the heads of the queries, then those of the keys
-        left = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
-        right = tl.load(source + at + HALF, mask=there, other=0.0).to(tl.float32)
-        tl.store(target + at, (left * cosine - right * sine).to(target.dtype.element_ty), mask=there)
-        tl.store(target + at + HALF, (left * sine + right * cosine).to(target.dtype.element_ty), mask=there)
-        at += 2 * HALF
-    if not BACK:
-        for _ in range(2 * H):  # the values, half a head at a time
-            tl.store(target + at, tl.load(source + at, mask=there, other=0.0), mask=there)
-            at += HALF
+        left = tl.load(source + from_at, mask=there, other=0.0).to(tl.float32)
+        right = tl.load(source + from_at + HALF, mask=there, other=0.0).to(tl.float32)
+        tl.store(target + to_at, (left * cosine - right * sine).to(target.dtype.element_ty), mask=there)
+        tl.store(target + to_at + HALF, (left * sine + right * cosine).to(target.dtype.element_ty), mask=there)
+        from_at += 2 * HALF
+        to_at += 2 * HALF
 
 
 @triton.jit

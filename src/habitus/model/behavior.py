@@ -77,16 +77,15 @@ class BehaviorModel(nn.Module):
         embedder, contextualizer = self.embedder, self.contextualizer
         # A contextualizer has one shape per recipe, so its sizes are compiled in: left to itself, PyTorch turns the
         # rows of a second model in one process into symbols. Texts do come in several sizes.
-        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.events.numbers, contextualizer.copying]
-        varying: list[nn.Module | None] = [embedder.fusion, embedder.numbers, embedder.vectors]
-        for part, pieces in ((contextualizer.events.categories, fixed), (embedder.categories, varying)):
-            pieces += [part] if part is not None and part.one_hot else []
+        fixed: list[nn.Module | None] = [*contextualizer.blocks, contextualizer.copying]
+        varying: list[nn.Module | None] = [] if embedder.text is None else [*embedder.text.blocks]
+        # Few and large pieces: each costs a compiler's start, and waits for its own kernels.
         methods: list[tuple[nn.Module, str, bool | None]] = [
-            (contextualizer, name, False) for name in ("enter", "layout", "leave")
+            (contextualizer, "begin", False),
+            (contextualizer, "leave", False),
+            (embedder, "finish", None),
         ]
-        if embedder.text is not None:
-            varying += embedder.text.blocks
-            methods += [(embedder.text, "enter", None), (embedder.text, "leave", None)]
+        methods += [] if embedder.text is None else [(embedder.text, "enter", None)]
         for pieces, dynamic in ((fixed, False), (varying, None)):
             for piece in pieces:
                 if piece is not None:

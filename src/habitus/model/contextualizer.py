@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from habitus.data.fields import Field
 from habitus.errors import ModelError
 from habitus.model.copying import Copying, Marks
-from habitus.model.dropout import dropped
+from habitus.model.dropout import Noise, dropped
 from habitus.model.features import Categories, Numbers, of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
 from habitus.model.layouts import Layout, MaskedWindows, PackedRows, rotary_turns
@@ -45,16 +45,30 @@ class Contextualizer(nn.Module):
     def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
         """Queries are directions of unit RMS times the learned gain, so that a score is a plain dot product with an
         item vector."""
-        x = self.enter(event_embeddings, self.events(batch.fields, like=event_embeddings))
-        layout = self.layout(batch.positions, batch.segments, batch.boundaries)
-        noise = batch.noise
-        if noise is not None:
-            x = dropped(x, noise.inputs, noise.rate)
+        noise, looked_up = batch.noise, self.events.looked_up(batch.fields, like=event_embeddings)
+        x, layout = self.begin(
+            event_embeddings, looked_up, batch.fields, batch.positions, batch.segments, batch.boundaries, noise
+        )
         for number, block in enumerate(self.blocks):
             x = block(x, layout, None if noise is None else noise.of_layer(number))
         queries, marks = self.leave(x)
         copying = None if self.copying is None or marks is None else self.copying(marks, batch.segments)
         return Reading(queries.view(event_embeddings.shape), copying)
+
+    def begin(
+        self,
+        event_embeddings: Tensor,
+        looked_up: Tensor,
+        fields: dict[str, Tensor],
+        positions: Tensor,
+        segments: Tensor,
+        boundaries: Tensor,
+        noise: Noise | None,
+    ) -> tuple[Tensor, Layout]:
+        """What the first layer reads, and who sees whom: all that comes before the layers but lookups in tables."""
+        x = self.enter(event_embeddings, looked_up + self.events.multiplied(fields, like=event_embeddings))
+        x = x if noise is None else dropped(x, noise.inputs, noise.rate)
+        return x, self.layout(positions, segments, boundaries)
 
     def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
         """[R, w] out of the vectors of the events and what their own fields add."""
@@ -93,8 +107,18 @@ class EventFields(nn.Module):
 
     def forward(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
         """[B, L, w], or a zero that broadcasts."""
+        return self.looked_up(values, like) + self.multiplied(values, like)
+
+    def looked_up(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
+        """What large tables add: [B, L, w], or a zero that broadcasts."""
+        if self.categories is None or self.categories.one_hot:
+            return like.new_zeros(())
+        rows: Tensor = self.categories(values)
+        return rows
+
+    def multiplied(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
+        """What everything else adds: [B, L, w], or a zero that broadcasts."""
         total = like.new_zeros(())
-        for encoder in (self.categories, self.numbers):
-            if encoder is not None:
-                total = total + encoder(values)
-        return total
+        if self.categories is not None and self.categories.one_hot:
+            total = total + self.categories(values)
+        return total if self.numbers is None else total + self.numbers(values)

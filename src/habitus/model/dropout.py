@@ -39,6 +39,5 @@ def row_noise(seed: int, step: int | Tensor, first: int, rows: int, rate: float,
 
 def dropped(x: Tensor, word: Tensor, rate: float) -> Tensor:
     """x [R, w] with each entry zeroed with probability `rate` and the others scaled so that the mean stays."""
-    column = torch.arange(x.shape[-1], device=x.device) * _GOLDEN & MASK
-    kept = mixed(word[:, None] ^ column, _GOLDEN) >= int(rate * (MASK + 1))
+    kept = mixed(word[:, None] ^ torch.arange(x.shape[-1], device=x.device), _GOLDEN) >= int(rate * (MASK + 1))
     return torch.where(kept, x / (1 - rate), 0)

@@ -33,12 +33,25 @@ class Embedder(nn.Module):
 
     def forward(self, items: ItemTensors) -> Tensor:
         """Item vectors [n, h] of unit RMS, in float32."""
-        total = None if self.text is None else self.text(_text_of(items)).float()
-        for encoder in (self.categories, self.numbers, self.vectors):
-            if encoder is not None:
-                part = encoder(items.fields).float()
-                total = part if total is None else total + part
-        assert total is not None, "built without item fields"
+        text = None if self.text is None else _text_of(items)
+        rows = None if self.text is None or text is None else self.text(text)
+        looked_up = None
+        if self.categories is not None and not self.categories.one_hot:
+            looked_up = self.categories(items.fields)
+        return self.finish(rows, text, looked_up, items.fields)
+
+    def finish(
+        self, rows: Tensor | None, text: PackedText | None, looked_up: Tensor | None, fields: dict[str, Tensor]
+    ) -> Tensor:
+        """Item vectors of what the text's layers made of its tokens and of table rows: all that comes after both."""
+        parts = [] if self.text is None or rows is None or text is None else [self.text.leave(rows, text)]
+        parts += [] if looked_up is None else [looked_up]
+        for encoder in (None if looked_up is not None else self.categories, self.numbers, self.vectors):
+            parts += [] if encoder is None else [encoder(fields)]
+        assert parts, "built without item fields"
+        total = parts[0].float()
+        for part in parts[1:]:
+            total = total + part.float()
         vectors: Tensor = self.fusion(total)
         return vectors
 
@@ -58,11 +71,11 @@ class TextEncoder(nn.Module):
         self.missing = nn.Parameter(torch.empty(h))
 
     def forward(self, text: PackedText) -> Tensor:
-        """[n, h]. An item without text has a learned vector instead."""
+        """The tokens' rows after all layers; `leave` makes them one vector per item."""
         x = self.enter(F.embedding(text.tokens, self.tokens), text.places)
         for block in self.blocks:
             x = block(x, text.layout)
-        return self.leave(x, text)
+        return x
 
     def enter(self, x: Tensor, places: Tensor) -> Tensor:
         """Token rows [P, h] with their positions added, and zeros at their end where that is faster."""
@@ -74,7 +87,7 @@ class TextEncoder(nn.Module):
         return F.pad(x, (0, roomy(self.width, x.device) - self.width))
 
     def leave(self, x: Tensor, text: PackedText) -> Tensor:
-        """The mean [n, h] of each item's rows, in float32."""
+        """The mean [n, h] of each item's rows, in float32. An item without text has a learned vector instead."""
         mean = packed_mean(self.norm(x[:, : self.width]), text, self.text_len)
         return torch.where(text.lengths[:, None] > 0, mean, self.missing.float())
 

@@ -45,14 +45,14 @@ def _forward(
     turns: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp, and qkv as the kernel saw it where it was turned (empty where it was not)."""
+    """Output, log-sum-exp, and queries and keys as the kernel saw them where they were turned (else empty)."""
     from habitus.model.attention_kernels import forward, turn
 
     qkv = qkv.contiguous()
     if turns is None:
-        return *forward(qkv, begin, end, scale), qkv.new_empty(0)
+        return *forward(qkv, qkv, begin, end, scale), qkv.new_empty(0)
     turned = turn(qkv, turns)
-    return *forward(turned, begin, end, scale), turned
+    return *forward(turned, qkv, begin, end, scale), turned
 
 
 @_forward.register_fake
@@ -66,7 +66,7 @@ def _(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     R, _, H, d = qkv.shape
-    turned = qkv.new_empty(0) if turns is None else torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    turned = qkv.new_empty(0) if turns is None else qkv.new_empty(R, 2, H, d)
     return qkv.new_empty(R, H, d), qkv.new_empty(H, R, dtype=torch.float32), turned
 
 
@@ -74,6 +74,7 @@ def _(
 def _backward(
     grad: Tensor,
     qkv: Tensor,
+    turned: Tensor,
     out: Tensor,
     lse: Tensor,
     begin: Tensor,
@@ -83,10 +84,12 @@ def _backward(
     turns: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """The gradient of what was given to `_forward`; `qkv` here is what the kernel saw."""
+    """The gradient of what was given to `_forward`; `turned` is what it returned."""
     from habitus.model.attention_kernels import backward, turn_back
 
-    gradient = backward(grad.contiguous(), qkv.contiguous(), out, lse, (begin, end, first, last), scale)
+    qkv = qkv.contiguous()
+    qk = qkv if turns is None else turned
+    gradient = backward(grad.contiguous(), qk, qkv, out, lse, (begin, end, first, last), scale)
     if turns is not None:
         turn_back(gradient, turns)
     return gradient
@@ -96,6 +99,7 @@ def _backward(
 def _(
     grad: Tensor,
     qkv: Tensor,
+    turned: Tensor,
     out: Tensor,
     lse: Tensor,
     begin: Tensor,
@@ -111,12 +115,12 @@ def _(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     qkv, *bounds, turns, ctx.scale = inputs
     out, lse, turned = output
-    ctx.save_for_backward(qkv if turns is None else turned, *bounds, turns, out, lse)
+    ctx.save_for_backward(qkv, turned, *bounds, turns, out, lse)
 
 
 def _differentiate(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    seen, begin, end, first, last, turns, out, lse = ctx.saved_tensors
-    gradient = _backward(grad, seen, out, lse, begin, end, first, last, turns, ctx.scale)
+    qkv, turned, begin, end, first, last, turns, out, lse = ctx.saved_tensors
+    gradient = _backward(grad, qkv, turned, out, lse, begin, end, first, last, turns, ctx.scale)
     return gradient, None, None, None, None, None, None
 
 
