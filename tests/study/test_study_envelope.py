@@ -8,10 +8,12 @@ import pytest
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.study import StudyOptions, study
+from habitus.study.copying import repeat_share, with_copying
 from habitus.study.envelope import adapted, designs, fitting, scaled, with_negatives
 from habitus.study.finishing import check_metric
 from habitus.study.options import ORDER
 from habitus.study.probing import rate_line
+from habitus.study.state import request_of
 from habitus.sweep import Design, Facts, Preset, load_preset
 from habitus.sweep.preset_world import preset_dataset
 
@@ -115,6 +117,31 @@ def test_another_dataset_gets_its_own_batches_queries_and_negatives(micro: Prese
     same, silent = adapted(micro, data)
     assert same == micro
     assert silent == []
+
+
+def test_the_share_of_repeats_is_what_counting_finds(data: Dataset) -> None:
+    batch = data.batch("train", min(64, data.counts("train").windows))
+    again = []
+    for items, targets, segments in zip(batch.items, batch.targets, batch.segments, strict=True):
+        for slot in range(len(items)):
+            if targets[slot] >= 0:
+                seen = {item for item, segment in zip(items[: slot + 1], segments, strict=False)
+                        if segment == segments[slot]}  # fmt: skip
+                again.append(targets[slot] in seen)
+    assert repeat_share(data) == pytest.approx(sum(again) / len(again))
+
+
+@pytest.mark.parametrize(
+    "own_log, asked, chosen", [(True, None, True), (False, None, False), (True, False, False), (False, True, True)]
+)
+def test_a_log_whose_users_come_back_is_copied_from_unless_told_otherwise(
+    micro: Preset, data: Dataset, own_log: bool, asked: bool | None, chosen: bool
+) -> None:
+    options = StudyOptions(data=data.path if own_log else None, copying=asked)
+    preset, why = with_copying(micro, data, options)
+    assert preset.common.copying == chosen
+    assert bool(why) == (own_log and asked is None)  # said where it was decided for the user
+    assert request_of(options).get("copying") == asked
 
 
 def test_a_metric_that_no_run_records_is_refused_before_anything_is_spent(tmp_path: Path) -> None:

@@ -51,6 +51,21 @@ def test_cells_cost_their_budget_by_equation_1(paper: Preset) -> None:
             assert planned.row.realised["params"] == parts.params
 
 
+def test_copying_dropout_and_log_q_of_a_preset_reach_every_cell_and_are_counted(paper: Preset) -> None:
+    changed = {"copying": True, "dropout": 0.1, "log_q": True}
+    preset = paper.model_copy(update={"common": paper.common.model_copy(update=changed)})
+    for axis in AXES:
+        plain, cells = (design(axis, LARGE, one, asked=Asked((1e16,))).cells for one in (paper, preset))
+        assert cells
+        assert {(p.recipe.model.copying, p.recipe.train.dropout, p.recipe.train.log_q) for p in cells} == {
+            (True, 0.1, True)
+        }
+        assert not {planned.hash for planned in plain} & {planned.hash for planned in cells}
+        for planned in cells:
+            p = breakdown(planned.recipe.model, LARGE.inputs).contextualizer
+            assert p["contextualizer.copying"] == 65 * planned.recipe.model.width + 14
+
+
 def test_the_share_axis_holds_the_data_ratio_and_spans_the_shares(paper: Preset) -> None:
     cells = design("share", LARGE, paper, asked=Asked((1e17,), 1)).cells
     shares = [planned.row.realised["embedder_share"] for planned in cells]
@@ -179,7 +194,7 @@ def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Facts
         "init": "mup", "parent": "f" * 64, "num_negatives": 3, "extra_pool": "extras", "log_q": True,
         "batch_sequences": 999, "steps": 7, "optimizer": "muon", "learning_rate": 0.5, "schedule": "constant",
         "warmup": 0.5, "weight_decay": 0.7, "clip": 9.0, "precision": "bf16", "seed": 77, "queries": 5,
-        "catalogue_items": 9, "every": 3, "regimes": ["batch"],
+        "catalogue_items": 9, "every": 3, "regimes": ["batch"], "copying": True, "dropout": 0.3,
     }  # fmt: skip
     seen = {planned.hash, planned.recipe.hash("1" * 64)}
     count = 2

@@ -28,6 +28,12 @@ def study(
     plan_flops: Annotated[
         float | None, typer.Option(help="Budget of the recipe; else ten times the largest of the study.")
     ] = None,
+    copying: Annotated[
+        bool | None,
+        typer.Option(
+            "--copying/--no-copying", help="Whether a user's past speaks for its items; else as the log suggests."
+        ),
+    ] = None,
     allow_repeats: Annotated[
         bool, typer.Option("--allow-repeats", help="Also runs of more than one epoch (small logs).")
     ] = False,
@@ -62,6 +68,7 @@ def study(
         gpu_hours=gpu_hours,
         metric=metric,
         plan_flops=plan_flops,
+        copying=copying,
         allow_repeats=allow_repeats,
         workers=workers,
         backend=backend,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
+from habitus.study.copying import with_copying
 from habitus.study.envelope import Fitting, adapted, fitting
 from habitus.study.options import StudyOptions
 from habitus.study.probing import PROBES, Probed, probe, seconds_of
@@ -29,6 +30,8 @@ def decide(
     """Adapt and scale the preset, probe, state the cost, and write it all down."""
     facts, axes = Facts.of(dataset), options.chosen_axes()
     preset, notes = adapted(preset, dataset)
+    preset, why = with_copying(preset, dataset, options)
+    notes += why
     limit = None if options.flops is None else _PROBE_SHARE * options.flops
     chosen = _fitting(preset, facts, axes, options, limit, _flops, "FLOPs")
     probed_from = min(chosen.preset.budgets)

@@ -22,6 +22,7 @@ class StudyOptions:
     gpu_hours: float | None = None  # envelope: hours on this machine
     metric: str = "catalogue/recall@10"
     plan_flops: float | None = None  # budget of the recipe; else ten times the largest budget of the study
+    copying: bool | None = None  # None: on a log of one's own whose users often come back to items
     allow_repeats: bool = False  # runs of more than one epoch, which laws leave out otherwise
     workers: int | None = None
     backend: str = "local"

@@ -53,6 +53,7 @@ def request_of(options: StudyOptions) -> dict[str, Any]:
         "axes": list(options.chosen_axes()),
         **({} if options.flops is None else {"flops": options.flops}),
         **({} if options.gpu_hours is None else {"gpu_hours": options.gpu_hours}),
+        **({} if options.copying is None else {"copying": options.copying}),
         "allow_repeats": options.allow_repeats,
         "seed": options.seed,
         "embedded_world": options.data is None,
