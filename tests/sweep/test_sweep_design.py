@@ -62,8 +62,8 @@ def test_copying_dropout_and_log_q_of_a_preset_reach_every_cell_and_are_counted(
         }
         assert not {planned.hash for planned in plain} & {planned.hash for planned in cells}
         for planned in cells:
-            p = breakdown(planned.recipe.model, LARGE.inputs).contextualizer
-            assert p["contextualizer.copying"] == 65 * planned.recipe.model.width + 14
+            p, w = breakdown(planned.recipe.model, LARGE.inputs).contextualizer, planned.recipe.model.width
+            assert p["contextualizer.copying"] == (2 * min(32, w // 4) + 1) * w + 14
 
 
 def test_the_share_axis_holds_the_data_ratio_and_spans_the_shares(paper: Preset) -> None:

@@ -9,7 +9,7 @@ visible event j may also speak for its own item x_j. With a query's plain score 
 Items that the user has not met keep their plain score, so that an index over the catalogue still finds them, and only
 the past is scored by itself. `lag` is piecewise linear in the logarithm of the lag.
 
-Letters: B windows, L slots, R = B·L rows, w width, d COPY_DIM, k LAG_KNOTS.
+Letters: B windows, L slots, R = B·L rows, w width, d copy_dim, k LAG_KNOTS.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from habitus.model.layers import Linear
-from habitus.sizing.structure import COPY_DIM, LAG_KNOTS
+from habitus.sizing.structure import LAG_KNOTS, copy_dim
 
 UNSEEN = -1.0e4  # the weight, as a logarithm, of an event that a query does not see: finite, so that gradients are
 _KNOTS_PER_DOUBLING = 1.5
@@ -44,8 +44,8 @@ class Copying(nn.Module):
 
     def __init__(self, w: int) -> None:
         super().__init__()
-        self.ask = Linear(w, COPY_DIM)
-        self.mark = Linear(w, COPY_DIM)
+        self.ask = Linear(w, copy_dim(w))
+        self.mark = Linear(w, copy_dim(w))
         self.gate = Linear(w, 1)
         self.lags = nn.Parameter(torch.empty(LAG_KNOTS))
 
@@ -58,7 +58,7 @@ class Copying(nn.Module):
         B, L = segments.shape
         with torch.autocast(segments.device.type, enabled=False):
             ask, mark = (part.float().unflatten(0, (B, L)) for part in marks[:2])
-            said = torch.bmm(ask, mark.transpose(1, 2)) * COPY_DIM**-0.5
+            said = torch.bmm(ask, mark.transpose(1, 2)) * ask.shape[-1] ** -0.5
             said = said + marks.gate.float().view(B, L, 1) + self._of_lags(L)
         lag = _lags(L, segments.device)
         seen = (segments[:, :, None] == segments[:, None, :]) & (lag >= 0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from habitus.recipe import ModelRecipe
-from habitus.sizing.structure import COPY_DIM, NUMBER_FEATURES, ONE_HOT_ROWS, Inputs
+from habitus.sizing.structure import NUMBER_FEATURES, ONE_HOT_ROWS, Inputs, copy_dim
 
 SoftmaxForm = Literal["attention", "logits", "none"]
 
@@ -66,7 +66,7 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     event_fields = 2 * w * event_constants * work.slots
     layers = 2 * (12 * w * w * model.depth + w * h) * work.slots
     # Pairs are scored without a mask: those that attention scores, and as many again.
-    copied = 2 * COPY_DIM * (2 * w * work.slots + 2 * work.context_pairs)
+    copied = 2 * copy_dim(w) * (2 * w * work.slots + 2 * work.context_pairs)
     return {
         "text": float(_LINEAR * text + _LINEAR_OF_CONSTANTS * positions),
         "text_attention": _ATTENTION * text_attention,

@@ -16,7 +16,6 @@ from habitus.record import Params
 NUMBER_FREQUENCIES = 8
 NUMBER_FEATURES = 2 * 2 * NUMBER_FREQUENCIES
 
-COPY_DIM = 32  # of what a slot asks of the past, and of what an event of the past answers
 LAG_KNOTS = 14  # of the function of the lag, one and a half per doubling: 400 events back, flat beyond
 
 ONE_HOT_ROWS = 64  # category tables of at most so many rows are multiplied rather than looked up
@@ -146,8 +145,13 @@ def contextualizer_parts(h: int, width: int, depth: int, inputs: Inputs, *, copy
         "contextualizer.norm": width,
         "contextualizer.output": width * h,
         "contextualizer.gain": 1,
-        **({"contextualizer.copying": (2 * COPY_DIM + 1) * width + LAG_KNOTS} if copying else {}),
+        **({"contextualizer.copying": (2 * copy_dim(width) + 1) * width + LAG_KNOTS} if copying else {}),
     }
+
+
+def copy_dim(width: int) -> int:
+    """The width of what a slot asks of the past and of what an event of the past answers."""
+    return max(4, min(32, width // 4))
 
 
 def block_params(width: int) -> int:
