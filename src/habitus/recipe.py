@@ -1,5 +1,6 @@
 """The Recipe: everything that decides one stage of one run, and nothing else."""
 
+from operator import not_
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -8,6 +9,7 @@ from habitus.typed import Typed, content_hash
 
 # Raised when the numerics change, so that old Records are not taken for new ones.
 RECIPE_VERSION = 1
+# Keys that came later are left out (`exclude_if`) where they say nothing: what was written before keeps its hash.
 
 
 class DataRecipe(Typed):
@@ -21,7 +23,9 @@ class ModelRecipe(Typed):
     width: int = Field(ge=4, description="Width of the contextualizer.")
     depth: int = Field(ge=1, description="Layers of the contextualizer.")
     head_dim: int = Field(32, ge=2, description="Width of one attention head of the contextualizer.")
-    copying: bool = Field(False, description="Let the events of a user's own past speak for their items.")
+    copying: bool = Field(
+        False, exclude_if=not_, description="Let the events of a user's own past speak for their items."
+    )
     init: Literal["default", "mup_lr", "mup"] = Field("default", description="Initialisation and rate scaling.")
 
     @model_validator(mode="after")
@@ -51,7 +55,7 @@ class TrainRecipe(Typed):
     schedule: Literal["cosine", "constant"] = Field("cosine", description="After the warm-up.")
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")
     weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="Of the contextualizer's inputs and branches.")
+    dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the contextualizer's inputs and branches.")
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     precision: Literal["bf16", "fp32"] = Field("bf16", description="Of the matrix products.")
     seed: int = Field(0, ge=0, lt=2**32, description="Keys every random stream of the run.")
@@ -88,9 +92,4 @@ class Recipe(Typed):
 
     def hash(self, dataset_checksum: str) -> str:
         """The run's identity: this recipe (its parent's hash included) on that dataset, at this version."""
-        values = self.to_values()
-        # These came later: runs without them keep the identity that they had.
-        for part, name in (("model", "copying"), ("train", "dropout")):
-            if not values[part][name]:
-                del values[part][name]
-        return content_hash({"recipe": values, "dataset": dataset_checksum, "version": RECIPE_VERSION})
+        return content_hash({"recipe": self.to_values(), "dataset": dataset_checksum, "version": RECIPE_VERSION})

@@ -81,7 +81,7 @@ def test_the_loss_by_hand() -> None:
     assert mass.target[0, 1:].exp().tolist() == pytest.approx([1, 5])
     assert mass.target[0, 0] < -1e3  # never met
     plain = math.log(3 / 2)
-    found = with_copying(torch.tensor(plain), torch.tensor(math.log(2)), Mass(*(part[0, 2] for part in mass)))
+    found = with_copying(torch.tensor(plain), torch.tensor(math.log(2)), None, Mass(*(part[0, 2] for part in mass)))
     assert found.item() == pytest.approx(math.log((1 + 2 + 8) / (2 + 5)))
 
 
@@ -98,17 +98,17 @@ def test_losses_and_gradients_are_those_of_scores_written_out(log_q: bool, form:
     leaves = [part.clone().requires_grad_() for part in (queries, table, said)]
 
     def written_out(h: torch.Tensor, e: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-        scores = h @ e.T if q is None else h @ e.T - q
-        added = torch.zeros(M, V, dtype=torch.float64)
-        speakers = torch.nn.functional.one_hot(items[0], V).double()
-        added = a[0].exp().tril() @ speakers
-        total = scores.exp() + added
-        if form == "extras":  # the past may speak for items that are no candidates: its weight counts all the same
-            total = torch.cat([scores[:, 10:].exp(), added, scores.gather(1, targets[0][:, None]).exp()], 1)
-            again = (targets[0] >= 10)[:, None] * scores.gather(1, targets[0][:, None]).exp()
-            wanted = scores.gather(1, targets[0][:, None]).exp() + added.gather(1, targets[0][:, None])
-            return ((total.sum(1, keepdim=True) - again).log() - wanted.log())[:, 0]
-        return total.sum(1).log() - total.gather(1, targets[0][:, None])[:, 0].log()
+        plain = h @ e.T
+        corrected = plain if q is None else plain - q
+        added = a[0].exp().tril() @ torch.nn.functional.one_hot(items[0], V).double()
+        target = targets[0][:, None]
+        pool = corrected.exp().sum(1)
+        if form == "extras":  # items 10 and above, and the target; the past counts whether or not it is among them
+            own = (targets[0] < 10) * corrected.gather(1, target)[:, 0].exp()
+            pool = corrected[:, 10:].exp().sum(1) + own
+        wanted = (plain.exp() + added).gather(1, target)[:, 0]
+        level = 0 if q is None else q[targets[0]]
+        return (pool + added.sum(1)).log() - wanted.log() + level
 
     expected = written_out(*leaves)
     weights = torch.rand(M, generator=random, dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_losses_and_gradients_are_those_of_scores_written_out(log_q: bool, form:
         extra_q, own_q = (None, None) if q is None else (q[10:], q[targets[0]])
         found = extras_softmax(h, e[10:], e[targets[0]], among, log_q=extra_q, target_log_q=own_q)
     mass = mass_of(a, items, targets)
-    loss = with_copying(found.loss, found.score, Mass(*(part[0] for part in mass)))
+    loss = with_copying(found.loss, found.score, found.log_q, Mass(*(part[0] for part in mass)))
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     for got, truth in zip(torch.autograd.grad((loss * weights).sum(), leaves), wanted, strict=True):
         torch.testing.assert_close(got, truth, rtol=1e-4, atol=1e-5)

@@ -76,7 +76,7 @@ def trained(dataset: Dataset, recipe: Recipe) -> BehaviorModel:
         if read.copying is not None:
             mass = mass_of(read.copying, torch.from_numpy(batch.items), torch.from_numpy(batch.targets))
             heard = Mass(*(part[torch.from_numpy(targets)] for part in mass))
-            loss = with_copying(loss, scores.gather(1, wanted[:, None])[:, 0], heard)
+            loss = with_copying(loss, scores.gather(1, wanted[:, None])[:, 0], None, heard)
         loss = loss.mean()
         optimizer.zero_grad()
         loss.backward()

@@ -57,7 +57,7 @@ def test_bad_options_are_clear_errors():
 
 def test_no_queries_give_no_losses():
     h, e, y = draw()
-    loss, entropy, _ = candidate_softmax(h[:0], e, y[:0], entropy=True)
+    loss, entropy, *_ = candidate_softmax(h[:0], e, y[:0], entropy=True)
     assert loss.shape == entropy.shape == (0,)
     h, e = h[:0].double().requires_grad_(), e.double().requires_grad_()
     loss = candidate_softmax(h, e, y[:0]).loss
@@ -72,7 +72,7 @@ def test_the_latch_keeps_the_first_bad_step_and_masks_what_follows():
     e.requires_grad_()
     latch = Latch("cpu")
     for step, targets in enumerate([y, y + 100, y]):
-        loss, _, _ = candidate_softmax(h, e, targets, latch=latch)
+        loss, _, *_ = candidate_softmax(h, e, targets, latch=latch)
         gradients = torch.autograd.grad(loss.sum(), (h, e))
         assert (loss != 0).any() == (step == 0)
         assert all((gradient != 0).any() == (step == 0) for gradient in gradients)
@@ -110,7 +110,7 @@ def test_a_latched_nan_reaches_no_gradient():
     h[2] = torch.nan
     h.requires_grad_()
     e.requires_grad_()
-    loss, _, _ = candidate_softmax(h, e, y, latch=Latch("cpu"))
+    loss, _, *_ = candidate_softmax(h, e, y, latch=Latch("cpu"))
     for gradient in torch.autograd.grad(loss.sum(), (h, e)):
         assert (gradient == 0).all()
 

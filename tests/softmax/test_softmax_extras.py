@@ -51,7 +51,7 @@ def test_loss_entropy_and_all_gradients_agree_with_float64(backend, with_log_q, 
     table.requires_grad_()
     weights = torch.rand(len(h))
     log_q = torch.randn(len(table)) - 6 if with_log_q else None
-    loss, entropy, _ = extras_softmax(
+    loss, entropy, *_ = extras_softmax(
         h,
         table[drawn],
         table[targets],
@@ -72,7 +72,7 @@ def test_one_extra_and_one_target_by_hand():
     # The extra scores ln 3 and the target 0: p = (3/4, 1/4). The second query's target is the extra: it is certain.
     extra, row = torch.tensor([[math.log(3)]]), torch.tensor([[0.0], [math.log(3)]], requires_grad=True)
     h = torch.ones(2, 1, requires_grad=True)
-    loss, entropy, _ = extras_softmax(h, extra, row, torch.tensor([False, True]), entropy=True)
+    loss, entropy, *_ = extras_softmax(h, extra, row, torch.tensor([False, True]), entropy=True)
     assert torch.allclose(loss, torch.tensor([math.log(4), 0.0]))
     assert torch.allclose(entropy, torch.tensor([math.log(4) - 0.75 * math.log(3), 0.0]), atol=1e-6)
     loss.sum().backward()
@@ -93,7 +93,7 @@ def test_a_drawn_target_is_counted_once_and_stays_a_negative_of_the_others():
 @pytest.mark.parametrize("lead", [-200.0, -30.0, 30.0, 200.0])
 def test_certain_and_hopeless_targets_keep_their_digits(lead):
     h = torch.ones(1, 1, dtype=torch.float32, requires_grad=True)
-    loss, entropy, _ = extras_softmax(
+    loss, entropy, *_ = extras_softmax(
         h, torch.tensor([[lead]]), torch.zeros(1, 1), torch.tensor([False]), entropy=True, backend="chunked"
     )
     expected = lead + math.log1p(math.exp(-lead)) if lead > 0 else math.log1p(math.exp(lead))
@@ -121,7 +121,7 @@ def test_rows_beyond_num_valid_do_not_count(num_valid, backend):
 def test_many_shards_change_rounding_only(monkeypatch):
     h, table, drawn, targets = draw(items=400, K=300)
     monkeypatch.setattr(attention, "shard_rows", lambda *_: 64)
-    loss, entropy, _ = extras_softmax(h, table[drawn], table[targets], targets_among(targets, drawn), entropy=True)
+    loss, entropy, *_ = extras_softmax(h, table[drawn], table[targets], targets_among(targets, drawn), entropy=True)
     loss.sum().backward()
     truth = slow(h, table, drawn, targets)
     for found, wanted in zip((loss.detach(), entropy, h.grad), truth[:3], strict=True):
@@ -132,7 +132,7 @@ def test_bfloat16_is_rounded_only_at_the_end():
     h, table, drawn, targets = draw(200, 1000, 500, 64, dtype=torch.bfloat16)
     with torch.no_grad():
         h.mul_(0.2)
-    loss, entropy, _ = extras_softmax(h, table[drawn], table[targets], targets_among(targets, drawn), entropy=True)
+    loss, entropy, *_ = extras_softmax(h, table[drawn], table[targets], targets_among(targets, drawn), entropy=True)
     loss.sum().backward()
     truth = slow(h, table, drawn, targets)
     assert loss.dtype == entropy.dtype == torch.float32 and h.grad.dtype == torch.bfloat16
@@ -149,7 +149,7 @@ def test_zero_weight_queries_change_nothing_and_no_queries_have_no_losses():
     truth = slow(h[:30], table, drawn, targets[:30])
     assert relative(h.grad[:30], truth[2]) < 1e-5
     assert (h.grad[30:] == 0).all()
-    loss, entropy, _ = extras_softmax(h[:0], table[drawn], table[targets][:0], among[:0], entropy=True)
+    loss, entropy, *_ = extras_softmax(h[:0], table[drawn], table[targets][:0], among[:0], entropy=True)
     assert loss.shape == entropy.shape == (0,)
 
 

@@ -46,7 +46,7 @@ def test_every_backend_agrees_with_float64(backend, d, biased, twin):
     h, e, y = draw(1000, 5003, d, scale=2.0)
     log_q = torch.randn(5003, device="cuda") - 7 if biased else None
     weights = torch.rand(1000, device="cuda") / 1000
-    loss, entropy, _ = candidate_softmax(h, e, y, log_q=log_q, entropy=True, backend=backend)
+    loss, entropy, *_ = candidate_softmax(h, e, y, log_q=log_q, entropy=True, backend=backend)
     (loss * weights).sum().backward()
     truth = twin(h, e, y, log_q=log_q, weights=weights)
     assert (loss - truth.loss).abs().max() < 1e-5 * truth.loss.abs().max()
@@ -60,7 +60,7 @@ def test_every_backend_agrees_with_float64(backend, d, biased, twin):
 @pytest.mark.parametrize("d", [256, 260, 512, 1024])
 def test_wide_vectors_agree_with_float64(d, twin):
     h, e, y = draw(700, 3001, d, scale=2.0)
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True)
     loss.mean().backward()
     truth = twin(h, e, y, weights=torch.full((700,), 1 / 700, device="cuda"))
     assert (loss - truth.loss).abs().max() < 1e-5 * truth.loss.abs().max()
@@ -84,7 +84,7 @@ def test_adversarial_inputs(backend, case, twin):
             e.copy_(e[torch.arange(len(e), device="cuda") % 7])
         elif case == "sharp":  # each query is its own target's row: probabilities near one
             h.copy_(e[y] * 2)
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True, backend=backend)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True, backend=backend)
     truth = twin(h, e, y)
     scale = max(1.0, truth.scores.abs().max().item())
     assert (loss - truth.loss).abs().max() < 1e-5 * scale
@@ -99,7 +99,7 @@ def test_adversarial_inputs(backend, case, twin):
 
 def test_float32_on_cuda_is_chunked_and_accurate(twin):
     h, e, y = draw(500, 3000, 64, scale=2.0, dtype=torch.float32)
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True)
     loss.sum().backward()
     truth = twin(h, e, y)
     assert relative(loss.detach(), truth.loss) < 1e-6
@@ -186,7 +186,7 @@ def test_a_captured_step_replays_with_new_numbers(twin):
     latch = Latch("cuda")
 
     def step():
-        loss, _, _ = candidate_softmax(h, e, y, num_valid=count, latch=latch)
+        loss, _, *_ = candidate_softmax(h, e, y, num_valid=count, latch=latch)
         h.grad, e.grad = torch.autograd.grad(loss.mean(), (h, e))
         latch.gate((h.grad, e.grad))
         latch.advance()
@@ -256,7 +256,7 @@ def test_extras_and_the_own_target_alone_agree_with_float64(backend):
     drawn = sample_negatives(5003, 2000, torch.Generator("cuda").manual_seed(1))
     among = targets_among(y, drawn)
     assert 0 < among.sum() < len(y)
-    loss, entropy, _ = extras_softmax(h, e[drawn].detach(), e[y].detach(), among, entropy=True, backend=backend)
+    loss, entropy, *_ = extras_softmax(h, e[drawn].detach(), e[y].detach(), among, entropy=True, backend=backend)
     loss.mean().backward()
     # A catalogue whose rows that are neither drawn nor the query's own target are masked, one query at a time.
     z = h.detach().double().requires_grad_()

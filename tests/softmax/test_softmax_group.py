@@ -45,13 +45,13 @@ def compute_part(rank, port, folder):
     queries, rows = slice(rank * M, (rank + 1) * M), slice(rank * PIECES[0], PIECES[0] + rank * PIECES[1])
     own_h, own_e = h[queries].clone().requires_grad_(), e[rows].clone().requires_grad_()
     for backend in ("cpu", "chunked"):
-        loss, entropy, _ = candidate_softmax(
+        loss, entropy, *_ = candidate_softmax(
             own_h, own_e, y[queries], log_q=log_q[rows], entropy=True, backend=backend, group=dist.group.WORLD
         )
         gradients = torch.autograd.grad((loss * weights[queries]).sum(), (own_h, own_e))
         torch.save((loss.detach(), entropy, *gradients), f"{folder}/{backend}-{rank}")
         own_rows = e[y[queries]].clone().requires_grad_()
-        loss, entropy, _ = extras_softmax(
+        loss, entropy, *_ = extras_softmax(
             own_h,
             own_e,
             own_rows,
@@ -80,14 +80,14 @@ def test_two_processes_give_the_answer_of_one(tmp_path):
     h, e, y, log_q, weights = everything()
     h.requires_grad_()
     e.requires_grad_()
-    loss, entropy, _ = candidate_softmax(h, e, y, log_q=log_q, entropy=True)
+    loss, entropy, *_ = candidate_softmax(h, e, y, log_q=log_q, entropy=True)
     to_h, to_e = torch.autograd.grad((loss * weights).sum(), (h, e))
     for backend in ("cpu", "chunked"):
         parts = [torch.load(tmp_path / f"{backend}-{rank}") for rank in range(2)]
         for whole, pieces in zip((loss, entropy, to_h, to_e), zip(*parts, strict=True), strict=True):
             assert torch.allclose(whole, torch.cat(pieces), rtol=1e-5, atol=1e-5)
     rows = e.detach()[y].requires_grad_()
-    loss, entropy, _ = extras_softmax(h, e, rows, drawn(y), log_q=log_q, target_log_q=log_q[y], entropy=True)
+    loss, entropy, *_ = extras_softmax(h, e, rows, drawn(y), log_q=log_q, target_log_q=log_q[y], entropy=True)
     gradients = torch.autograd.grad((loss * weights).sum(), (h, e, rows))
     for backend in ("cpu", "chunked"):
         parts = [torch.load(tmp_path / f"{backend}-extras-{rank}") for rank in range(2)]

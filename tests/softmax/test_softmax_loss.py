@@ -34,7 +34,7 @@ def close(found, truth, scores):
 def test_loss_entropy_and_gradients_agree_with_float64(backend, shape, twin):
     h, e, y = draw(*shape)
     weights = torch.rand(shape[0])
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True, backend=backend)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True, backend=backend)
     (loss * weights).sum().backward()
     truth = twin(h, e, y, weights=weights)
     assert close(loss, truth.loss, truth.scores)
@@ -64,7 +64,7 @@ def test_adversarial_inputs(backend, case, twin):
             h.copy_(e[y] * 2)
         elif case == "far below":  # every score near -300
             e[:, 0], h[:, 0] = -30, 10
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True, backend=backend)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True, backend=backend)
     loss.sum().backward()
     truth = twin(h, e, y)
     assert case != "huge" or truth.scores.abs().max() > 300
@@ -89,7 +89,7 @@ def test_sharding_changes_the_result_by_rounding_only(backend, pieces, monkeypat
     monkeypatch.setattr(chunked, "BLOCK_SCORES", max(64, rows) * 64)
     monkeypatch.setattr(chunked, "shards", lambda size, _: _cut(size, rows if size == 448 else size))
     monkeypatch.setattr(attention, "shards", _cut)
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True, backend=backend)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True, backend=backend)
     loss.sum().backward()
     truth = twin(h, e, y)
     assert close(loss, truth.loss, truth.scores)
@@ -111,7 +111,7 @@ def test_bias_and_valid_rows_follow_the_formulas(backend, num_valid, with_log_q,
     log_q = torch.randn(501) * 2 - 8 if with_log_q else None
     count = None if num_valid is None else int(num_valid)
     y = y if count is None else y % count
-    loss, entropy, _ = candidate_softmax(h, e, y, log_q=log_q, num_valid=num_valid, entropy=True, backend=backend)
+    loss, entropy, *_ = candidate_softmax(h, e, y, log_q=log_q, num_valid=num_valid, entropy=True, backend=backend)
     loss.sum().backward()
     truth = twin(h, e, y, log_q=log_q, num_valid=count)
     scores = truth.scores.nan_to_num(0, neginf=0)
@@ -127,7 +127,7 @@ def test_two_candidates_by_hand():
     # z = (0, ln 3): p = (1/4, 3/4), loss of the second = ln(4/3), entropy = ln 4 - (3/4) ln 3
     h = torch.tensor([[1.0]], requires_grad=True)
     e = torch.tensor([[0.0], [3.0]]).log().nan_to_num(neginf=0).requires_grad_()
-    loss, entropy, _ = candidate_softmax(h, e, torch.tensor([1]), entropy=True)
+    loss, entropy, *_ = candidate_softmax(h, e, torch.tensor([1]), entropy=True)
     loss.sum().backward()
     ln3, ln4 = torch.tensor(3.0).log(), torch.tensor(4.0).log()
     assert torch.allclose(loss, (ln4 - ln3)[None])
@@ -138,7 +138,7 @@ def test_two_candidates_by_hand():
 
 def test_bfloat16_is_rounded_only_at_the_end(twin):
     h, e, y = draw(200, 1000, 64, dtype=torch.bfloat16)
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True)
     loss.sum().backward()
     truth = twin(h, e, y)
     assert loss.dtype == entropy.dtype == torch.float32
@@ -150,7 +150,7 @@ def test_bfloat16_is_rounded_only_at_the_end(twin):
 
 def test_float64_stays_float64(twin):
     h, e, y = draw(dtype=torch.float64)
-    loss, entropy, _ = candidate_softmax(h, e, y, entropy=True)
+    loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True)
     loss.sum().backward()
     truth = twin(h, e, y)
     assert relative(loss.detach(), truth.loss) < 1e-14

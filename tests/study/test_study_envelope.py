@@ -139,7 +139,7 @@ def test_a_log_whose_users_come_back_is_copied_from_unless_told_otherwise(
 ) -> None:
     options = StudyOptions(data=data.path if own_log else None, copying=asked)
     preset, why = with_copying(micro, data, options)
-    assert preset.common.copying == chosen
+    assert preset.common.copying == preset.common.log_q == chosen
     assert bool(why) == (own_log and asked is None)  # said where it was decided for the user
     assert request_of(options).get("copying") == asked
 

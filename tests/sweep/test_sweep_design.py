@@ -10,11 +10,12 @@ import pytest
 from habitus.errors import ConfigError
 from habitus.recipe import Recipe
 from habitus.sizing import TYPICAL_INPUTS, breakdown, stage1_step_flops, stage2_step_flops
-from habitus.sweep.cells import Facts
+from habitus.sweep.cells import Facts, _identity
 from habitus.sweep.design import Asked, budgets_from, centred_shapes, design, next_shape, with_rate
 from habitus.sweep.known import Known, Winner
 from habitus.sweep.preset import AXES, Preset, load_preset, preset_names, preset_text
 from habitus.sweep.rates import beyond_edge, rate_grid
+from habitus.typed import content_hash
 
 # What a log of ten million items and 5·10¹⁰ events would say.
 LARGE = Facts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 200_000_000)
@@ -198,6 +199,9 @@ def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Facts
     }  # fmt: skip
     seen = {planned.hash, planned.recipe.hash("1" * 64)}
     count = 2
+    assert "copying" not in values["model"] and "dropout" not in values["train"]  # came later: left out unless used
+    values["model"]["copying"], values["train"]["dropout"] = False, 0.0
+    assert Recipe.parse(values, "all keys").hash(facts.checksum) == planned.hash
     for section, fields in values.items():
         for key in fields:
             if key == "stage":
@@ -207,6 +211,21 @@ def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Facts
             seen.add(Recipe.parse(changed, key).hash(facts.checksum))
             count += 1
     assert len(seen) == count
+
+
+def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
+    """Values taken before `copying` and `dropout` came: stores of that time must be recognised."""
+    recipe = Recipe.parse(
+        {
+            "model": {"joint_dim": 16, "width": 64, "depth": 2},
+            "train": {"batch_sequences": 8, "steps": 100, "learning_rate": 0.003},
+        },
+        "as it was",
+    )
+    assert recipe.hash("0" * 64) == "34866d13c6eb1e7926968882dc036d5e1f202696ebb6cea91da2654227b8ec79"
+    assert _identity(recipe) == "2cf1e717"
+    paper = content_hash(load_preset("paper").to_values())
+    assert paper == "5a3ddddf68e45af9246ba35da23dcd110a249828aa0631e3ae6a9323df7ac6f1"
 
 
 def test_with_rate_changes_rate_and_hash_only(facts: Facts, tiny: Preset) -> None:

@@ -98,6 +98,7 @@ def _refuse_both(recipe: Path, request: "Request", batch_sequences: int | None) 
     names = "flops share joint_dim data_ratio steps width depth head_dim".split()
     given = ["--" + name.replace("_", "-") for name in names if getattr(request, name) is not None]
     given += ["--batch-sequences"] if batch_sequences is not None else []
+    given += ["--copying"] if request.copying else []
     if given:
         raise ConfigError(
             f"{recipe} and {', '.join(given)} given",

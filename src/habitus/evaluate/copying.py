@@ -22,7 +22,7 @@ from habitus.softmax.tiles import Sums
 _SAME = 1e-9
 # A target that is raised by less counts as not raised: in float32, where scores are counted, it might not be seen.
 _NOTHING = 1e-4
-_ROWS = 512  # queries whose best items are compared with their past at a time
+_ROWS = 512  # queries at a time
 _PAIRS = 1 << 22  # pairs of slots that are held at a time
 
 
@@ -44,6 +44,20 @@ class Past:
 
     def sums(self, found: Sums) -> Sums:
         """The sums over all candidates, given those of the plain scores with the raised targets to reach."""
+        rows = [slice(at, at + _ROWS) for at in range(0, len(self.places), _ROWS)]
+        parts = [self._rows(chosen)._sums(Sums(*(part[chosen] for part in found))) for chosen in rows]
+        return Sums(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def leaders(self, best: Tensor) -> Tensor:
+        """The best candidates as keys [Q, k], given those by plain scores."""
+        rows = [slice(at, at + _ROWS) for at in range(0, len(best), _ROWS)]
+        return torch.cat([self._rows(chosen)._leaders(best[chosen]) for chosen in rows])
+
+    def _rows(self, chosen: slice) -> "Past":
+        """The same of some queries: a few at a time keep the memory small."""
+        return Past(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+    def _sums(self, found: Sums) -> Sums:
         here = self.places >= 0
         before, after = (torch.where(here, part - found.top[:, None], 0) for part in (self.plain, self.scores))
         weight_before, weight = (torch.where(here, part.exp(), 0) for part in (before, after))
@@ -58,14 +72,12 @@ class Past:
             found.reached + (here & counts).sum(1) - (here & counted).sum(1),
         )
 
-    def leaders(self, best: Tensor) -> Tensor:
-        """The best candidates as keys [Q, k], given those by plain scores."""
+    def _leaders(self, best: Tensor) -> Tensor:
         raised = torch.where(self.scores - self.plain < _NOTHING, -1, self.places)
         keys = leaders.keys_of(self.scores.float(), raised.clamp(min=0))
         keys = torch.where(raised >= 0, keys, leaders.EMPTY)
-        ids, rows = leaders.ids_of(best), range(0, len(best), _ROWS)
-        again = [(ids[at : at + _ROWS, :, None] == raised[at : at + _ROWS, None]).any(-1) for at in rows]
-        return leaders.merge_leaders(torch.where(torch.cat(again), leaders.EMPTY, best), keys)
+        again = (leaders.ids_of(best)[:, :, None] == raised[:, None]).any(-1)
+        return leaders.merge_leaders(torch.where(again, leaders.EMPTY, best), keys)
 
 
 @torch.no_grad()

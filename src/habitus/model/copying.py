@@ -78,9 +78,16 @@ def mass_of(copying: Tensor, items: Tensor, targets: Tensor) -> Mass:
     return Mass(copying.logsumexp(-1), torch.where(same, copying, UNSEEN).logsumexp(-1))
 
 
-def with_copying(loss: Tensor, score: Tensor, mass: Mass) -> Tensor:
-    """The loss of queries whose plain loss and target's plain score are given, once the past is heard too."""
-    return torch.logaddexp(loss + score, mass.everything) - torch.logaddexp(score, mass.target)
+def with_copying(loss: Tensor, score: Tensor, log_q: Tensor | None, mass: Mass) -> Tensor:
+    """The loss of queries once the past is heard too, given their plain loss, the target's plain score and its log q.
+
+    The sum over the candidates estimates that over the catalogue, and the past adds its weight to it as it is. What is
+    said of the target is no estimate, so neither its score nor what the past adds to it is corrected; a constant keeps
+    the loss at the level of the plain one.
+    """
+    if log_q is None:
+        return torch.logaddexp(loss + score, mass.everything) - torch.logaddexp(score, mass.target)
+    return torch.logaddexp(loss + score - log_q, mass.everything) - torch.logaddexp(score, mass.target) + log_q
 
 
 def _lags(L: int, device: torch.device) -> Tensor:

@@ -75,7 +75,7 @@ class Searcher:
 
     def _with_past(self, best: Best, total: float, query: Tensor, one: Asked, past: Past) -> tuple[Best, float]:
         """The best rows of all and the log-sum-exp, given those without the items of the past."""
-        live = ~np.isin(past.rows, list(self.live.hidden))
+        live = np.array([row not in self.live.hidden for row in past.rows.tolist()], bool)
         rows, added = past.rows[live], past.added[live]
         if not len(rows):
             return best, total

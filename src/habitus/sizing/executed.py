@@ -30,6 +30,7 @@ class Workload:
     queries: int
     candidates: int
     softmax: SoftmaxForm = "attention"
+    copied_pairs: int = 0  # pairs of slots of a window, seen or not, that copying scores
 
     @classmethod
     def expected(cls, *, B: int, L: int, t: int, K: int = 0, stage: int = 1, unique_share: float = 0.5) -> "Workload":
@@ -47,6 +48,7 @@ class Workload:
             context_pairs=B * L * (L + 1) // 2,
             queries=B * (L - 1),
             candidates=items + K,
+            copied_pairs=B * L * L,
         )
 
 
@@ -65,8 +67,7 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     event_constants = NUMBER_FEATURES * inputs.event_numbers + _multiplied_rows(inputs.event_categories)
     event_fields = 2 * w * event_constants * work.slots
     layers = 2 * (12 * w * w * model.depth + w * h) * work.slots
-    # Pairs are scored without a mask: those that attention scores, and as many again.
-    copied = 2 * copy_dim(w) * (2 * w * work.slots + 2 * work.context_pairs)
+    copied = 2 * copy_dim(w) * (2 * w * work.slots + work.copied_pairs)
     return {
         "text": float(_LINEAR * text + _LINEAR_OF_CONSTANTS * positions),
         "text_attention": _ATTENTION * text_attention,

@@ -61,8 +61,8 @@ def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precisi
     per_element = _BFLOAT16 if precision == "bf16" else _FLOAT32
     text = _KEPT_PER_TEXT_LAYER * model.joint_dim * model.text_depth * work.text_tokens if inputs.tokens else 0
     context = _KEPT_PER_CONTEXT_LAYER * model.width * model.depth * work.slots
-    # By query and event of a window: scores, their exponentials and a mask, over windows taken to be full.
-    copying = _KEPT_PER_PAIR * 2 * work.context_pairs * _FLOAT32 if model.copying else 0
+    # By query and event of a window: scores, their exponentials and masks.
+    copying = _KEPT_PER_PAIR * work.copied_pairs * _FLOAT32 if model.copying else 0
     return (text + context) * per_element + copying
 
 

@@ -61,7 +61,7 @@ def extras_softmax(
     if len(queries) == 0 and group is None:
         wide = torch.promote_types(queries.dtype, torch.float32)
         nothing = (queries.sum(1) + target_rows.sum(1) + extras[:0].sum()).to(wide)  # keeps the graph alive
-        return SoftmaxResult(nothing, nothing.detach() if entropy else None, nothing)
+        return SoftmaxResult(nothing, nothing.detach() if entropy else None, nothing, None)
     ranks = Alone(len(extras)) if group is None else Spread(group, queries, extras)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
     shift = common_shift(log_q, whole=group is None)
@@ -80,11 +80,11 @@ def extras_softmax(
             queries, extras, target_rows, bias, own_bias, target_is_extra, latch, ranks, chosen
         )
         score = torch.linalg.vecdot(queries.to(loss.dtype), target_rows.to(loss.dtype))
-        score = score if target_log_q is None else score - target_log_q.detach().to(loss.dtype)
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, no_targets, len(extras)) if latch is None else latch.record(cause)
     doubt = torch.where(ok, uncertainty.detach(), 0) if entropy else None
-    return SoftmaxResult(torch.where(ok, loss, 0), doubt, torch.where(ok, score, 0))
+    own_log_q = None if target_log_q is None else target_log_q.detach().to(loss.dtype)
+    return SoftmaxResult(torch.where(ok, loss, 0), doubt, torch.where(ok, score, 0), own_log_q)
 
 
 class _ExtrasSoftmax(torch.autograd.Function):

@@ -24,12 +24,14 @@ from habitus.softmax.spread import Alone, Spread
 
 
 class SoftmaxResult(NamedTuple):
-    """Per query: the loss in nats, the entropy of the predicted distribution if it was asked for (detached), and the
-    target's score, differentiable as the loss is; the log-sum-exp of all scores is their sum."""
+    """Per query: the loss in nats; the entropy of the predicted distribution if it was asked for (detached); the
+    target's plain score, differentiable as the loss is; and its log q where there is one. The log-sum-exp of all
+    scores, corrected as they are, is loss + score - log_q."""
 
     loss: Tensor
     entropy: Tensor | None
     score: Tensor
+    log_q: Tensor | None
 
 
 def candidate_softmax(
@@ -62,7 +64,7 @@ def candidate_softmax(
     if len(queries) == 0 and group is None:
         wide = torch.promote_types(queries.dtype, torch.float32)
         nothing = (queries.sum(1) + candidates[:0].sum()).to(wide)  # keeps the graph alive
-        return SoftmaxResult(nothing, nothing.detach() if entropy else None, nothing)
+        return SoftmaxResult(nothing, nothing.detach() if entropy else None, nothing, None)
     ranks = Alone(len(candidates)) if group is None else Spread(group, queries, candidates)
     count = None if num_valid is None else torch.as_tensor(num_valid, device=queries.device)
     shift = common_shift(log_q, whole=group is None)
@@ -75,12 +77,15 @@ def candidate_softmax(
         limit = ranks.num_candidates
         cause = causes(queries, rows, targets, log_q, count if group is None else None, limit)
         safe = clamped(targets, limit)
+        own_log_q = None if log_q is None else _of_targets(log_q.detach().float(), safe, ranks)
     with torch.autocast(queries.device.type, enabled=False):
         loss, uncertainty, sound, score = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, targets, limit) if latch is None else latch.record(cause)
     doubt = torch.where(ok, uncertainty.detach(), 0) if entropy else None
-    return SoftmaxResult(torch.where(ok, loss, 0), doubt, torch.where(ok, score - shift, 0))
+    # What the scores hold beside the dot product is the common shift and the target's own log q.
+    plain = score if own_log_q is None else score - shift + own_log_q
+    return SoftmaxResult(torch.where(ok, loss, 0), doubt, torch.where(ok, plain, 0), own_log_q)
 
 
 class _CandidateSoftmax(torch.autograd.Function):
@@ -162,6 +167,12 @@ def _local(targets: Tensor, offset: int, rows: int) -> tuple[Tensor, Tensor]:
     """The targets as rows of this rank's piece, and which of them are there."""
     local = targets - offset
     return local.clamp(0, rows - 1), (local >= 0) & (local < rows)
+
+
+def _of_targets(values: Tensor, targets: Tensor, ranks: Alone) -> Tensor:
+    """The values [V] of this rank's candidates at the targets of this rank's queries, whoever holds them."""
+    local, held = _local(ranks.gather(targets), ranks.offset, len(values))
+    return ranks.own(ranks.total(torch.where(held, values[local], 0)))
 
 
 def _target_scores(

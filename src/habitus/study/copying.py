@@ -20,7 +20,8 @@ def with_copying(preset: Preset, dataset: Dataset, options: StudyOptions) -> tup
         chosen = share >= _WORTH
         if chosen:
             why = [f"{share:.0%} of the next items are in the visible past: models copy (--no-copying: they do not)"]
-    common = preset.common.model_copy(update={"copying": chosen})
+    # Without log_q scores are right among a batch's targets only, and the past is too quiet in the whole catalogue.
+    common = preset.common.model_copy(update={"copying": chosen, "log_q": preset.common.log_q or chosen})
     return preset.model_copy(update={"common": common}), why
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import not_
 from pathlib import Path
 from typing import Literal, Self
 
@@ -34,15 +35,17 @@ class Common(Typed):
     share: float = Field(0.02, gt=0, lt=1, description="Embedder share where the store knows no better.")
     data_ratio: float = Field(15.0, gt=0, description="D/N where an axis fixes it.")
     min_steps: int = Field(100, ge=1, description="Stage-1 cells with fewer steps are not affordable.")
-    copying: bool = Field(False, description="Let the events of a user's own past speak for their items.")
-    log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
+    copying: bool = Field(
+        False, exclude_if=not_, description="Let the events of a user's own past speak for their items."
+    )
+    log_q: bool = Field(False, exclude_if=not_, description="Correct logits by -log q of the candidate's inclusion.")
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(2e-3, gt=0, description="At 512 windows per step; times sqrt(batch / 512).")
     learning_rate_exponent: float = Field(0.0, ge=-1, le=1, description="Of a budget over the preset's smallest.")
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup: float = Field(0.05, ge=0, le=1)
     weight_decay: float = Field(0.1, ge=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_)
     clip: float = Field(1.0, gt=0)
     precision: Literal["bf16", "fp32"] = "bf16"
 

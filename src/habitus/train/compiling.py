@@ -55,6 +55,7 @@ def _mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
         "batch_sequences": recipe.train.batch_sequences,
         "seq_len": recipe.data.seq_len,
         "precision": recipe.train.precision,
+        **({"dropout": True} if recipe.train.dropout else {}),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device),
     }

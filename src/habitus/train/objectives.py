@@ -167,5 +167,5 @@ def mean_of_queries(found: SoftmaxResult, mass: Mass | None, batch: Assembled) -
     """The mean loss over the slots that have a query; `mass` is what the past adds, where it is heard."""
     losses = found.loss
     if mass is not None:
-        losses = with_copying(losses, found.score, Mass(mass.everything.flatten(), mass.target.flatten()))
+        losses = with_copying(losses, found.score, found.log_q, Mass(mass.everything.flatten(), mass.target.flatten()))
     return torch.where(batch.has_query.flatten(), losses, 0).sum() / batch.counts[4]

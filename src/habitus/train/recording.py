@@ -111,15 +111,16 @@ def executed_flops(
     recipe: Recipe, inputs: Inputs, work: Work, slots: int, counts: dict[str, int], device: torch.device
 ) -> float:
     """FLOPs as run. All counts but the scores enter linearly, so the totals of the run stand for its steps."""
-    masked = slots * recipe.data.seq_len  # under a mask, on CPU, every slot meets every slot of its window
+    whole = slots * recipe.data.seq_len  # under a mask, on CPU, every slot meets every slot of its window
     linear = Workload(
         slots=slots,
         items=work.items,
         text_tokens=work.text_tokens,
         text_pairs=work.text_pairs,
-        context_pairs=counts["pairs"] if device.type == "cuda" else masked,
+        context_pairs=counts["pairs"] if device.type == "cuda" else whole,
         queries=work.scores,
         candidates=1,
+        copied_pairs=whole,
     )
     return sum(executed_step_flops(recipe.model, inputs, linear).values())
 

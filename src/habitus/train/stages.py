@@ -19,7 +19,7 @@ from habitus.model.bundle import autocast
 from habitus.model.copying import Mass, mass_of, with_copying
 from habitus.randomness import Stream, shuffle_keys, shuffled
 from habitus.recipe import Recipe
-from habitus.softmax import candidate_softmax
+from habitus.softmax import SoftmaxResult, candidate_softmax
 from habitus.train.feeding import Feed, Feeder, ItemReader, Micro
 from habitus.train.gathering import gathered_rows
 from habitus.train.inclusion import Inclusion
@@ -198,7 +198,7 @@ class FrozenStage:
             target_log_q=own_log_q,
             group=group_of(self.ranks),
         )
-        return weighted(heard(found.loss, found.score, asked), micro) / feed.num_queries
+        return weighted(heard(found, asked), micro) / feed.num_queries
 
     def _candidates(self, rows: np.ndarray) -> Tensor:
         return self.vectors.rows(torch.from_numpy(rows).to(self.feeder.device))
@@ -214,21 +214,22 @@ def micro_queries(model: BehaviorModel, micro: Micro, events: Tensor) -> Asked:
     return Asked(queries, Mass(*(part.flatten()[micro.slots] for part in mass)))
 
 
-def heard(losses: Tensor, scores: Tensor, asked: Asked) -> Tensor:
+def heard(found: SoftmaxResult, asked: Asked) -> Tensor:
     """The losses [m] once the past has been heard too."""
-    return losses if asked.mass is None else with_copying(losses, scores, asked.mass)
+    return found.loss if asked.mass is None else with_copying(found.loss, found.score, found.log_q, asked.mass)
 
 
 def summed_loss(asked: Asked, candidates: Tensor, micro: Micro, log_q: Tensor | None, ranks: Ranks) -> Tensor:
     """The summed cross-entropy of a micro-batch's queries; `candidates` are this process's piece of them."""
     queries = asked.queries
     if queries.device.type == "cpu" and ranks.world == 1 and len(queries) * len(candidates) <= _FEW_SCORES:
-        scores = queries @ candidates.T
-        scores = scores if log_q is None else scores - log_q
-        losses = F.cross_entropy(scores, micro.targets, reduction="none")
-        return weighted(heard(losses, scores.gather(1, micro.targets[:, None])[:, 0], asked), micro)
+        plain = queries @ candidates.T
+        losses = F.cross_entropy(plain if log_q is None else plain - log_q, micro.targets, reduction="none")
+        score = plain.gather(1, micro.targets[:, None])[:, 0]
+        found = SoftmaxResult(losses, None, score, None if log_q is None else log_q[micro.targets])
+        return weighted(heard(found, asked), micro)
     found = candidate_softmax(queries, candidates, micro.targets, log_q=log_q, group=group_of(ranks))
-    return weighted(heard(found.loss, found.score, asked), micro)
+    return weighted(heard(found, asked), micro)
 
 
 def weighted(losses: Tensor, micro: Micro) -> Tensor:
