@@ -181,11 +181,14 @@ def test_the_command_refuses_in_words(
     assert message in str(done.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copying", [False, True])
-def test_a_model_without_text_or_event_fields_is_padded_too(recipe_of: Callable[..., Any], copying: bool) -> None:
+def test_a_model_without_text_or_event_fields_is_padded_too(
+    recipe_of: Callable[..., Any], copying: bool, tmp_path: Path
+) -> None:
     from habitus.data.fields import Field, Fields
     from habitus.model import BehaviorModel
-    from habitus.serve.onnx import _contextualizer, _embedder
+    from habitus.serve.onnx import _contextualizer, _embedder, _write
 
     fields = Fields(item=(Field(name="a b", kind="category", size=5), Field(name="a_b", kind="number")), event=())
     model = BehaviorModel(fields, recipe_of(copying=copying).model).eval()
@@ -197,3 +200,4 @@ def test_a_model_without_text_or_event_fields_is_padded_too(recipe_of: Callable[
             assert len(found) == len(part.outputs)
             torch.testing.assert_close(found, part.original(inputs), atol=2e-6, rtol=0)
     assert list(_embedder(model).inputs) == ["field_a_b", "field_a_b_"]
+    assert _write(tmp_path / "contextualizer.onnx", _contextualizer(model, 64)) < 1e-4

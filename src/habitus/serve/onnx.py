@@ -257,7 +257,7 @@ def _write(path: Path, part: _Part) -> float:
             str(path),
             input_names=list(part.inputs),
             output_names=list(part.outputs),
-            dynamic_shapes=(*fixed, free),
+            dynamic_shapes=(*fixed, free) if free else fixed,  # a model without event fields has no more inputs
             opset_version=OPSET,
             dynamo=True,
             external_data=size > EXTERNAL_BYTES,
