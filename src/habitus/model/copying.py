@@ -9,7 +9,7 @@ visible event j may also speak for its own item x_j. With a query's plain score 
 Items that the user has not met keep their plain score, so that an index over the catalogue still finds them, and only
 the past is scored by itself. `lag` is piecewise linear in the logarithm of the lag.
 
-Letters: B windows, L slots, R = B·L rows, w width, d copy_dim, k LAG_KNOTS.
+Letters: B windows, L slots, R = B·L rows, w width, d copy_dim.
 """
 
 from typing import NamedTuple

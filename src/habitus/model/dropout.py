@@ -1,7 +1,7 @@
 """Dropout whose masks are a function of (seed, step, place in the batch) and of nothing else.
 
 A resumed run, several processes, micro-batches and a captured step all draw the same masks: every row of a batch has
-four random words of the step's own, and an entry's fate is a hash of one of them and its column.
+three random words of the step's own, and an entry's fate is a hash of one of them and its column.
 
 Letters: R rows of this process, w width.
 """

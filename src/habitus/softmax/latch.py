@@ -36,7 +36,7 @@ class Latch:
     """The first bad step and its cause, kept on the device.
 
     latch = Latch(device)
-    loss, _, *_ = candidate_softmax(queries, candidates, targets, latch=latch)      # in the captured step
+    loss = candidate_softmax(queries, candidates, targets, latch=latch).loss      # in the captured step
     latch.gate(parameter.grad for parameter in model.parameters())              # before the optimizer
     latch.advance()                                                             # last in the step
     ...
