@@ -46,8 +46,9 @@ class Contextualizer(nn.Module):
         """Queries are directions of unit RMS times the learned gain, so that a score is a plain dot product with an
         item vector."""
         noise, looked_up = batch.noise, self.events.looked_up(batch.fields, like=event_embeddings)
+        turns = rotary_turns(torch.arange(batch.positions.shape[1], device=batch.positions.device), self.head_dim)
         x, layout = self.begin(
-            event_embeddings, looked_up, batch.fields, batch.positions, batch.segments, batch.boundaries, noise
+            event_embeddings, looked_up, batch.fields, turns, batch.positions, batch.segments, batch.boundaries, noise
         )
         for number, block in enumerate(self.blocks):
             x = block(x, layout, None if noise is None else noise.of_layer(number))
@@ -60,15 +61,19 @@ class Contextualizer(nn.Module):
         event_embeddings: Tensor,
         looked_up: Tensor,
         fields: dict[str, Tensor],
+        turns: Tensor,
         positions: Tensor,
         segments: Tensor,
         boundaries: Tensor,
         noise: Noise | None,
     ) -> tuple[Tensor, Layout]:
-        """What the first layer reads, and who sees whom: all that comes before the layers but lookups in tables."""
+        """What the first layer reads, and who sees whom: all that comes before the layers but lookups in tables.
+
+        `turns` [L, 2, d/2] are those of every place: sines are slow to compile, and few where they are not per slot.
+        """
         x = self.enter(event_embeddings, looked_up + self.events.multiplied(fields, like=event_embeddings))
         x = x if noise is None else dropped(x, noise.inputs, noise.rate)
-        return x, self.layout(positions, segments, boundaries)
+        return x, self.layout(turns[positions.flatten()], segments, boundaries)
 
     def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
         """[R, w] out of the vectors of the events and what their own fields add."""
@@ -81,11 +86,10 @@ class Contextualizer(nn.Module):
         queries = unit_rms(self.output.aligned(hidden)) * (self.gain * self.query_scale)
         return queries, None if self.copying is None else self.copying.marks(hidden)
 
-    def layout(self, positions: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
+    def layout(self, turns: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
         """Who sees whom, and how far each slot is turned: packed rows on CUDA, a block-causal mask elsewhere."""
-        turns = rotary_turns(positions.flatten(), self.head_dim)
-        if positions.device.type == "cuda":
-            return PackedRows.causal(boundaries, positions.numel(), turns)
+        if segments.device.type == "cuda":
+            return PackedRows.causal(boundaries, segments.numel(), turns)
         return MaskedWindows.causal(segments, turns)
 
 

@@ -46,16 +46,21 @@ class Numbers(nn.Module):
 
     def __init__(self, fields: Sequence[Field], h: int) -> None:
         super().__init__()
-        self.fields = tuple(fields)
-        self.weight = nn.Parameter(torch.empty(h, NUMBER_FEATURES * len(self.fields)))
-        self.missing = nn.Parameter(torch.empty(len(self.fields), h))
+        self.names = tuple(field.name for field in fields)
+        self.weight = nn.Parameter(torch.empty(h, NUMBER_FEATURES * len(self.names)))
+        self.missing = nn.Parameter(torch.empty(len(self.names), h))
+        centres = torch.tensor([(field.mean, field.log_mean) for field in fields])
+        spreads = torch.tensor([(field.std, field.log_std) for field in fields])
+        self.centres: Tensor  # [F, 2]: of the numbers and of their logarithms
+        self.spreads: Tensor
+        self.register_buffer("centres", centres, persistent=False)
+        self.register_buffer("spreads", spreads, persistent=False)
 
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. NaN is missing."""
-        columns = [column(values, field.name).float() for field in self.fields]
-        absent = torch.stack([values.isnan() for values in columns], -1)  # [..., F]
-        features = [periodic(values.nan_to_num(), field) for values, field in zip(columns, self.fields, strict=True)]
-        present = torch.stack(features, -2) * ~absent[..., None]  # [..., F, features]
+        numbers = torch.stack([column(values, name).float() for name in self.names], -1)  # [..., F]
+        absent = numbers.isnan()
+        present = periodic(numbers.nan_to_num(), self.centres, self.spreads) * ~absent[..., None]  # [..., F, features]
         return F.linear(present.flatten(-2), self.weight) + absent.to(self.missing.dtype) @ self.missing
 
 
@@ -81,12 +86,11 @@ class Vectors(nn.Module):
         return total
 
 
-def periodic(x: Tensor, field: Field) -> Tensor:
-    """Sines and cosines [..., 32] of a number: periods of 32 down to 1/4 standard deviations, plain and log."""
-    plain = (x - field.mean) / field.std
-    logged = (x.sign() * x.abs().log1p() - field.log_mean) / field.log_std
+def periodic(x: Tensor, centres: Tensor, spreads: Tensor) -> Tensor:
+    """Sines and cosines [..., F, 32] of numbers [..., F]: periods of 32 down to 1/4 standard deviations, plain and log."""
+    both = (torch.stack((x, x.sign() * x.abs().log1p()), -1) - centres) / spreads
     # Beyond half the longest period on either side the slowest wave would repeat itself.
-    both = torch.stack((plain, logged), -1).clamp(-16, 16)
+    both = both.clamp(-16, 16)
     frequency = 2.0 ** torch.arange(NUMBER_FREQUENCIES, device=x.device) / 32
     angles = 2 * torch.pi * both[..., None] * frequency
     return torch.cat((angles.sin(), angles.cos()), -1).flatten(-2)

@@ -19,7 +19,7 @@ from habitus.model.bundle import autocast
 from habitus.recipe import Recipe
 from habitus.softmax import Latch
 from habitus.softmax.latch import explain
-from habitus.train.compiling import remember, use_compile_cache
+from habitus.train.compiling import remember, start_compiler, without_collecting
 from habitus.train.engine import TAIL, StepResult, tail_means
 from habitus.train.incoming import Incoming, on_side_stream
 from habitus.train.objectives import FrozenObjective, JointObjective
@@ -47,6 +47,8 @@ class CapturedEngine:
         *,
         compiled: bool = True,
     ) -> None:
+        if compiled:
+            start_compiler()
         self.description = {"engine": "captured", "compiled": compiled}
         self.recipe, self.device = recipe.train, device
         self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
@@ -58,7 +60,6 @@ class CapturedEngine:
         if compiled:
             # Evaluation comes in other shapes, so it keeps the model as it is; the twin has the same parameters.
             twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-            use_compile_cache()
             twin.compile_blocks()
             self._remember = partial(remember, recipe, dataset, device)
         names = self.events.names
@@ -120,7 +121,8 @@ class CapturedEngine:
                 self.optimizer.zero_grad()
                 self._one_step(bucket)
 
-        on_side_stream(trial, self.device)
+        with without_collecting():
+            on_side_stream(trial, self.device)
         self.optimizer.zero_grad()
         graph = torch.cuda.CUDAGraph()
         others = next(iter(self.graphs.values()), None)

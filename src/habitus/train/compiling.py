@@ -1,7 +1,11 @@
-"""Whether a run should be compiled, and where compiled kernels are kept between runs."""
+"""Whether a run should be compiled, how the compiler is set up, and where its kernels are kept between runs."""
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import torch
 
@@ -19,10 +23,39 @@ WORTH_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
 
 def use_compile_cache() -> Path:
     """The folder where compiled kernels outlive the process: the user's cache, unless the environment names one."""
-    # Layers hold a Function of our own (GELU); unless told so, PyTorch works such graphs out anew in every process.
-    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
+
+
+def start_compiler() -> None:
+    """Set PyTorch's compiler up for training, and begin with what it can do while others load data."""
+    use_compile_cache()
+    from torch._inductor import async_compile, codecache, compile_fx, config  # noqa: F401 (a second of imports)
+
+    # Layers hold a Function of our own (GELU); unless told so, PyTorch works such graphs out anew in every process.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    # Variants of every small kernel would be compiled and timed; they gain nothing here. Odd sizes get their zeros in
+    # `habitus.model.layers`.
+    config.triton.autotune_pointwise = False
+    config.shape_padding = False
+
+    def ahead() -> None:  # both are remembered: whoever asks again gets the answer
+        codecache.CacheBase.get_system()  # reads and hashes all of Triton, half a second
+        async_compile.AsyncCompile.wakeup()  # hashes all of PyTorch, and starts the processes that compile
+
+    Thread(target=ahead, daemon=True).start()
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Leave the garbage collector out while a compiler makes a great many objects that stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def pays(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
