@@ -87,7 +87,7 @@ class Vectors(nn.Module):
 
 
 def periodic(x: Tensor, centres: Tensor, spreads: Tensor) -> Tensor:
-    """Sines and cosines [..., F, 32] of numbers [..., F]: periods of 32 down to 1/4 standard deviations, plain and log."""
+    """Sines and cosines [..., F, 32] of numbers [..., F]: periods of 32 to 1/4 standard deviations, plain and log."""
     both = (torch.stack((x, x.sign() * x.abs().log1p()), -1) - centres) / spreads
     # Beyond half the longest period on either side the slowest wave would repeat itself.
     both = both.clamp(-16, 16)

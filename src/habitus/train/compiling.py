@@ -27,17 +27,10 @@ def use_compile_cache() -> Path:
     return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
 
 
-def start_compiler() -> None:
-    """Set PyTorch's compiler up for training, and begin with what it can do while others load data."""
+def load_compiler() -> None:
+    """Import PyTorch's compiler, and let it begin with what it would do first: while others load data."""
     use_compile_cache()
-    from torch._inductor import async_compile, codecache, compile_fx, config  # noqa: F401 (a second of imports)
-
-    # Layers hold a Function of our own (GELU); unless told so, PyTorch works such graphs out anew in every process.
-    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
-    # Variants of every small kernel would be compiled and timed; they gain nothing here. Odd sizes get their zeros in
-    # `habitus.model.layers`.
-    config.triton.autotune_pointwise = False
-    config.shape_padding = False
+    from torch._inductor import async_compile, codecache, compile_fx  # noqa: F401 (a second of imports)
 
     def ahead() -> None:  # both are remembered: whoever asks again gets the answer
         codecache.CacheBase.get_system()  # reads and hashes all of Triton, half a second
@@ -46,9 +39,21 @@ def start_compiler() -> None:
     Thread(target=ahead, daemon=True).start()
 
 
+def set_up_compiler() -> None:
+    """Settings of PyTorch's compiler for training. They hold in the thread that sets them."""
+    from torch._inductor import config
+
+    # Embedder and layers hold Functions of our own; unless told so, PyTorch works their graphs out in every process.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    # Variants of small kernels would be compiled and timed, and gain nothing here. Odd sizes get their zeros in
+    # `habitus.model.layers`.
+    config.triton.autotune_pointwise = False
+    config.shape_padding = False
+
+
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Leave the garbage collector out while a compiler makes a great many objects that stay."""
+    """Leave the garbage collector out while imports and a compiler make a great many objects that stay."""
     was_on = gc.isenabled()
     gc.disable()
     try:
