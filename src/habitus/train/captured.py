@@ -120,13 +120,9 @@ class CapturedEngine:
         held = [*self.parameters, *self.optimizer.state_tensors().values(), self.latch.state, self.ring, self.totals]
         before = [tensor.detach().clone() for tensor in held]
 
-        def trial() -> None:
-            for _ in range(2):  # the second one finds every kernel compiled
-                self.optimizer.zero_grad()
-                self._one_step(bucket)
-
+        self.optimizer.zero_grad()
         with without_collecting():
-            on_side_stream(trial, self.device)
+            on_side_stream(lambda: self._one_step(bucket), self.device)  # compiles what there is to compile
         self.optimizer.zero_grad()
         graph = torch.cuda.CUDAGraph()
         others = next(iter(self.graphs.values()), None)
