@@ -159,6 +159,8 @@ def both_stages(
     rows = []
     began = time.perf_counter()
     record = train(first, dataset, out / "stage1", options=options)
+    if record.reason:
+        raise RuntimeError(record.reason)
     label = "stage 1" if budget is None else f"stage 1, {budget:.0e}"
     rows.append(row(path, label, seed, record.metrics, given) | facts(record, began))
     for negatives in given.negatives:

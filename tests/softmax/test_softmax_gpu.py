@@ -69,6 +69,22 @@ def test_wide_vectors_agree_with_float64(d, twin):
     assert relative(e.grad, truth.to_candidates) < 2e-3
 
 
+@pytest.mark.parametrize("backend, d", [("cudnn", 64), ("flash", 64), ("triton", 64), ("triton", 256), ("chunked", 64)])
+@pytest.mark.parametrize("valid", [1, 70, 1400])
+def test_whole_tiles_of_rows_that_do_not_count(backend, d, valid, twin):
+    # A captured step's bucket has room; few queries split the columns, so that a part may hold nothing that counts.
+    h, e, y = draw(200, 4096, d, scale=2.0)
+    y = y % valid
+    count = torch.tensor(valid, device="cuda")
+    loss, entropy, *_ = candidate_softmax(h, e, y, num_valid=count, entropy=True, backend=backend)
+    loss.mean().backward()
+    truth = twin(h, e[:valid], y, weights=torch.full((200,), 1 / 200, device="cuda"))
+    assert (loss - truth.loss).abs().max() < 1e-5 * max(1.0, truth.scores.abs().max().item())
+    assert torch.isfinite(entropy).all()
+    assert not e.grad[valid:].any()
+    assert (e.grad[:valid].double() - truth.to_candidates).norm() <= 5e-3 * max(1.0, truth.to_candidates.norm())
+
+
 @pytest.mark.parametrize("backend", ["cudnn", "flash", "triton", "chunked"])
 @pytest.mark.parametrize("case", ["huge", "tiny", "equal", "duplicates", "one", "sharp"])
 def test_adversarial_inputs(backend, case, twin):

@@ -206,8 +206,15 @@ def test_buckets_grow_by_the_root_of_two_and_cut_nothing() -> None:
 
 def test_the_first_bucket_has_room_beyond_what_was_seen() -> None:
     fitted = Buckets.fitted([(1000, 9000), (1100, 9900)], 100_000, 1_000_000)
-    # 1.01 · 1100 + 100 = 1211, rounded up to a multiple of 64.
-    assert fitted.size(0) == (1216, 10_944)
+    # 1.01 · 1100 + 100 = 1211, rounded up to a multiple of 64; 1.01 · 9900 + 900 = 10,899, to one of 8192 / 32 = 256.
+    assert fitted.size(0) == (1216, 11_008)
+
+
+def test_batches_a_little_larger_or_smaller_find_the_same_buckets() -> None:
+    one = Buckets.fitted([(66_000, 400_000), (66_300, 402_000)], 1 << 20, 1 << 24)
+    other = Buckets.fitted([(66_100, 400_900), (66_350, 402_500)], 1 << 20, 1 << 24)
+    assert one.size(0) == other.size(0) == (67_584, 409_600)  # multiples of 2048 and of 8192
+    assert one.size(1) == other.size(1)
 
 
 def test_events_stay_on_the_device_from_run_to_run_only_where_that_is_asked_for(

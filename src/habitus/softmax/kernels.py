@@ -76,8 +76,10 @@ def scan_kernel(
         new_top = tl.maximum(top, tile_top)
         fall = (top - new_top) * LOG2E
         shrink = tl.exp2(fall)
-        # Scores below the running max, in bits: the entropy is then no difference of large numbers.
-        bits = z * LOG2E - (new_top * LOG2E)[:, None]
+        # Scores below the running max, in bits: the entropy is then no difference of large numbers. Where no column has
+        # counted yet, the difference of two of MASKED is rounding alone, and that is large.
+        anchor = tl.where(new_top > 0.5 * MASKED, new_top, 0.0)
+        bits = z * LOG2E - (anchor * LOG2E)[:, None]
         p = tl.exp2(bits)
         dot = (dot + total * fall) * shrink + tl.sum(p * bits, 1)
         total = total * shrink + tl.sum(p, 1)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-_GRAIN = 64
+_GRAIN = 64  # rows at least, and
+_STEPS = 32  # steps per doubling, so that runs on other seeds mostly find the same sizes compiled
 
 
 @dataclass(frozen=True)
@@ -44,4 +45,6 @@ def _roomy(counts: list[int], most: int) -> int:
 
 
 def _rounded(count: float) -> int:
-    return max(_GRAIN, -(-int(count + 0.5) // _GRAIN) * _GRAIN)
+    whole = int(count + 0.5)
+    grain = max(_GRAIN, 2 ** (whole.bit_length() - 1) // _STEPS)
+    return max(grain, -(-whole // grain) * grain)

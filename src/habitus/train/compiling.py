@@ -30,13 +30,15 @@ def use_compile_cache() -> Path:
 def load_compiler() -> None:
     """Import PyTorch's compiler, and let it begin with what it would do first: while others load data."""
     use_compile_cache()
-    from torch._inductor import async_compile, codecache, compile_fx  # noqa: F401 (a second of imports)
+    import triton.compiler  # noqa: F401 (no two threads should import the same)
+    from torch._inductor import async_compile, codecache
 
     def ahead() -> None:  # both are remembered: whoever asks again gets the answer
         codecache.CacheBase.get_system()  # reads and hashes all of Triton, half a second
         async_compile.AsyncCompile.wakeup()  # hashes all of PyTorch, and starts the processes that compile
 
     Thread(target=ahead, daemon=True).start()
+    from torch._inductor import compile_fx  # noqa: F401 (most of a second)
 
 
 def set_up_compiler() -> None:
