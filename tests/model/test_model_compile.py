@@ -47,6 +47,42 @@ def test_every_contextualizer_of_a_process_is_compiled_for_its_own_sizes(
     assert torch._dynamo.config.recompile_limit >= 64
 
 
+def test_what_comes_after_the_text_s_layers_is_one_piece_for_every_kind_of_field(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    usual = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **options: usual(*given, **options, backend=look))
+    torch._dynamo.reset()
+    recipe = ModelRecipe(joint_dim=16, width=32, depth=1, text_len=12, text_depth=2, head_dim=32)
+    plain = BehaviorModel(made.fields, recipe)
+    assert {field.kind for field in made.fields.item} == {"text", "category", "number", "vector"}
+    features = item_tensors(made.items(made.fields, 20), recipe)
+    compiled = plain.twin().compile_blocks()
+    torch.testing.assert_close(compiled.embed_items(features), plain.embed_items(features))
+    # The tokens' places, a layer, and the rest: nothing of it is left to be run an operation at a time.
+    assert len(graphs) == 3
+
+
+def test_a_twin_has_the_same_parameters_and_is_compiled_alone(made: SimpleNamespace) -> None:
+    recipe = ModelRecipe(joint_dim=16, width=32, depth=2, text_len=12, head_dim=32, copying=True)
+    model = BehaviorModel(made.fields, recipe)
+    twin = model.twin()
+    pairs = list(zip(model.named_parameters(), twin.named_parameters(), strict=True))
+    assert all(name == other and tensor is same for (name, tensor), (other, same) in pairs)
+    twin.compile_blocks()
+    assert twin.contextualizer.blocks[0]._compiled_call_impl is not None
+    assert "begin" in vars(twin.contextualizer)
+    for part in model.modules():
+        assert part._compiled_call_impl is None
+        assert not {"begin", "leave", "finish", "enter"} & set(vars(part))
+
+
 @pytest.mark.parametrize("width, heads, room", [(12, 1, 16), (28, 1, 32), (12, 2, 16), (36, 3, 48)])
 def test_rows_with_room_at_their_end_pass_a_layer_as_others_do(
     width: int, heads: int, room: int, shaken: Callable[[torch.nn.Module], torch.nn.Module]

@@ -3,6 +3,9 @@
 Letters: B windows, L slots, n items, h joint_dim.
 """
 
+import copy
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -59,6 +62,10 @@ class BehaviorModel(nn.Module):
         reading: Reading = self.contextualizer(batch, event_embeddings)
         return reading
 
+    def twin(self) -> "BehaviorModel":
+        """A model of the same parameters, the very tensors, that may be compiled without this one."""
+        return cast("BehaviorModel", _twin_of(self))
+
     def freeze(self) -> "BehaviorModel":
         """This model with an embedder that no longer learns: stage 2."""
         self.embedder.requires_grad_(False)
@@ -109,3 +116,9 @@ class BehaviorModel(nn.Module):
                 expected=f"tokens from 0 to {known - 1}",
                 next_step="encode the text with the tokenizer that the model was trained with",
             )
+
+
+def _twin_of(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin._modules = {name: part if part is None else _twin_of(part) for name, part in module._modules.items()}
+    return twin

@@ -5,7 +5,6 @@ stream of its own, the graph of `Incoming` puts the next batch together and tell
 size of batch t + 1 while the device still works on step t, so that neither waits for the other.
 """
 
-import copy
 import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -61,10 +60,8 @@ class CapturedEngine:
         self.parameters = [info.parameter for info in self.optimizer.infos]
         twin = model
         if compiled:
-            # Evaluation comes in other shapes, so it keeps the model as it is; the twin has the same parameters.
-            twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
             set_up_compiler()
-            twin.compile_blocks()
+            twin = model.twin().compile_blocks()  # evaluation comes in other shapes: it keeps the model as it is
             self._remember = partial(remember, recipe, dataset, device)
         names = self.events.names
         self.objective: JointObjective | FrozenObjective
