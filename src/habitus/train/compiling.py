@@ -14,8 +14,8 @@ from habitus.recipe import Recipe
 from habitus.sizing import Inputs, cell_of_recipe
 from habitus.typed import content_hash
 
-# What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (46 s and
-# more on an H200, docs/notebook.md) begins to pay. Guesses on the safe side; only the choice depends on them.
+# What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (20 to 26 s
+# on an H200, docs/notebook.md) begins to pay. Guesses on the safe side; only the choice depends on them.
 UNCOMPILED_FLOPS_PER_SECOND = 60e12
 WORTH_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
 WORTH_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
