@@ -34,8 +34,8 @@ def load_compiler() -> None:
     from torch._inductor import async_compile, codecache
 
     def ahead() -> None:  # both are remembered: whoever asks again gets the answer
-        codecache.CacheBase.get_system()  # reads and hashes all of Triton, half a second
         async_compile.AsyncCompile.wakeup()  # hashes all of PyTorch, and starts the processes that compile
+        codecache.CacheBase.get_system()  # reads and hashes all of Triton, half a second
 
     Thread(target=ahead, daemon=True).start()
     from torch._inductor import compile_fx  # noqa: F401 (most of a second)
