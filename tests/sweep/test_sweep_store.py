@@ -132,6 +132,7 @@ def unfinished(store: Store, digest: str, published: bool) -> Path:
     attempt.mkdir(parents=True)
     for name in ("bundle", "journal.jsonl", "record.json"):
         (cell / name).rename(attempt / name)
+    (attempt / "checkpoints" / "step-000004").mkdir(parents=True)  # removed last, so perhaps not yet
     (cell / "seal.json").unlink()
     if published:
         os.link(attempt / "record.json", cell / "record.json")
@@ -150,6 +151,7 @@ def test_a_run_that_only_lacked_its_publication_is_published(
     assert tally.published == (0 if published else 1)
     assert store.settled(digest) and (store.cell(digest) / "bundle" / "bundle.json").exists()
     assert (store.cell(digest) / "record.json").read_bytes() == before  # not trained again
+    assert not (store.cell(digest) / "checkpoints").exists()
     assert highest(store.cell(digest)) == 0
 
 

@@ -60,8 +60,10 @@ def settle(cell: Path, worker: str) -> None:
     """Move what belongs to the published Record beside it and clear the rest. May be done again after a crash."""
     winner = next((p for p in (cell / ATTEMPTS).glob("*") if _is_published(p, cell)), None)
     if winner is not None:
+        # A worker that was killed just after the end of its run has not removed its checkpoints any more.
+        unwanted = "checkpoints" if Record.read(cell / RECORD).status == "done" else None
         for entry in sorted(winner.iterdir()):
-            if entry.name != RECORD:
+            if entry.name not in (RECORD, unwanted):
                 _moved(entry, cell / entry.name)
     if not (cell / SEAL).exists():
         claims = len(list(cell.glob("lease-*")))
