@@ -69,7 +69,7 @@ class Contextualizer(nn.Module):
     ) -> tuple[Tensor, Layout]:
         """What the first layer reads, and who sees whom: all that comes before the layers but lookups in tables.
 
-        `turns` [L, 2, d/2] are those of every place: sines are slow to compile, and few where they are not per slot.
+        `turns` [L, 2, d/2] are those of every place: few sines, and none of them compiled.
         """
         x = self.enter(event_embeddings, looked_up + self.events.multiplied(fields, like=event_embeddings))
         x = x if noise is None else dropped(x, noise.inputs, noise.rate)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-_GRAIN = 64  # rows at least, and
-_STEPS = 32  # steps per doubling, so that runs on other seeds mostly find the same sizes compiled
+_GRAIN = 64  # sizes are multiples of this, and
+_STEPS = 32  # of a 32nd of the power of two below: few sizes, so that another run may find them compiled
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,6 @@ class CapturedEngine:
         self.incoming.settle_into_place()
         held = [*self.parameters, *self.optimizer.state_tensors().values(), self.latch.state, self.ring, self.totals]
         before = [tensor.detach().clone() for tensor in held]
-
         self.optimizer.zero_grad()
         with without_collecting():
             on_side_stream(lambda: self._one_step(bucket), self.device)  # compiles what there is to compile
