@@ -7,11 +7,13 @@ from torch.nn import functional as F
 from habitus.model.activation import gelu, gelu_by_series
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_series_is_gelu(dtype: torch.dtype) -> None:
+def test_the_series_is_gelu(dtype: torch.dtype, device: str) -> None:
     spread = torch.cat([torch.linspace(-12, 12, 40_001), torch.tensor([0.0, -0.0, 1e-20, -1e-20, 80.0, -80.0])])
+    spread = spread.to(device)
     ours, exact = spread.to(dtype).requires_grad_(), spread.to(dtype).double().requires_grad_()
-    upstream = torch.randn(spread.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    upstream = torch.randn(spread.shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     found, expected = gelu_by_series(ours), F.gelu(exact)
     assert found.dtype == dtype
     (slope,) = torch.autograd.grad(found, ours, upstream)

@@ -1,4 +1,4 @@
-"""The attention kernels in Triton's interpreter, where Triton is installed: right without a device."""
+"""The model's kernels in Triton's interpreter, where Triton is installed: right without a device."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 CHECK = """
 import torch
-from habitus.model import attention_kernels, packed_attention
+from habitus.model import activation_kernels, attention_kernels, packed_attention
 from habitus.model.layouts import PackedRows, rotary_turns, turned
 
 def reference(qkv, begin, end):
@@ -20,6 +20,12 @@ def reference(qkv, begin, end):
     return torch.einsum("hij,jhd->ihd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
 torch.manual_seed(0)
+x, upstream = (3 * torch.randn(37, 61)).requires_grad_(), torch.randn(37, 61)
+expected = torch.nn.functional.gelu(x)
+torch.testing.assert_close(activation_kernels.forward(x.detach()), expected.detach(), rtol=1e-5, atol=1e-6)
+(wanted,) = torch.autograd.grad(expected, x, upstream)
+torch.testing.assert_close(activation_kernels.backward(upstream, x.detach()), wanted, rtol=1e-5, atol=1e-6)
+
 texts, users = [3, 24, 1, 7, 24, 13, 24, 5], [100, 30, 1, 70]
 cases = ((texts, 2, 22, False), (texts, 1, 44, False), (users, 2, 32, True), (users, 1, 130, True))
 for lengths, heads, size, causal in cases:

@@ -10,7 +10,7 @@ import torch
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.fields import Field, Fields
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
-from habitus.model.start import truncated_normal
+from habitus.model.start import truncated_normals
 from habitus.recipe import ModelRecipe
 
 RECIPE = ModelRecipe(joint_dim=64, text_len=12, text_depth=2, width=128, depth=2, head_dim=32)
@@ -29,13 +29,23 @@ def test_a_seed_and_a_name_decide_a_parameter_and_nothing_else_does(made: Simple
 
 
 def test_draws_are_a_normal_cut_at_two_deviations_with_unit_variance() -> None:
-    drawn = truncated_normal(torch.empty(1000, 301), 3, "weight").double()
+    drawn = truncated_normals({"weight": 301_000}, 3, torch.device("cpu"))["weight"].double()
     assert drawn.std().item() == pytest.approx(1, abs=0.005)
     assert drawn.mean().item() == pytest.approx(0, abs=0.005)
     assert drawn.abs().max().item() == pytest.approx(2 / 0.8796, abs=0.01)
     kurtosis = ((drawn**4).mean() / (drawn**2).mean() ** 2).item()
     assert kurtosis == pytest.approx(2.3659, abs=0.02)  # a normal cut at two deviations, by integration
     assert len(drawn.unique()) > 300_000 * 0.99
+
+
+def test_a_draw_depends_on_nothing_that_is_drawn_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    together = truncated_normals({"a": 10, "b": 4097, "c": 1, "d": 40}, 7, cpu)
+    assert {name: len(drawn) for name, drawn in together.items()} == {"a": 10, "b": 4097, "c": 1, "d": 40}
+    monkeypatch.setattr("habitus.model.start._CHUNK", 100)  # blocks: several chunks, cut within "b"
+    for name, drawn in together.items():
+        assert torch.equal(truncated_normals({name: len(drawn)}, 7, cpu)[name], drawn)
+    assert not torch.equal(together["a"], together["b"][:10])
 
 
 def test_sizes_at_the_start(made: SimpleNamespace) -> None:

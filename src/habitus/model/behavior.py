@@ -22,10 +22,11 @@ class BehaviorModel(nn.Module):
     """Embedder and contextualizer for the fields of a dataset, at the sizes of a recipe.
 
     The caller embeds each unique item of a step once, looks the vectors of the events up, asks for queries
-    and scores them against the vectors of the candidates.
+    and scores them against the vectors of the candidates. Without a seed its weights are whatever the memory held:
+    for those that will be loaded.
     """
 
-    def __init__(self, fields: Fields, recipe: ModelRecipe, *, seed: int = 0) -> None:
+    def __init__(self, fields: Fields, recipe: ModelRecipe, *, seed: int | None = 0) -> None:
         super().__init__()
         check_item_fields(fields)
         if recipe.joint_dim % 4:
@@ -38,7 +39,8 @@ class BehaviorModel(nn.Module):
         self.recipe = recipe
         self.embedder = Embedder(fields.item, recipe)
         self.contextualizer = Contextualizer(fields.event, recipe, query_scale(recipe))
-        start(self, seed)
+        if seed is not None:
+            start(self, seed)
 
     def embed_items(self, items: ItemTensors) -> Tensor:
         """Item vectors [n, h], float32, of unit RMS; the same whatever the order and padding of the items."""

@@ -131,7 +131,7 @@ def load_bundle(path: str | Path, device: torch.device | str = "cpu") -> Bundle:
             )
     recipe = Recipe.read(path / "recipe.toml")
     encoders = Encoders.read(path / "encoders.json")
-    model = BehaviorModel(encoders.fields, recipe.model)
+    model = BehaviorModel(encoders.fields, recipe.model, seed=None)
     _load_weights(model, path / "model.safetensors")
     return Bundle(path, manifest, recipe, Schema.read(path / "schema.toml"), encoders, model.to(device).eval())
 

@@ -8,6 +8,7 @@ learned from nothing.
 
 import zlib
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -28,7 +29,7 @@ _WAY_IN, _WAY_OUT = "contextualizer.input.weight", "contextualizer.output.weight
 _COPY_GATE = "contextualizer.copying.gate.weight"
 _CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
 _CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
-_CHUNK = 1 << 24  # numbers drawn at a time: bounds the memory of the integer arithmetic
+_CHUNK = 1 << 22  # blocks of four numbers drawn at a time: bounds the memory of the integer arithmetic
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,20 @@ class ParameterInfo:
 
 
 def start(model: nn.Module, seed: int) -> None:
-    """Fill every parameter, each from its own counter stream: neither order nor device changes a draw."""
-    for name, parameter in model.named_parameters():
-        constant, std = _distribution(name, parameter)
-        with torch.no_grad():
+    """Fill every parameter, each from its own counter stream: neither order nor device changes a draw, but that the
+    last digit may be rounded differently on another device."""
+    parameters = dict(model.named_parameters())
+    device = next(iter(parameters.values())).device
+    starts = {name: _distribution(name, parameter) for name, parameter in parameters.items()}
+    random = {name: parameters[name] for name, (_, std) in starts.items() if std and name != _WAY_OUT}
+    drawn = truncated_normals({name: parameter.numel() for name, parameter in random.items()}, seed, device)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            constant, std = starts[name]
             if name == _WAY_OUT:
-                parameter.copy_(truncated_normal(parameter.T.contiguous(), seed, _WAY_IN).T * std)
+                parameter.copy_(drawn[_WAY_IN].view(parameter.T.shape).T * std)
             elif std:
-                parameter.copy_(truncated_normal(parameter, seed, name) * std)
+                parameter.copy_(drawn[name].view(parameter.shape) * std)
             else:
                 parameter.fill_(constant)
 
@@ -130,14 +137,21 @@ def _is_table(name: str) -> bool:
     return name.endswith((".missing", ".tokens", ".positions", ".categories.weight"))
 
 
-def truncated_normal(like: Tensor, seed: int, name: str) -> Tensor:
-    """Numbers of unit variance and the shape of `like`, keyed by (seed, name), drawn on its device."""
-    count = like.numel()
-    edge = torch.special.erf(torch.tensor(_CUT / 2**0.5, dtype=torch.float64)).item()
+def truncated_normals(counts: dict[str, int], seed: int, device: torch.device) -> dict[str, Tensor]:
+    """So many numbers of unit variance for each name, keyed by (seed, name), drawn on a device.
+
+    All names at once: a generator is a hundred small operations, which take as long for one name as for all.
+    """
+    sizes = [-(-count // 4) for count in counts.values()]  # in blocks of four
+    keys = torch.tensor([zlib.crc32(name.encode()) for name in counts], device=device)
+    begins = torch.tensor([0, *accumulate(sizes)], device=device)
+    edge = torch.special.erf(torch.tensor(_CUT / 2**0.5, dtype=torch.float64, device="cpu")).item()
     pieces = []
-    for begin in range(0, count, _CHUNK):
-        blocks = torch.arange(begin // 4, -(-min(begin + _CHUNK, count) // 4), device=like.device)
-        drawn = torch.stack(words(seed, Stream.INIT, zlib.crc32(name.encode()), blocks), 1).flatten()
+    for begin in range(0, sum(sizes), _CHUNK):
+        block = torch.arange(begin, min(begin + _CHUNK, sum(sizes)), device=device)
+        owner = torch.searchsorted(begins, block, right=True) - 1
+        drawn = torch.stack(words(seed, Stream.INIT, keys[owner], block - begins[owner]), 1).flatten()
         uniform = (drawn.double() + 0.5) * 2.0**-32
         pieces.append(((2 * uniform - 1) * edge).erfinv().float() * (2**0.5 / _CUT_STD))
-    return torch.cat(pieces)[:count].view(like.shape)
+    parts = torch.cat(pieces).split([4 * size for size in sizes])
+    return {name: part[:count] for (name, count), part in zip(counts.items(), parts, strict=True)}

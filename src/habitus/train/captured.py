@@ -6,7 +6,6 @@ size of batch t + 1 while the device still works on step t, so that neither wait
 """
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -19,7 +18,7 @@ from habitus.model.bundle import autocast
 from habitus.recipe import Recipe
 from habitus.softmax import Latch
 from habitus.softmax.latch import explain
-from habitus.train.compiling import load_compiler, remember, set_up_compiler, without_collecting
+from habitus.train.compiling import compiler_loading, remember, set_up_compiler, without_collecting
 from habitus.train.engine import TAIL, StepResult, tail_means
 from habitus.train.incoming import Incoming, on_side_stream
 from habitus.train.objectives import FrozenObjective, JointObjective
@@ -49,17 +48,15 @@ class CapturedEngine:
     ) -> None:
         self.description = {"engine": "captured", "compiled": compiled}
         self.recipe, self.device = recipe.train, device
-        with ThreadPoolExecutor(1) as beside, without_collecting():
-            loaded = beside.submit(load_compiler) if compiled else None
-            self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
-            self.events = resident_events(dataset, device)
-            self.items = ResidentItems.of(dataset, recipe, device, features=table is None)
-            if loaded is not None:
-                loaded.result()
+        loading = compiler_loading() if compiled else None
+        self.order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
+        self.events = resident_events(dataset, device)
+        self.items = ResidentItems.of(dataset, recipe, device, features=table is None)
         self.optimizer = build_optimizer(model, recipe.train)
         self.parameters = [info.parameter for info in self.optimizer.infos]
         twin = model
-        if compiled:
+        if loading is not None:
+            loading.result()
             set_up_compiler()
             twin = model.twin().compile_blocks()  # evaluation comes in other shapes: it keeps the model as it is
             self._remember = partial(remember, recipe, dataset, device)

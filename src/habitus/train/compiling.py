@@ -3,9 +3,10 @@
 import gc
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from threading import Thread
 
 import torch
 
@@ -27,18 +28,30 @@ def use_compile_cache() -> Path:
     return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
 
 
-def load_compiler() -> None:
-    """Import PyTorch's compiler, and let it begin with what it would do first: while others load data."""
+@cache
+def compiler_loading() -> "Future[None]":
+    """PyTorch's compiler on its way in, by a thread that whoever asks first starts, while others load data."""
     use_compile_cache()
-    import triton.compiler  # noqa: F401 (no two threads should import the same)
-    from torch._inductor import async_compile, codecache
+    pool = ThreadPoolExecutor(1)
+    loading = pool.submit(_load_compiler)
+    pool.shutdown(wait=False)
+    return loading
 
-    def ahead() -> None:  # both are remembered: whoever asks again gets the answer
-        async_compile.AsyncCompile.wakeup()  # hashes all of PyTorch, and starts the processes that compile
-        codecache.CacheBase.get_system()  # reads and hashes all of Triton, half a second
 
-    Thread(target=ahead, daemon=True).start()
-    from torch._inductor import compile_fx  # noqa: F401 (most of a second)
+def _load_compiler() -> None:
+    """Import the compiler, and let it do beside that what it would do before its first kernel."""
+    # All of this is remembered. But two threads that ask at the same time would both do the work, so that nothing
+    # should be compiled before this function's end. What fails here fails again, and is told, where it is needed.
+    with ThreadPoolExecutor(1) as beside:
+        import triton.compiler  # noqa: F401 (no two threads should import the same)
+        from torch._inductor.runtime import triton_compat
+
+        beside.submit(lambda: triton_compat.triton_key())  # reads and hashes all of Triton: half a second
+        from torch._inductor import async_compile, codecache
+
+        beside.submit(lambda: async_compile.AsyncCompile.wakeup())  # hashes PyTorch, starts processes that compile
+        beside.submit(lambda: codecache.CacheBase.get_system())
+        from torch._inductor import compile_fx  # noqa: F401 (most of a second)
 
 
 def set_up_compiler() -> None:
@@ -65,8 +78,10 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def pays(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
-    """Whether compiling saves more time than it takes, judged by the run's FLOPs."""
+def is_worth_it(recipe: Recipe, dataset: Dataset, device: torch.device, asked: bool | None) -> bool:
+    """Whether to compile: as asked, or where it saves more time than it takes, judged by the run's FLOPs."""
+    if asked is not None:
+        return asked
     seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / UNCOMPILED_FLOPS_PER_SECOND
     return seconds > (WORTH_SECONDS_CACHED if is_known(recipe, dataset, device) else WORTH_SECONDS)
 

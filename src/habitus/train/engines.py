@@ -12,7 +12,7 @@ from habitus.model import BehaviorModel
 from habitus.model.cache import EmbeddingCache
 from habitus.recipe import Recipe
 from habitus.train.captured import CapturedEngine
-from habitus.train.compiling import pays
+from habitus.train.compiling import is_worth_it
 from habitus.train.engine import Engine
 from habitus.train.feeding import Feeder
 from habitus.train.options import TrainOptions
@@ -40,7 +40,7 @@ def build_engine(
         raise ConfigError(f"steps cannot be captured: {reason}", next_step="leave --compile and --capture out")
     if not reason:
         table: Tensor | None = None if vectors is None else vectors.table
-        compiled = pays(recipe, dataset, device) if options.compile is None else options.compile
+        compiled = is_worth_it(recipe, dataset, device, options.compile)
         note("steps are captured" + (" and compiled" if compiled else "; compiling would take longer than it gains"))
         return CapturedEngine(model, dataset, recipe, device, table, compiled=compiled)
     if device.type == "cuda":

@@ -20,6 +20,7 @@ from habitus.record import Record
 from habitus.train.captured import CapturedEngine
 from habitus.train.checkpoints import Best, Checkpoint, State, newest_good, prune, save_checkpoint
 from habitus.train.checks import Parent
+from habitus.train.compiling import compiler_loading, is_worth_it, without_collecting
 from habitus.train.engine import Engine
 from habitus.train.engines import build_engine
 from habitus.train.evaluating import evaluate_finished, evaluate_now, trajectory_points
@@ -48,8 +49,11 @@ class Run:
         self.cache: EmbeddingCache | None = None  # of the frozen embedder, in stage 2
         found = self._checkpoint()
         self.state = found.state if found else self._fresh_state()
-        self.model = self._start()
-        self.engine = self._engine()
+        with without_collecting():
+            if device.type == "cuda" and is_worth_it(recipe, dataset, device, options.compile):
+                compiler_loading()  # beside all that follows
+            self.model = self._start()
+            self.engine = self._engine()
         if found:
             self._go_on(found)
         if self.ranks.is_first:
@@ -75,7 +79,8 @@ class Run:
     def _start(self) -> BehaviorModel:
         """The model at its start: fresh in stage 1, the parent's with a frozen embedder in stage 2."""
         if self.parent is None:
-            model = BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed).to(self.device)
+            with self.device:  # millions of draws, which a GPU makes at once
+                model = BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed)
             return self._spread(model)
         bundle = load_bundle(self.parent.path, self.device)
         check_same_fields(bundle, self.dataset)

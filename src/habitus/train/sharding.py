@@ -71,7 +71,7 @@ def plain_model(model: BehaviorModel) -> BehaviorModel:
     if not any(is_spread(parameter) for parameter in model.parameters()):
         return model
     device = next(model.parameters()).device
-    copy = BehaviorModel(model.fields, model.recipe).to(device)
+    copy = BehaviorModel(model.fields, model.recipe, seed=None).to(device)
     copy.load_state_dict(whole(model.state_dict()))
     return copy
 
