@@ -22,7 +22,8 @@ DENSITY_AT_ZERO = 0.3989422804014327
 def gelu(x: Tensor) -> Tensor:
     """x·Φ(x), in the type of x."""
     if x.is_cuda and x.dtype != torch.float32 and torch.compiler.is_compiling():
-        return gelu_by_series(x)
+        found: Tensor = torch.ops.habitus.gelu(x)
+        return found
     return F.gelu(x)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from habitus.data.fields import Field, Fields
 from habitus.errors import ModelError
 from habitus.model.features import Categories, Numbers, Vectors, of_kind
-from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, roomy, unit_rms
+from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, roomy, unit_rms, with_zeros
 from habitus.model.packing import PackedText, packed_mean
 from habitus.model.tensors import ItemTensors
 from habitus.recipe import ModelRecipe
@@ -83,7 +83,8 @@ class TextEncoder(nn.Module):
         place = torch.arange(self.text_len, device=x.device)
         dtype = compute_dtype(x.device)
         x = x.to(dtype) + (places[:, None] == place).to(dtype) @ self.positions.to(dtype)
-        return F.pad(x, (0, roomy(self.width, x.device) - self.width))
+        more = roomy(self.width, x.device) - self.width
+        return with_zeros(x, (0, more)) if more else x
 
     def leave(self, x: Tensor, text: PackedText) -> Tensor:
         """The mean [n, h] of each item's rows, in float32. An item without text has a learned vector instead."""

@@ -4,6 +4,7 @@ Letters: ... any leading shape (n items, or B windows of L slots), C categories,
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -23,21 +24,21 @@ class Categories(nn.Module):
         self.names = tuple(field.name for field in fields)
         self.sizes = tuple(field.size for field in fields)
         self.weight = nn.Parameter(torch.empty(sum(self.sizes), h))
+        self.limits: Tensor  # [C]
+        self.offsets: Tensor  # [C]: where each table begins
+        self.register_buffer("limits", torch.tensor(self.sizes), persistent=False)
+        self.register_buffer("offsets", torch.tensor([0, *accumulate(self.sizes)][:-1]), persistent=False)
         # A lookup's gradient would add many thousand events into a handful of rows; a product's does not.
         self.one_hot = sum(self.sizes) <= ONE_HOT_ROWS
 
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. A code beyond its table, from a newer catalogue perhaps, counts as unknown."""
-        offset, rows = 0, []
-        for name, size in zip(self.names, self.sizes, strict=True):
-            codes = column(values, name).long()
-            known = (codes >= 0) & (codes < size)
-            rows.append(torch.where(known, codes, UNKNOWN_CODE) + offset)
-            offset += size
-        chosen = torch.stack(rows, -1)
+        codes = torch.stack([column(values, name) for name in self.names], -1).long()  # [..., C]
+        known = (codes >= 0) & (codes < self.limits)
+        chosen = torch.where(known, codes, UNKNOWN_CODE) + self.offsets
         if not self.one_hot:
             return F.embedding(chosen, self.weight).sum(-2)
-        row = torch.arange(offset, device=chosen.device)
+        row = torch.arange(self.weight.shape[0], device=chosen.device)
         return (chosen[..., None] == row).any(-2).to(self.weight.dtype) @ self.weight
 
 
@@ -55,13 +56,23 @@ class Numbers(nn.Module):
         self.spreads: Tensor
         self.register_buffer("centres", centres, persistent=False)
         self.register_buffer("spreads", spreads, persistent=False)
+        self.waves: Tensor  # angles per unit
+        waves = 2 * torch.pi * 2.0 ** torch.arange(NUMBER_FREQUENCIES) / 32
+        self.register_buffer("waves", waves, persistent=False)
 
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. NaN is missing."""
         numbers = torch.stack([column(values, name).float() for name in self.names], -1)  # [..., F]
         absent = numbers.isnan()
-        present = periodic(numbers.nan_to_num(), self.centres, self.spreads) * ~absent[..., None]  # [..., F, features]
+        present = self.periodic(numbers.nan_to_num()) * ~absent[..., None]  # [..., F, features]
         return F.linear(present.flatten(-2), self.weight) + absent.to(self.missing.dtype) @ self.missing
+
+    def periodic(self, x: Tensor) -> Tensor:
+        """Sines and cosines [..., F, 32] of numbers: periods of 32 to 1/4 standard deviations, plain and log."""
+        both = (torch.stack((x, x.sign() * x.abs().log1p()), -1) - self.centres) / self.spreads
+        # Beyond half the longest period on either side the slowest wave would repeat itself.
+        angles = both.clamp(-16, 16)[..., None] * self.waves
+        return torch.cat((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
 class Vectors(nn.Module):
@@ -84,16 +95,6 @@ class Vectors(nn.Module):
             total = chosen if total is None else total + chosen
         assert total is not None, "built without vector fields"
         return total
-
-
-def periodic(x: Tensor, centres: Tensor, spreads: Tensor) -> Tensor:
-    """Sines and cosines [..., F, 32] of numbers [..., F]: periods of 32 to 1/4 standard deviations, plain and log."""
-    both = (torch.stack((x, x.sign() * x.abs().log1p()), -1) - centres) / spreads
-    # Beyond half the longest period on either side the slowest wave would repeat itself.
-    both = both.clamp(-16, 16)
-    frequency = 2.0 ** torch.arange(NUMBER_FREQUENCIES, device=x.device) / 32
-    angles = 2 * torch.pi * both[..., None] * frequency
-    return torch.cat((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
 def column(values: dict[str, Tensor], name: str) -> Tensor:

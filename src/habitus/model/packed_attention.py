@@ -31,7 +31,8 @@ def packed_attention(
             expected="a CUDA device",
             next_step="make the tensors with habitus.model.batch_tensors, which picks the layout by device",
         )
-    out, _, _ = _forward(qkv, begin, end, first, last, turns, qkv.shape[-1] ** -0.5 if scale is None else scale)
+    scale = qkv.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = torch.ops.habitus.packed_attention(qkv, begin, end, first, last, turns, scale)[0]
     return out
 
 

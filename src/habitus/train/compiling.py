@@ -64,16 +64,21 @@ def set_up_compiler() -> None:
     # `habitus.model.layers`.
     config.triton.autotune_pointwise = False
     config.shape_padding = False
+    torch._dynamo.config.run_gc_after_compile = False  # see `without_collecting`
 
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Leave the garbage collector out while imports and a compiler make a great many objects that stay."""
+    """Leave the garbage collector out while imports and a compiler make a great many objects that stay.
+
+    Nor does it look at them afterwards, a third of a second, until the run is over (`habitus.train.surroundings`).
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_on:
             gc.enable()
 

@@ -54,6 +54,7 @@ def surroundings(options: TrainOptions, device: torch.device) -> Iterator[StopRe
             signal.signal(signal.SIGTERM, before)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+        gc.unfreeze()  # what was made at the start
         if device.type == "cuda":  # graphs and buffers of this run make room for the next one in the same process
             gc.collect()
             torch.cuda.empty_cache()
