@@ -15,8 +15,8 @@ from habitus.sweep.estimate import wall_seconds
 from habitus.sweep.preset import AXES, load_preset
 
 # benchmarks/results/train-h200.json: whole steps, compiled and captured.
-MEASURED = {1e15: 110.1e12, 1e16: 251.8e12, 1e17: 466.0e12, 1e18: 655.2e12}
-OVERHEAD_SECONDS = 5.0 + 3.5  # start-up with a warm compile cache, there; one evaluation, evaluate-h200.json
+MEASURED = {1e15: 106.2e12, 1e16: 256.2e12, 1e17: 460.8e12, 1e18: 655.6e12}
+OVERHEAD_SECONDS = 3.6 + 3.5  # start-up with a warm compile cache, there; one evaluation, evaluate-h200.json
 FACTS = Facts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 40_000_000)
 
 
