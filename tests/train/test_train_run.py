@@ -1,5 +1,6 @@
 """One run from recipe to Record: what it writes, what it counts, how it ends."""
 
+import gc
 import json
 import math
 import os
@@ -52,6 +53,21 @@ def test_a_run_leaves_everything_that_its_users_need(
         name: metric.value for name, metric in record.metrics.items()
     }
     assert shown
+
+
+def test_the_garbage_collector_rests_from_what_was_made_at_the_start_until_the_end(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    gc.unfreeze()
+    seen: list[tuple[int, bool]] = []
+    before = gc.get_freeze_count()
+    train(
+        recipe_of(steps=3), dataset, tmp_path / "run", options=ONE,
+        progress=lambda _: seen.append((gc.get_freeze_count(), gc.isenabled())),
+    )  # fmt: skip
+    assert seen
+    assert all(frozen > before and on for frozen, on in seen)
+    assert gc.get_freeze_count() == before
 
 
 def test_the_counts_of_a_record_follow_from_recipe_and_dataset(
