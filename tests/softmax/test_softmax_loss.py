@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habitus.softmax import attention, candidate_softmax, chunked
+from habitus.softmax import attention, candidate_softmax, chunked, kept
 
-BACKENDS = ["cpu", "chunked"]
+BACKENDS = [None, "cpu", "chunked"]  # None: few scores are kept
 
 
 def draw(M=37, V=501, d=20, *, scale=2.0, dtype=torch.float32, seed=0):
@@ -175,6 +175,49 @@ def test_gradients_accumulate_over_micro_batches(twin):
     truth = twin(h, e, y)
     assert relative(h.grad, truth.to_queries) < 1e-5
     assert relative(e.grad, truth.to_candidates) < 1e-5
+
+
+@pytest.mark.parametrize("scores_per_block", [1, 1000, 1 << 19])
+def test_kept_scores_come_block_by_block(scores_per_block, monkeypatch, twin):
+    monkeypatch.setattr(kept, "_BLOCK_SCORES", scores_per_block)
+    h, e, y = draw()
+    candidate_softmax(h, e, y).loss.sum().backward()
+    truth = twin(h, e, y)
+    assert relative(h.grad, truth.to_queries) < 1e-5
+    assert relative(e.grad, truth.to_candidates) < 1e-5
+
+
+def test_more_scores_than_are_kept_give_the_same(monkeypatch):
+    found = []
+    for most in (37 * 501, 37 * 501 - 1):
+        monkeypatch.setattr(kept, "KEPT_SCORES", most)
+        kept._spare.clear()
+        h, e, y = draw()
+        loss = candidate_softmax(h, e, y).loss
+        loss.sum().backward()
+        found.append((loss, h.grad, e.grad, len(kept._spare)))
+    assert [used for *_, used in found] == [1, 0]
+    for one, other in zip(found[0][:3], found[1][:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_kept_memory_is_used_again_and_by_one_at_a_time():
+    kept._spare.clear()
+    h, e, y = draw(seed=1)
+    expected = torch.autograd.grad(candidate_softmax(h, e, y, backend="cpu").loss.sum(), (h, e))
+    first, second = (candidate_softmax(h, e, y).loss.sum() for _ in range(2))  # both are alive
+    for _ in range(2):  # the second walk over a graph no longer has what was kept
+        found = torch.autograd.grad(first, (h, e), retain_graph=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        other_h, other_e, other_y = draw(seed=2)
+        candidate_softmax(other_h, other_e, other_y).loss.sum().backward()  # writes where the first one was
+    found = torch.autograd.grad(second, (h, e))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    place = kept._spare[0].data_ptr()
+    candidate_softmax(h, e, y).loss.sum().backward()
+    assert [memory.data_ptr() for memory in kept._spare] == [place]
 
 
 def test_a_second_derivative_is_refused_rather_than_wrong():

@@ -95,6 +95,7 @@ def rotary_turns(places: Tensor, d: int) -> Tensor:
 def turned(qkv: Tensor, turns: Tensor) -> Tensor:
     """qkv [R, 3, H, d] with queries and keys turned pairwise; entry i pairs with entry i + d/2."""
     cos, sin = turns[:, :1, None], turns[:, 1:, None]  # [R, 1, 1, d/2]
-    left, right = qkv[:, :2].chunk(2, dim=-1)
+    both, value = qkv.split((2, 1), dim=1)  # not slices: the gradient of each would be a whole tensor of zeros
+    left, right = both.chunk(2, dim=-1)
     pairs = torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)
-    return torch.cat((pairs.to(qkv.dtype), qkv[:, 2:]), dim=1)
+    return torch.cat((pairs.to(qkv.dtype), value), dim=1)

@@ -29,7 +29,8 @@ _WAY_IN, _WAY_OUT = "contextualizer.input.weight", "contextualizer.output.weight
 _COPY_GATE = "contextualizer.copying.gate.weight"
 _CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
 _CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
-_CHUNK = 1 << 22  # blocks of four numbers drawn at a time: bounds the memory of the integer arithmetic
+# Blocks of four numbers drawn at a time: a CPU's cache should hold the integers, a GPU is told few things at once.
+_CHUNK_ON_CPU, _CHUNK = 1 << 18, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,13 @@ def truncated_normals(counts: dict[str, int], seed: int, device: torch.device) -
     keys = torch.tensor([zlib.crc32(name.encode()) for name in counts], device=device)
     begins = torch.tensor([0, *accumulate(sizes)], device=device)
     edge = torch.special.erf(torch.tensor(_CUT / 2**0.5, dtype=torch.float64, device="cpu")).item()
-    pieces = []
-    for begin in range(0, sum(sizes), _CHUNK):
-        block = torch.arange(begin, min(begin + _CHUNK, sum(sizes)), device=device)
+    flat = torch.empty(4 * sum(sizes), device=device)
+    chunk = _CHUNK_ON_CPU if device.type == "cpu" else _CHUNK
+    for begin in range(0, sum(sizes), chunk):
+        block = torch.arange(begin, min(begin + chunk, sum(sizes)), device=device)
         owner = torch.searchsorted(begins, block, right=True) - 1
         drawn = torch.stack(words(seed, Stream.INIT, keys[owner], block - begins[owner]), 1).flatten()
         uniform = (drawn.double() + 0.5) * 2.0**-32
-        pieces.append(((2 * uniform - 1) * edge).erfinv().float() * (2**0.5 / _CUT_STD))
-    parts = torch.cat(pieces).split([4 * size for size in sizes])
+        flat[4 * begin : 4 * (begin + len(block))] = ((2 * uniform - 1) * edge).erfinv().float() * (2**0.5 / _CUT_STD)
+    parts = flat.split([4 * size for size in sizes])
     return {name: part[:count] for (name, count), part in zip(counts.items(), parts, strict=True)}

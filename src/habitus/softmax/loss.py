@@ -1,4 +1,4 @@
-"""Cross-entropy over any number of candidates, without ever holding the scores.
+"""Cross-entropy over any number of candidates, without ever holding the scores (few of them, on a CPU, are held).
 
     M  queries      V  candidates      d  width of a vector
 
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
 from habitus.softmax.checks import causes, check_shapes, checked, clamped, not_finite
 from habitus.softmax.inputs import candidate_bias, check_count, common_shift, in_autocast_type
+from habitus.softmax.kept import Kept, give_back, keeps, kept_forward, kept_pull
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.operators import softmax_backward, softmax_forward
 from habitus.softmax.spread import Alone, Spread
@@ -71,6 +72,7 @@ def candidate_softmax(
     bias = candidate_bias(log_q, shift, count, len(candidates))
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
+    keep = backend is None and trainable and keeps(queries, candidates)
     # Fused attention shows bad candidates in its result, so a large table is not read once more to find them.
     rows = candidates[:0] if chosen in KERNELS else candidates
     with torch.no_grad():
@@ -79,7 +81,9 @@ def candidate_softmax(
         safe = clamped(targets, limit)
         own_log_q = None if log_q is None else _of_targets(log_q.detach().float(), safe, ranks)
     with torch.autocast(queries.device.type, enabled=False):
-        loss, uncertainty, sound, score = _CandidateSoftmax.apply(queries, candidates, safe, bias, latch, ranks, chosen)
+        loss, uncertainty, sound, score = _CandidateSoftmax.apply(
+            queries, candidates, safe, bias, latch, ranks, chosen, keep
+        )
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, targets, limit) if latch is None else latch.record(cause)
     doubt = torch.where(ok, uncertainty.detach(), 0) if entropy else None
@@ -101,6 +105,7 @@ class _CandidateSoftmax(torch.autograd.Function):
         latch: Latch | None,
         ranks: Alone,
         backend: str,
+        keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss, entropy, whether all is finite, and the target's score.
 
@@ -108,7 +113,11 @@ class _CandidateSoftmax(torch.autograd.Function):
         """
         everyone, wanted = ranks.gather(queries), ranks.gather(targets)
         need_mean = ctx.needs_input_grad[0]
-        mean, part, entropy = softmax_forward(everyone, candidates, bias, backend, need_mean)
+        ctx.kept = None
+        if keep:
+            (mean, part, entropy), ctx.kept = kept_forward(everyone, candidates, bias)
+        else:
+            mean, part, entropy = softmax_forward(everyone, candidates, bias, backend, need_mean)
         lse = ranks.merged(part)
         local, held = _local(wanted, ranks.offset, len(candidates))
         hit = _target_scores(everyone, candidates, local, bias, lse.dtype)
@@ -136,7 +145,13 @@ class _CandidateSoftmax(torch.autograd.Function):
         for_queries, for_candidates = ctx.needs_input_grad[:2]
         weights = ctx.ranks.gather(grad.to(lse.dtype))
         pulls = ctx.ranks.gather((grad - of_score).to(lse.dtype))
-        left_out, pulled = needed_backward(ctx, queries, candidates, bias, lse, weights, mean)
+        kept: Kept | None = ctx.kept
+        if kept is None:
+            left_out, pulled = needed_backward(ctx, queries, candidates, bias, lse, weights, mean)
+        else:
+            left_out, pulled = mean, kept_pull(kept, queries, weights * share)
+            give_back(kept)
+            ctx.kept = None  # should the graph be walked once more, it is computed anew
         to_queries = to_candidates = None
         if for_queries:
             if mean.numel():
@@ -150,7 +165,7 @@ class _CandidateSoftmax(torch.autograd.Function):
             to_candidates = _subtract_targets(pulled, queries, local, torch.where(held, pulls, 0))
             to_candidates = to_candidates.to(candidates.dtype)
             to_candidates = to_candidates if ok is None else torch.where(ok, to_candidates, 0)
-        return to_queries, to_candidates, None, None, None, None, None
+        return to_queries, to_candidates, None, None, None, None, None, None
 
 
 def needed_backward(

@@ -25,9 +25,9 @@ from habitus.train.gathering import gathered_rows
 from habitus.train.inclusion import Inclusion
 from habitus.train.vectors import FrozenVectors
 
-# Up to so many scores the plain softmax of a small model is two to three times as fast as the fused one on a CPU
-# (docs/notebook.md); 8 MB of them at most.
-_FEW_SCORES = 1 << 20
+# Up to so many scores the plain softmax is as fast on a CPU as the other, whose checks take a millisecond
+# (docs/notebook.md).
+_FEW_SCORES = 1 << 19
 
 
 class Channels(NamedTuple):
