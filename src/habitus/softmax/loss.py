@@ -72,7 +72,7 @@ def candidate_softmax(
     bias = candidate_bias(log_q, shift, count, len(candidates))
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
-    keep = backend is None and trainable and keeps(queries, candidates)
+    may_keep = backend is None and trainable
     # Fused attention shows bad candidates in its result, so a large table is not read once more to find them.
     rows = candidates[:0] if chosen in KERNELS else candidates
     with torch.no_grad():
@@ -82,7 +82,7 @@ def candidate_softmax(
         own_log_q = None if log_q is None else _of_targets(log_q.detach().float(), safe, ranks)
     with torch.autocast(queries.device.type, enabled=False):
         loss, uncertainty, sound, score = _CandidateSoftmax.apply(
-            queries, candidates, safe, bias, latch, ranks, chosen, keep
+            queries, candidates, safe, bias, latch, ranks, chosen, may_keep
         )
     cause = torch.where(sound.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = checked(cause, targets, limit) if latch is None else latch.record(cause)
@@ -105,7 +105,7 @@ class _CandidateSoftmax(torch.autograd.Function):
         latch: Latch | None,
         ranks: Alone,
         backend: str,
-        keep: bool,
+        may_keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Loss, entropy, whether all is finite, and the target's score.
 
@@ -114,7 +114,7 @@ class _CandidateSoftmax(torch.autograd.Function):
         everyone, wanted = ranks.gather(queries), ranks.gather(targets)
         need_mean = ctx.needs_input_grad[0]
         ctx.kept = None
-        if keep:
+        if may_keep and keeps(everyone, candidates):
             (mean, part, entropy), ctx.kept = kept_forward(everyone, candidates, bias)
         else:
             mean, part, entropy = softmax_forward(everyone, candidates, bias, backend, need_mean)
