@@ -21,6 +21,8 @@ DENSITY_AT_ZERO = 0.3989422804014327
 
 def gelu(x: Tensor) -> Tensor:
     """x·Φ(x), in the type of x."""
+    # Where speed counts activations are halves; float32 keeps the library's. By its name in torch.ops, because calling
+    # the function below would have the compiler trace PyTorch's wrapper around it.
     if x.is_cuda and x.dtype != torch.float32 and torch.compiler.is_compiling():
         found: Tensor = torch.ops.habitus.gelu(x)
         return found

@@ -32,6 +32,7 @@ def packed_attention(
             next_step="make the tensors with habitus.model.batch_tensors, which picks the layout by device",
         )
     scale = qkv.shape[-1] ** -0.5 if scale is None else scale
+    # Not through the function below: the compiler would trace PyTorch's wrapper around it.
     out: Tensor = torch.ops.habitus.packed_attention(qkv, begin, end, first, last, turns, scale)[0]
     return out
 

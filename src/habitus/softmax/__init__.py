@@ -1,4 +1,4 @@
-"""Scores over candidates: loss, entropy, gradients, ranks and top-k, without ever holding the scores."""
+"""Scores over candidates: loss, entropy, gradients, ranks and top-k, in flat memory whatever their number."""
 
 from habitus.softmax.backend import SoftmaxBackend, choose_backend
 from habitus.softmax.extras import extras_softmax

@@ -17,7 +17,7 @@ from habitus.softmax.attention import working_dtype
 from habitus.softmax.merging import Part
 
 KEPT_SCORES = 1 << 25  # 128 MiB of float32
-_BLOCK_SCORES = 1 << 19  # 2 MiB at a time: they are still in the core's cache when they are used
+_BLOCK_SCORES = 1 << 19  # 2 MiB at a time, to be used again while a cache holds them
 
 _spare: list[Tensor] = []  # the memory of the last step, one piece at most
 

@@ -15,7 +15,7 @@ from habitus.recipe import Recipe
 from habitus.sizing import Inputs, cell_of_recipe
 from habitus.typed import content_hash
 
-# What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (20 to 26 s
+# What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (19 to 29 s
 # on an H200, docs/notebook.md) begins to pay. Guesses on the safe side; only the choice depends on them.
 UNCOMPILED_FLOPS_PER_SECOND = 60e12
 WORTH_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
@@ -58,7 +58,7 @@ def set_up_compiler() -> None:
     """Settings of PyTorch's compiler for training. They hold in the thread that sets them."""
     from torch._inductor import config
 
-    # Embedder and layers hold Functions of our own; unless told so, PyTorch works their graphs out in every process.
+    # The embedder holds a Function of our own; unless told so, PyTorch works its graphs out in every process.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     # Variants of small kernels would be compiled and timed, and gain nothing here. Odd sizes get their zeros in
     # `habitus.model.layers`.

@@ -26,7 +26,7 @@ from habitus.train.inclusion import Inclusion
 from habitus.train.vectors import FrozenVectors
 
 # Up to so many scores the plain softmax is as fast on a CPU as the other, whose checks take a millisecond
-# (docs/notebook.md).
+# (docs/decisions/0107).
 _FEW_SCORES = 1 << 19
 
 
