@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from softmax import machine
 
 from habitus.data import Dataset, PrepareOptions, prepare
-from habitus.evaluate import EvaluateOptions, Evaluation, evaluate_runs
+from habitus.evaluation import EvaluateOptions, Evaluation, evaluate_runs
 from habitus.events.schema import Schema
 
 SCHEMAS = Path(__file__).parents[1] / "examples" / "schemas"

@@ -20,7 +20,7 @@ from prepare import hardware
 from habitus.data import Dataset, PrepareOptions
 from habitus.data.from_world import prepare_world
 from habitus.events.world import World, WorldConfig
-from habitus.events.world.writing import SCHEMA
+from habitus.events.world.writing import WORLD_SCHEMA
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         world = World(WorldConfig(num_users=arguments.users, num_items=arguments.items))
-        prepare_world(world, SCHEMA, Path(folder) / "d", PrepareOptions(threads=2), lambda *_: None)
+        prepare_world(world, WORLD_SCHEMA, Path(folder) / "d", PrepareOptions(threads=2), lambda *_: None)
         dataset = Dataset.open(Path(folder) / "d")
         rows = [
             measure("train", dataset, arguments.batch_sequences, arguments.rounds),

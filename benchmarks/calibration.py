@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from habitus.files import write_atomic
-from habitus.fit.allocation import surface_optimum
-from habitus.fit.critical_batch import critical_batch
-from habitus.fit.frontier import frontier
-from habitus.fit.power_law import power_law, predict_power_law
-from habitus.fit.saturating import predict_saturating
-from habitus.fit.surface import surface
-from habitus.fit.two_term import two_term
+from habitus.laws.allocation import surface_optimum
+from habitus.laws.critical_batch import critical_batch
+from habitus.laws.frontier import frontier
+from habitus.laws.power_law import power_law, predict_power_law
+from habitus.laws.saturating import predict_saturating
+from habitus.laws.surface import surface
+from habitus.laws.two_term import two_term
 
 BUDGETS = 10.0 ** np.arange(15, 20)
 SHARES = np.array([0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.10, 0.20, 0.35])

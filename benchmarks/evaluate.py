@@ -33,14 +33,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from softmax import machine
 from synthetic_queries import query_batches, query_vectors
 
-from habitus.evaluate.candidates import Candidates, candidate_scores
-from habitus.evaluate.evaluation import HISTORIES, METRIC_GROUPS
-from habitus.evaluate.metrics import CUTOFFS
-from habitus.evaluate.per_query import PerQuery
-from habitus.evaluate.queries import QueryBatch
-from habitus.evaluate.ranks import Ranks
-from habitus.evaluate.readout import coverage_metrics, summarise
-from habitus.evaluate.scores import Scores
+from habitus.evaluation.candidates import Candidates, candidate_scores
+from habitus.evaluation.evaluation import HISTORIES, METRIC_GROUPS
+from habitus.evaluation.metrics import CUTOFFS
+from habitus.evaluation.per_query import PerQuery
+from habitus.evaluation.queries import QueryBatch
+from habitus.evaluation.ranks import Ranks
+from habitus.evaluation.readout import coverage_metrics, summarise
+from habitus.evaluation.scores import Scores
 from habitus.record import Metric
 
 MEMORY_BYTES = 512 << 20

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from served_run import STEPS, served_run
 from softmax import machine
 
-from habitus.serve import Retriever
-from habitus.serve.approximate import EFFORTS, ApproximateManifest
-from habitus.serve.index import ExactIndex, SearchIndex
-from habitus.serve.live import LiveItems
+from habitus.serving import Retriever
+from habitus.serving.approximate import EFFORTS, ApproximateManifest
+from habitus.serving.index import ExactIndex, SearchIndex
+from habitus.serving.live import LiveItems
 
 BATCHES = (1, 32, 256)
 REPEATS = 3

@@ -47,8 +47,8 @@ def main() -> None:
 
 def compared(python: Path, num_queries: int, num_candidates: int) -> dict[str, float]:
     """The largest difference over all metrics, cut-offs and queries."""
-    from habitus.evaluate.metrics import mrr, ndcg, recall
-    from habitus.evaluate.scores import dense_scores
+    from habitus.evaluation.metrics import mrr, ndcg, recall
+    from habitus.evaluation.scores import dense_scores
 
     draw = np.random.default_rng(num_candidates)
     scores = draw.permuted(np.tile(np.arange(1.0, num_candidates + 1), (num_queries, 1)), axis=1)

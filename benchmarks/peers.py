@@ -163,8 +163,8 @@ def full_steps(given: np.ndarray, items: int, steps: int) -> Clock:
     from habitus.model import BehaviorModel, batch_tensors, item_tensors
     from habitus.recipe import ModelRecipe, TrainRecipe
     from habitus.softmax import candidate_softmax
-    from habitus.train.optimizers import build_optimizer, clip_gradients
-    from habitus.train.schedule import learning_rate_at
+    from habitus.training.optimizers import build_optimizer, clip_gradients
+    from habitus.training.schedule import learning_rate_at
 
     size = ModelRecipe(joint_dim=64, width=64, depth=2, head_dim=32, text_len=1, text_depth=1)
     recipe = TrainRecipe(batch_sequences=BATCH, steps=1_000, learning_rate=1e-3, optimizer="adamw")
@@ -196,7 +196,7 @@ def trained_steps(way: str, given: np.ndarray, items: int, steps: int) -> tuple[
     """Steps of habitus.train, and the batch; the first one is warm-up."""
     from habitus.data import Dataset
     from habitus.recipe import DataRecipe, EvaluateRecipe, ModelRecipe, Recipe, TrainRecipe
-    from habitus.train import Progress, TrainOptions, train
+    from habitus.training import Progress, TrainOptions, train
 
     size = ModelRecipe(joint_dim=64, width=64, depth=2, head_dim=32, text_len=1, text_depth=1)
     batch = STAGE2_BATCH_AT_LARGE if way == "stage 2" and items > SMALL else BATCH

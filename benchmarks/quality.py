@@ -138,8 +138,8 @@ def one(job: tuple[Any, ...], given: argparse.Namespace) -> list[dict[str, Any]]
 
 def baseline_rows(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     from habitus.data import Dataset
-    from habitus.evaluate import EvaluateOptions, evaluate
-    from habitus.evaluate.baselines import Oracle, Popularity, baselines
+    from habitus.evaluation import EvaluateOptions, evaluate
+    from habitus.evaluation.baselines import Oracle, Popularity, baselines
 
     dataset = Dataset.open(path, verify=False)
     scorers = [Popularity(dataset), Oracle(dataset)] if given.what == "world" else baselines(dataset)
@@ -151,7 +151,7 @@ def both_stages(
     path: Path, seed: int, budget: float | None, given: argparse.Namespace, out: Path
 ) -> list[dict[str, Any]]:
     from habitus.data import Dataset
-    from habitus.train import TrainOptions, train
+    from habitus.training import TrainOptions, train
 
     dataset = Dataset.open(path, verify=False)
     options = TrainOptions(device=given.device, compile=given.compile, threads=1 if given.device == "cpu" else None)

@@ -168,7 +168,7 @@ def main() -> None:
         print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {known}", flush=True)
         keep = Results(given.out, given.size, known)
         if given.mps:
-            from habitus.sweep.sharing import shared_gpu
+            from habitus.sweeps.sharing import shared_gpu
 
             os.environ.update(shared_gpu(print))
         cells = {"lines": line_cells, "compare": compare_cells, "rates": rate_cells}[given.what](given, folder)
@@ -264,8 +264,8 @@ def prepared(name: str, folder: Path) -> dict[str, float]:
     """Prepare the size's world in the folder, unless it is there; what popularity and the oracle lose on it."""
     from habitus.data import Dataset, PrepareOptions
     from habitus.data.from_world import prepare_world
-    from habitus.evaluate import EvaluateOptions, evaluate
-    from habitus.evaluate.baselines import Oracle, Popularity
+    from habitus.evaluation import EvaluateOptions, evaluate
+    from habitus.evaluation.baselines import Oracle, Popularity
     from habitus.events.world import World, WorldConfig
     from habitus.events.world.writing import schema_of
 
@@ -299,8 +299,8 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
 
     from habitus.data import Dataset
     from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
-    from habitus.train import TrainOptions, train
-    from habitus.train.schedule import default_learning_rate
+    from habitus.training import TrainOptions, train
+    from habitus.training.schedule import default_learning_rate
 
     torch.compiler.reset()  # another shape: what was compiled for the last one only counts against the limit
     size, variant, built = SIZES[cell.size], cell.variant, sized(cell, folder)

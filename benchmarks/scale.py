@@ -9,10 +9,10 @@ from preset `paper` on a log of 10⁷ items and 10¹⁰ events, more than any ce
 import argparse
 
 from habitus.sizing import TYPICAL_INPUTS
-from habitus.sweep.cells import Facts
-from habitus.sweep.design import design
-from habitus.sweep.estimate import wall_seconds
-from habitus.sweep.preset import AXES, load_preset
+from habitus.sweeps.cells import Facts
+from habitus.sweeps.design import design
+from habitus.sweeps.estimate import wall_seconds
+from habitus.sweeps.preset import AXES, load_preset
 
 # benchmarks/results/train-h200.json: whole steps, compiled and captured.
 MEASURED = {1e15: 106.2e12, 1e16: 256.2e12, 1e17: 460.8e12, 1e18: 655.6e12}

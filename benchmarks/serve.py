@@ -68,8 +68,8 @@ def prepared(folder: Path, items: int, indexes: list[str]) -> Path:
     from habitus.events.world import World, WorldConfig
     from habitus.events.world.writing import schema_of
     from habitus.recipe import Recipe
-    from habitus.serve import Retriever
-    from habitus.train import TrainOptions, train
+    from habitus.serving import Retriever
+    from habitus.training import TrainOptions, train
 
     folder.mkdir(parents=True, exist_ok=True)
     world = World(WorldConfig(num_users=3_000, num_items=items, events_per_user=EVENTS + 14, seed=1))
@@ -173,8 +173,8 @@ def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace
     import torch
 
     from habitus.model import batch_tensors
-    from habitus.serve import Retriever
-    from habitus.serve.histories import packed
+    from habitus.serving import Retriever
+    from habitus.serving.histories import packed
 
     retriever = Retriever.open(folder / "run", device="cpu", index=index, read_only=True)  # type: ignore[arg-type]
     bodies = [json.loads(body)["history"] for body in json.loads((folder / "bodies.json").read_text())]

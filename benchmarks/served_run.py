@@ -21,7 +21,7 @@ from habitus.events.world.writing import schema_of
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
 from habitus.model.bundle import save_bundle
 from habitus.recipe import Recipe
-from habitus.serve import Retriever
+from habitus.serving import Retriever
 
 STEPS = 1_200
 

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import optimize
 
 from habitus.files import write_atomic
-from habitus.fit.surface import fit_surface
+from habitus.laws.surface import fit_surface
 
 DELTA = 1e-3
 TRUTH = (1.8172, 482.01, 0.3478, 2085.43, 0.3658)

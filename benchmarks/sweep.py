@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from habitus.data import Dataset
-from habitus.sweep import Preset, Store, SweepResult, load_preset, sweep
-from habitus.sweep.preset_world import preset_dataset
+from habitus.sweeps import Preset, Store, SweepResult, load_preset, sweep
+from habitus.sweeps.preset_world import preset_dataset
 
 
 def main() -> None:

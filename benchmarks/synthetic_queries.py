@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from habitus.data.batch import Batch
-from habitus.evaluate.queries import QueryBatch
+from habitus.evaluation.queries import QueryBatch
 
 SEQ_LEN = 256
 BATCH_SEQUENCES = 64

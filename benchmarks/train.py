@@ -95,7 +95,7 @@ def child(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def stage1(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from habitus.data import Dataset
-    from habitus.train import TrainOptions, train
+    from habitus.training import TrainOptions, train
 
     dataset = Dataset.open(arguments.data, verify=False)
     recipe = recipe_of(name, dataset, arguments)
@@ -138,7 +138,7 @@ def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) ->
 
     from habitus.data import Dataset
     from habitus.sizing import Inputs
-    from habitus.train.recording import executed_flops
+    from habitus.training.recording import executed_flops
 
     began = time.perf_counter()
     dataset = Dataset.open(arguments.data, verify=False)
@@ -190,7 +190,7 @@ def engine_of(recipe: Any, dataset: Any, arguments: argparse.Namespace, table: A
     import torch
 
     from habitus.model import BehaviorModel
-    from habitus.train.captured import CapturedEngine
+    from habitus.training.cuda_graph import CapturedEngine
 
     device = torch.device(arguments.device, 0)
     model = BehaviorModel(dataset.fields, recipe.model).to(device)
@@ -228,7 +228,7 @@ def kernels(engine: Any, first: int = 0, most: int = 25) -> dict[str, float]:
 def recipe_of(name: str, dataset: Any, arguments: argparse.Namespace) -> Any:
     from habitus.recipe import Recipe
     from habitus.sizing import Inputs, Request, solve
-    from habitus.train.schedule import default_learning_rate
+    from habitus.training.schedule import default_learning_rate
 
     flops, batch = CELLS[name]
     request = Request(
@@ -276,12 +276,12 @@ def make_data(path: Path, items: int, users: int) -> None:
     from habitus.data import PrepareOptions
     from habitus.data.from_world import prepare_world
     from habitus.events.world import World, WorldConfig
-    from habitus.events.world.writing import SCHEMA
+    from habitus.events.world.writing import WORLD_SCHEMA
 
     began = time.perf_counter()
     shutil.rmtree(path, ignore_errors=True)
     world = World(WorldConfig(num_users=users, num_items=items, events_per_user=256, seed=1))
-    schema = SCHEMA.model_copy(update={"world": world.config})
+    schema = WORLD_SCHEMA.model_copy(update={"world": world.config})
     options = PrepareOptions(seq_len=256, threads=max(1, (os.cpu_count() or 1) - 1))
     prepare_world(world, schema, path, options, lambda phase, share: None)
     print(f"data: {items:,} items, {users:,} users in {time.perf_counter() - began:.1f} s", flush=True)

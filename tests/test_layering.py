@@ -10,11 +10,12 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "habitus"
 
 # Top to bottom. A room sees what stands above it.
-ROOMS = """errors files typed randomness recipe record sizing events data softmax model evaluate train sweep
-           fit plan report study serve cli""".split()
-BLIND = {"fit", "plan", "report"}  # these read files; they see none of softmax..sweep
-HIDDEN = {"softmax", "model", "evaluate", "train", "sweep"}
-TORCH_FREE = """errors files typed randomness recipe record sizing events data fit plan report study cli""".split()
+ROOMS = """errors files typed randomness recipe record store sizing laws events data softmax model evaluation training
+           sweeps planning reporting studies serving exporting cli""".split()
+BLIND = {"planning", "reporting"}  # these read files; they see none of softmax..sweeps
+HIDDEN = {"softmax", "model", "evaluation", "training", "sweeps"}
+TORCH_FREE = """errors files typed randomness recipe record store sizing laws events data planning reporting studies
+                cli""".split()
 
 
 def imported_rooms(path: Path) -> set[str]:
@@ -77,25 +78,25 @@ def test_light_rooms_import_without_torch(room: str) -> None:
 
 def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
     tree = tmp_path / "habitus"
-    for room in ("fit", "train", "model"):
+    for room in ("planning", "training", "model"):
         (tree / room).mkdir(parents=True)
         (tree / room / "__init__.py").write_text("")
     (tree / "__init__.py").write_text("")
-    (tree / "fit" / "laws.py").write_text("from habitus.train import loop\n")
-    (tree / "model" / "embedder.py").write_text("def f():\n    import habitus.train.loop\n")
-    (tree / "train" / "loop.py").write_text("from habitus import model\n")
+    (tree / "planning" / "plan.py").write_text("from habitus.training import loop\n")
+    (tree / "model" / "embedder.py").write_text("def f():\n    import habitus.training.loop\n")
+    (tree / "training" / "loop.py").write_text("from habitus import model\n")
     (tree / "helpers.py").write_text("")
     assert violations(tree) == [
-        "fit/laws.py imports train",
         "helpers.py stands in no known room",
-        "model/embedder.py imports train",
+        "model/embedder.py imports training",
+        "planning/plan.py imports training",
     ]
 
 
 def test_the_torch_check_sees_torch(tmp_path: Path) -> None:
     tree = tmp_path / "probe"
-    (tree / "fit").mkdir(parents=True)
-    for folder in (tree, tree / "fit"):
+    (tree / "laws").mkdir(parents=True)
+    for folder in (tree, tree / "laws"):
         (folder / "__init__.py").write_text("")
-    (tree / "fit" / "heavy.py").write_text("import torch\n")
-    assert loads_torch(tree, "fit")
+    (tree / "laws" / "heavy.py").write_text("import torch\n")
+    assert loads_torch(tree, "laws")

@@ -16,7 +16,7 @@ from habitus.cli import app
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events.schema import Schema
 from habitus.events.world import MixtureWeights, World, WorldConfig
-from habitus.events.world.writing import SCHEMA, write_world
+from habitus.events.world.writing import WORLD_SCHEMA, write_world
 
 WEIGHTS = MixtureWeights().to_values()
 SMALL = ["--users", "30", "--items", "50", "--events-per-user", "12"]
@@ -79,7 +79,7 @@ def test_a_written_world_comes_back_with_its_oracle(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_no_world_has_no_oracle(tmp_path: Path) -> None:
-    SCHEMA.write(tmp_path / "schema.toml")
+    WORLD_SCHEMA.write(tmp_path / "schema.toml")
     with pytest.raises(ConfigError, match="no synthetic world"):
         World.read(tmp_path)
     with pytest.raises(ConfigError, match="does not exist"):

@@ -10,7 +10,7 @@ import torch
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.fields import Field, Fields
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
-from habitus.model.start import truncated_normals
+from habitus.model.init import truncated_normals
 from habitus.recipe import ModelRecipe
 
 RECIPE = ModelRecipe(joint_dim=64, text_len=12, text_depth=2, width=128, depth=2, head_dim=32)
@@ -42,7 +42,7 @@ def test_a_draw_depends_on_nothing_that_is_drawn_beside_it(monkeypatch: pytest.M
     cpu = torch.device("cpu")
     together = truncated_normals({"a": 10, "b": 4097, "c": 1, "d": 40}, 7, cpu)
     assert {name: len(drawn) for name, drawn in together.items()} == {"a": 10, "b": 4097, "c": 1, "d": 40}
-    monkeypatch.setattr("habitus.model.start._CHUNK_ON_CPU", 100)  # blocks: several chunks, cut within "b"
+    monkeypatch.setattr("habitus.model.init._CHUNK_ON_CPU", 100)  # blocks: several chunks, cut within "b"
     for name, drawn in together.items():
         assert torch.equal(truncated_normals({name: len(drawn)}, 7, cpu)[name], drawn)
     assert not torch.equal(together["a"], together["b"][:10])

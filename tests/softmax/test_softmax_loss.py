@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habitus.softmax import attention, candidate_softmax, chunked, kept
+from habitus.softmax import attention, cached_scores, candidate_softmax, chunked
 
 BACKENDS = [None, "cpu", "chunked"]  # None: few scores are kept
 
@@ -179,7 +179,7 @@ def test_gradients_accumulate_over_micro_batches(twin):
 
 @pytest.mark.parametrize("scores_per_block", [1, 1000, 1 << 19])
 def test_kept_scores_come_block_by_block(scores_per_block, monkeypatch, twin):
-    monkeypatch.setattr(kept, "_BLOCK_SCORES", scores_per_block)
+    monkeypatch.setattr(cached_scores, "_BLOCK_SCORES", scores_per_block)
     h, e, y = draw()
     candidate_softmax(h, e, y).loss.sum().backward()
     truth = twin(h, e, y)
@@ -190,19 +190,19 @@ def test_kept_scores_come_block_by_block(scores_per_block, monkeypatch, twin):
 def test_more_scores_than_are_kept_give_the_same(monkeypatch):
     found = []
     for most in (37 * 501, 37 * 501 - 1):
-        monkeypatch.setattr(kept, "KEPT_SCORES", most)
-        kept._spare.clear()
+        monkeypatch.setattr(cached_scores, "KEPT_SCORES", most)
+        cached_scores._spare.clear()
         h, e, y = draw()
         loss = candidate_softmax(h, e, y).loss
         loss.sum().backward()
-        found.append((loss, h.grad, e.grad, len(kept._spare)))
+        found.append((loss, h.grad, e.grad, len(cached_scores._spare)))
     assert [used for *_, used in found] == [1, 0]
     for one, other in zip(found[0][:3], found[1][:3], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_kept_memory_is_used_again_and_by_one_at_a_time():
-    kept._spare.clear()
+    cached_scores._spare.clear()
     h, e, y = draw(seed=1)
     expected = torch.autograd.grad(candidate_softmax(h, e, y, backend="cpu").loss.sum(), (h, e))
     first, second = (candidate_softmax(h, e, y).loss.sum() for _ in range(2))  # both are alive
@@ -215,9 +215,9 @@ def test_kept_memory_is_used_again_and_by_one_at_a_time():
     found = torch.autograd.grad(second, (h, e))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    place = kept._spare[0].data_ptr()
+    place = cached_scores._spare[0].data_ptr()
     candidate_softmax(h, e, y).loss.sum().backward()
-    assert [memory.data_ptr() for memory in kept._spare] == [place]
+    assert [memory.data_ptr() for memory in cached_scores._spare] == [place]
 
 
 def test_a_second_derivative_is_refused_rather_than_wrong():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from habitus.errors import ModelError
-from habitus.softmax import catalogue_scores, leaders, ranking, ranks, top_k
+from habitus.softmax import catalogue_scores, ranking, ranks, top_k, topk
 
 
 def draw(M, V, d, case="random", seed=0):
@@ -142,11 +142,11 @@ def test_bfloat16_scores_are_compared_in_float32():
 def test_keys_sort_like_score_then_position():
     scores = torch.tensor([-torch.inf, -2.0, -1e-40, -0.0, 0.0, 1e-40, 3.0, 3.0, torch.inf])
     ids = torch.tensor([5, 5, 5, 2, 9, 5, 9, 2, 1])
-    keys = leaders.keys_of(scores, ids)
+    keys = topk.keys_of(scores, ids)
     assert keys.argsort().tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8]
-    assert torch.equal(leaders.scores_of(keys), scores.abs() * scores.sign())
-    assert torch.equal(leaders.ids_of(keys), ids)
-    assert leaders.scores_of(leaders.no_leaders(1, 1, torch.device("cpu"))).item() == -torch.inf
+    assert torch.equal(topk.scores_of(keys), scores.abs() * scores.sign())
+    assert torch.equal(topk.ids_of(keys), ids)
+    assert topk.scores_of(topk.no_leaders(1, 1, torch.device("cpu"))).item() == -torch.inf
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from habitus.data.describe import Description
+    from habitus.data import Description
 
 
 @app.command(help="Say what is in a prepared dataset.\n\nExample: `habitus describe dataset`")
@@ -19,8 +19,8 @@ def describe(
     dataset: Annotated[Path, typer.Argument(help="Folder that 'habitus prepare' wrote.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    from habitus.data.dataset import Dataset
-    from habitus.data.describe import describe as run
+    from habitus.data import Dataset
+    from habitus.data import describe as run
 
     found = run(Dataset.open(dataset))
     if as_json:

@@ -32,10 +32,9 @@ def embed(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
-    from habitus.data.prepare import one_of
-    from habitus.evaluate.ranks import device_named
-    from habitus.model.bundle import load_bundle
-    from habitus.model.cache import STORED_TYPES, build_cache
+    from habitus.data import one_of
+    from habitus.evaluation import device_named
+    from habitus.model import STORED_TYPES, build_cache, load_bundle
 
     if (data is None) == (items is None):
         raise ConfigError(
@@ -45,7 +44,7 @@ def embed(
     stored = one_of("dtype", dtype, STORED_TYPES)
     bundle = load_bundle(run, device_named(device))
     if items is not None:
-        from habitus.model.new_items import embed_table
+        from habitus.model import embed_table
 
         if out is None:
             raise ConfigError("no --out was given", expected="the file to write, as in --out vectors.parquet")
@@ -60,7 +59,7 @@ def embed(
                 typer.echo(f"  {name}: {count:,} values that training did not see, encoded as unknown")
         return
     from habitus.data import Dataset
-    from habitus.evaluate.runs import cache_folder
+    from habitus.evaluation import cache_folder
 
     assert data is not None
     dataset = Dataset.open(data)

@@ -10,7 +10,7 @@ from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from habitus.evaluate import Evaluation
+    from habitus.evaluation import Evaluation
 
 EXAMPLE = """
 
@@ -70,11 +70,8 @@ def evaluate(
 ) -> None:
     from contextlib import ExitStack
 
-    from habitus.data import Dataset
-    from habitus.data.prepare import one_of, parse_bytes
-    from habitus.evaluate import METRIC_GROUPS, EvaluateOptions, Handling, evaluate_runs
-    from habitus.evaluate.per_query import PerQueryFile
-    from habitus.evaluate.ranks import joined_ranks
+    from habitus.data import Dataset, one_of, parse_bytes
+    from habitus.evaluation import METRIC_GROUPS, EvaluateOptions, Handling, PerQueryFile, evaluate_runs, joined_ranks
 
     if data is None:
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
@@ -161,7 +158,7 @@ def _write(found: "list[Evaluation]", out: Path) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    from habitus.evaluate import tidy
+    from habitus.evaluation import tidy
     from habitus.files import write_atomic
 
     if out.suffix == ".json":

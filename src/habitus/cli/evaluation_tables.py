@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from habitus.evaluate import Evaluation
+    from habitus.evaluation import Evaluation
     from habitus.record import Metric
 
 PLAIN = ("loss", "perplexity", "entropy")

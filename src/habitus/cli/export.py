@@ -37,8 +37,8 @@ def export(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
-    from habitus.data.prepare import one_of
-    from habitus.model.bundle import load_bundle
+    from habitus.data import one_of
+    from habitus.model import load_bundle
 
     if (vectors is None) == (onnx is None):
         raise ConfigError(
@@ -46,7 +46,7 @@ def export(
             expected="--vectors items or users with --out FILE.parquet, or --onnx FOLDER",
         )
     if onnx is not None:
-        from habitus.serve.onnx import export_onnx
+        from habitus.exporting import export_onnx
 
         made = export_onnx(load_bundle(run, "cpu"), onnx)
         if as_json:
@@ -59,9 +59,8 @@ def export(
     kind = one_of("vectors", vectors, ("items", "users"))
     if out is None:
         raise ConfigError("no --out was given", expected="the file to write, as in --out items.parquet")
-    from habitus.serve.export import export_items, export_users
-    from habitus.serve.results import check_out
-    from habitus.serve.retriever import Retriever
+    from habitus.exporting import check_out, export_items, export_users
+    from habitus.serving import Retriever
 
     check_out(out, (".parquet",), replace=replace)
     with phases() as progress:

@@ -29,9 +29,8 @@ def fit(
 ) -> None:
     """Fit every scaling law that the records support, with intervals, and say where there is none."""
     from habitus.errors import ConfigError
-    from habitus.fit.laws import fit as fit_laws
-    from habitus.fit.summary import summary
-    from habitus.fit.tables import tables
+    from habitus.laws import fit as fit_laws
+    from habitus.laws import summary, tables
 
     target = out or (store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json"))
     if out is not None and (target.suffix != ".json" or not target.parent.is_dir()):

@@ -10,7 +10,7 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from habitus.plan import Check, Plan, PlanOptions, Quantity
+    from habitus.planning import Check, Plan, PlanOptions, Quantity
 
 _EXAMPLE = (
     "Example: `habitus plan --flops 1e17 --metric catalogue/recall@10 --gpu h200 --recipe recipe/`; later "
@@ -55,15 +55,15 @@ def plan(
 
     console = Console(highlight=False, soft_wrap=True)
     if check is not None:
-        from habitus.plan import check as check_run
+        from habitus.planning import check as check_run
 
         result = check_run(check, against)
         _print_check(result, json_output, console)
         return
     options = _options(laws, published, data, gpu, gpus, stage2_share, extrapolate, seed)
     budget = _budget(flops, hours, gpu, gpus)
-    from habitus.plan import plan as make_plan
-    from habitus.plan import register as register_plan
+    from habitus.planning import plan as make_plan
+    from habitus.planning import register as register_plan
 
     made = make_plan(budget, metric, options)
     if register is not None:
@@ -98,7 +98,7 @@ def _options(
     seed: int,
 ) -> "PlanOptions":
     from habitus.errors import ConfigError
-    from habitus.plan import PlanOptions
+    from habitus.planning import PlanOptions
 
     if laws is not None and published:
         raise ConfigError(
@@ -115,7 +115,7 @@ def _options(
         )
     dataset = None
     if data is not None:
-        from habitus.data.dataset import Dataset
+        from habitus.data import Dataset
 
         dataset = Dataset.open(data, verify=False)
     return PlanOptions(
@@ -131,7 +131,7 @@ def _options(
 
 def _budget(flops: float | None, hours: float | None, gpu: str | None, gpus: int) -> float:
     from habitus.errors import ConfigError
-    from habitus.plan import affordable_flops, device_of
+    from habitus.planning import affordable_flops, device_of
 
     if flops is not None:
         return flops
@@ -211,7 +211,7 @@ def _interval(q: "Quantity | object", form: str) -> str:
 
 
 def _word(value: float, form: str) -> str:
-    from habitus.report.words import number
+    from habitus.reporting import number
 
     return form.format(value) if "{" in form else number(value, form)
 

@@ -36,10 +36,9 @@ def prepare(
     import os
     from shlex import quote
 
-    from habitus.data.guess import guess_schema
-    from habitus.data.prepare import SPLITS, PrepareOptions, one_of
-    from habitus.data.prepare import prepare as run
-    from habitus.events.schema import Schema
+    from habitus.data import SPLIT_KINDS, PrepareOptions, guess_schema, one_of
+    from habitus.data import prepare as run
+    from habitus.events import Schema
 
     if guess:
         guessed = guess_schema(events, items)
@@ -56,7 +55,7 @@ def prepare(
         seq_len=seq_len,
         text_len=text_len,
         vocabulary_size=vocabulary_size,
-        split=one_of("split", split, SPLITS),
+        split=one_of("split", split, SPLIT_KINDS),
         validation_share=validation_share,
         on_bad=one_of("on-bad", on_bad, ("error", "drop")),
         memory=memory,

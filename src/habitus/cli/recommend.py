@@ -10,8 +10,7 @@ from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from habitus.serve.requests import Response
-    from habitus.serve.retriever import Retriever
+    from habitus.serving import Response, Retriever
 
 EXAMPLE = """
 
@@ -53,12 +52,9 @@ def recommend(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done, or the answer, as JSON.")] = False,
 ) -> None:
-    from habitus.data.prepare import one_of
-    from habitus.serve.index import KINDS
-    from habitus.serve.recommend import RecommendOptions, recommend_file
-    from habitus.serve.requests import Request
-    from habitus.serve.results import SUFFIXES, check_out
-    from habitus.serve.retriever import Retriever
+    from habitus.data import one_of
+    from habitus.exporting import RESULT_SUFFIXES, RecommendOptions, check_out, recommend_file
+    from habitus.serving import INDEX_KINDS, Request, Retriever
 
     if (histories is None) == (history is None):
         raise ConfigError(
@@ -68,7 +64,7 @@ def recommend(
     if history is None:
         if out is None:
             raise ConfigError("no --out was given", expected="the file to write, as in --out recommended.parquet")
-        check_out(out, SUFFIXES, replace=replace)
+        check_out(out, RESULT_SUFFIXES, replace=replace)
     options = RecommendOptions(
         k=k,
         exclude_seen=exclude_seen,
@@ -78,7 +74,7 @@ def recommend(
         memory=memory,
         replace=replace,
     )
-    kind = one_of("index", index, KINDS)
+    kind = one_of("index", index, INDEX_KINDS)
     with phases() as progress:
         retriever = Retriever.open(
             run,
@@ -136,7 +132,7 @@ def _show(answer: "Response", as_json: bool) -> None:
     if as_json:
         import json
 
-        from habitus.serve.results import plain
+        from habitus.exporting import plain
 
         typer.echo(json.dumps(plain(answer), indent=2, ensure_ascii=False))
         return

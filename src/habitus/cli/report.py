@@ -21,7 +21,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page with every figure and table that the store supports. It opens offline."""
-    from habitus.report import report as write_report
+    from habitus.reporting import report as write_report
 
     written = write_report(store, out, png=png, plan=plan)
     typer.echo(f"wrote {written} ({written.stat().st_size / 1e6:.2f} MB)")

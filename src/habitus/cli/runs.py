@@ -10,7 +10,7 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from habitus.sweep.listing import Listing
+    from habitus.sweeps import Listing
 
 _EXAMPLE = "Example: `habitus runs out/store --axis allocation --status failed`"
 
@@ -31,8 +31,7 @@ def runs(
     import time
 
     from habitus.cli.sweep import wide_console
-    from habitus.sweep.design import check_axis
-    from habitus.sweep.listing import check_state, listing
+    from habitus.sweeps import check_axis, check_state, listing
 
     if axis is not None:
         check_axis(axis)

@@ -62,14 +62,9 @@ def serve(
 
     import torch
 
-    from habitus.data.prepare import one_of
-    from habitus.serve.index import KINDS
-    from habitus.serve.items import ItemStore
-    from habitus.serve.limits import ServerLimits
-    from habitus.serve.retriever import Retriever
-    from habitus.serve.service import Service
-    from habitus.serve.serving import address_of, bind, is_loopback
-    from habitus.serve.serving import serve as run_server
+    from habitus.data import one_of
+    from habitus.serving import INDEX_KINDS, ItemStore, Retriever, ServerLimits, Service, address_of, bind, is_loopback
+    from habitus.serving import serve as run_server
 
     limits = ServerLimits.parse(
         {
@@ -86,7 +81,7 @@ def serve(
         },
         "the options",
     )
-    kind = one_of("index", index, KINDS)
+    kind = one_of("index", index, INDEX_KINDS)
     token = _token(token_file)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("habitus").setLevel(logging.INFO)

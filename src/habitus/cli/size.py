@@ -86,7 +86,7 @@ def _known(dataset: Path | None) -> _Known:
 
     if dataset is None:
         return _Known(TYPICAL_INPUTS, 256, 24, None)
-    from habitus.data.dataset import Dataset
+    from habitus.data import Dataset
 
     opened = Dataset.open(dataset, verify=False)
     return _Known(Inputs.of(opened.fields), opened.seq_len, opened.fields.text_len or 24, opened.num_items)

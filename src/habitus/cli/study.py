@@ -8,7 +8,7 @@ import typer
 from habitus.cli.app import app
 
 if TYPE_CHECKING:
-    from habitus.study import StudyProgress, StudyResult
+    from habitus.studies import StudyProgress, StudyResult
 
 _EXAMPLE = (
     "Examples: `habitus study --preset quick --out out/study`; "
@@ -54,11 +54,10 @@ def study(
     Interrupt it at any time; the same command goes on where it stopped and repeats nothing.
     """
     from habitus.errors import ConfigError, Interrupted
-    from habitus.study import StudyOptions
-    from habitus.study import study as run_study
-    from habitus.study.state import NAME
+    from habitus.studies import STATE_FILE, StudyOptions
+    from habitus.studies import study as run_study
 
-    if resume and not (out / NAME).exists() and not (out / "probes").exists():
+    if resume and not (out / STATE_FILE).exists() and not (out / "probes").exists():
         raise ConfigError(f"{out} holds no study", expected="the folder of a study that was begun")
     options = StudyOptions(
         data=data,
@@ -120,7 +119,7 @@ class _Screen:
     def progress(self, now: "StudyProgress") -> None:
         import time
 
-        from habitus.study.progress import clock
+        from habitus.studies import clock
 
         left = "" if now.seconds_left is None else f", {clock(now.seconds_left)} left"
         failed = f", {now.failed} failed" if now.failed else ""
@@ -155,7 +154,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
         }
         typer.echo(json.dumps(values, indent=2))
         return
-    from habitus.study.progress import clock
+    from habitus.studies import clock
 
     ok = sum(status == "ok" for status in result.identified.values())
     typer.echo(f"{ok} of {len(result.identified)} laws behind the recipe are identified; the report says which.")

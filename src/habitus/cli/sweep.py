@@ -13,7 +13,7 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from habitus.sweep import CellStatus, SweepProgress, SweepResult
+    from habitus.sweeps import CellStatus, SweepProgress, SweepResult
 
 _EXAMPLE = "Example: `habitus sweep allocation --data out/dataset --store out/store --preset quick --dry-run`"
 
@@ -44,8 +44,7 @@ def sweep(
     What the store already has is not run again; an interrupted sweep goes on where it was.
     """
     from habitus.errors import ConfigError
-    from habitus.sweep.design import budgets_from, check_axis
-    from habitus.sweep.preset import preset_text
+    from habitus.sweeps import budgets_from, check_axis, preset_text
 
     check_axis(axis)
     if print_preset:
@@ -55,8 +54,8 @@ def sweep(
         raise ConfigError(
             "--data and --store are needed", next_step=f"habitus sweep {axis} --data DATASET --store STORE --dry-run"
         )
-    from habitus.data.dataset import Dataset
-    from habitus.sweep import sweep as run_sweep
+    from habitus.data import Dataset
+    from habitus.sweeps import sweep as run_sweep
 
     kinds: dict[str, Literal["local", "ray"]] = {"local": "local", "ray": "ray"}
     if backend not in kinds:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from habitus.data import Dataset
     from habitus.recipe import Recipe
     from habitus.record import Record
-    from habitus.train import Progress, TrainOptions
+    from habitus.training import Progress, TrainOptions
 
 PREVIOUS = "previous"  # as train.parent: the stage-1 run that this one follows
 EXAMPLE = """
@@ -65,7 +65,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
 ) -> None:
     from habitus.data import Dataset
-    from habitus.train.options import TrainOptions
+    from habitus.training import TrainOptions
 
     files = [one for one in recipes if "=" not in one]
     overrides = [one for one in recipes if "=" in one]
@@ -111,9 +111,9 @@ def _train_all(
     as_json: bool,
 ) -> bool:
     """Train the recipes in order; whether one of them ended in a failed Record."""
-    from habitus.evaluate.ranks import joined_ranks
+    from habitus.evaluation import joined_ranks
     from habitus.record import Record
-    from habitus.train import train as train_one
+    from habitus.training import train as train_one
 
     with joined_ranks(options.device) as (ranks, _):
 
@@ -207,7 +207,7 @@ def _shown(bar, name: str):  # type: ignore[no-untyped-def]
 def _print_size(recipe: "Recipe", dataset: "Dataset", as_json: bool) -> None:
     from habitus.cli.size import _print_table
     from habitus.sizing import Inputs, cell_of_recipe
-    from habitus.train.checks import check_recipe
+    from habitus.training import check_recipe
 
     check_recipe(recipe, dataset)
     cell = cell_of_recipe(recipe, Inputs.of(dataset.fields), catalogue_items=dataset.num_items)

@@ -43,11 +43,9 @@ def world(
     import os
     from shlex import quote
 
-    from habitus.data.from_world import prepare_world
-    from habitus.data.prepare import SPLITS, PrepareOptions, one_of
+    from habitus.data import SPLIT_KINDS, PrepareOptions, one_of, prepare_world
     from habitus.errors import ConfigError
-    from habitus.events.world import World
-    from habitus.events.world.writing import schema_of, write_world
+    from habitus.events import World, schema_of, write_world
 
     if list_knobs:
         _print_knobs()
@@ -61,7 +59,7 @@ def world(
     threads = threads or os.cpu_count() or 1
     with phases() as progress:
         if prepared:
-            options = PrepareOptions(seq_len=seq_len, split=one_of("split", split, SPLITS), threads=threads)
+            options = PrepareOptions(seq_len=seq_len, split=one_of("split", split, SPLIT_KINDS), threads=threads)
             num_events = prepare_world(made, schema_of(made), out, options, progress).num_events
             next_command = f"habitus describe {quote(str(out))}"
         else:
@@ -81,7 +79,7 @@ def world(
 
 def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any:
     """The config of a file or the defaults, then the options that were given, then the knobs."""
-    from habitus.events.world import WorldConfig
+    from habitus.events import WorldConfig
     from habitus.typed import overridden
 
     start = WorldConfig.find(path) if path is not None else WorldConfig()
@@ -127,7 +125,7 @@ def _print_knobs() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from habitus.events.world import MixtureWeights, WorldConfig
+    from habitus.events import MixtureWeights, WorldConfig
 
     table = Table("knob", "default", "meaning", box=None, pad_edge=False)
     for name, field in WorldConfig.model_fields.items():

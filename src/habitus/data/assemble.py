@@ -18,7 +18,7 @@ from habitus.data.event_columns import EventChunk, EventPlan, Users, write_event
 from habitus.data.manifest import NAME, Manifest, SplitCounts, list_files
 from habitus.data.survey import ItemStream, Survey
 from habitus.data.windows import Windows, pack, training_segments, validation_segments
-from habitus.events.schema import Schema
+from habitus.events import Schema
 
 
 @dataclass(frozen=True)

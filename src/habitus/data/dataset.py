@@ -17,7 +17,7 @@ from habitus.data.fields import Fields
 from habitus.data.manifest import Manifest, SplitCounts, verify_files
 from habitus.data.windows import SEGMENT, Windows
 from habitus.errors import DataError
-from habitus.events.schema import Schema
+from habitus.events import Schema
 from habitus.randomness import Stream, shuffle_keys, shuffled
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from habitus.data.arrays import ArrayWriter, smallest_unsigned, write_array
 from habitus.data.encoders import Moments
 from habitus.data.fields import Field
 from habitus.data.split import Split
-from habitus.events.schema import GAP, HOUR, WEEKDAY, EventKind, TimeUnit
+from habitus.events import GAP, HOUR, WEEKDAY, EventKind, TimeUnit
 
 EVENT_CHUNK_ROWS = 1 << 20
 ITEM = "item"

@@ -18,8 +18,7 @@ from habitus.data.manifest import Manifest
 from habitus.data.prepare import PrepareOptions, check_options, chosen_split
 from habitus.data.sources import CHUNK_ROWS, plain_type, rechunked
 from habitus.data.survey import ItemStream, TextOptions, survey
-from habitus.events.schema import Schema
-from habitus.events.world import World
+from habitus.events import Schema, World
 from habitus.files import staged_folder
 
 

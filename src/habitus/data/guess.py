@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from habitus.data.sources import Table, is_list, open_table
 from habitus.errors import DataError
-from habitus.events.schema import GAP, HOUR, WEEKDAY, Schema
+from habitus.events import GAP, HOUR, WEEKDAY, Schema
 
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from habitus.data.sources import Table, is_list
 from habitus.errors import DataError
-from habitus.events.schema import Schema
+from habitus.events import Schema
 
 
 def check_kinds(schema: Schema, events: Table, items: Table) -> None:

@@ -19,7 +19,7 @@ from habitus.data.problems import EXAMPLES_SHOWN, Problem, refuse, shown
 from habitus.data.sources import Table, quoted_path, require_columns
 from habitus.data.survey import MAX_CATEGORIES, too_many_categories
 from habitus.errors import DataError
-from habitus.events.schema import Schema
+from habitus.events import Schema
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from habitus.data.split import Split
 from habitus.errors import DataError
-from habitus.events.schema import Schema
+from habitus.events import Schema
 from habitus.files import sha256_of
 from habitus.typed import Typed, content_hash
 

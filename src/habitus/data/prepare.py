@@ -27,7 +27,7 @@ from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey
 from habitus.data.text import MIN_VOCABULARY
 from habitus.errors import ConfigError, DataError, HabitusError
-from habitus.events.schema import Schema
+from habitus.events import Schema
 from habitus.files import staged_folder
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Choice = TypeVar("Choice", bound=str)
 SplitKind = Literal["user", "time", "last"]
-SPLITS: tuple[SplitKind, ...] = ("user", "time", "last")
+SPLIT_KINDS: tuple[SplitKind, ...] = ("user", "time", "last")
 
 # DuckDB's own limit leaves room for what stands outside its buffers.
 _DUCKDB_SHARE = 0.75

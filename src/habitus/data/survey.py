@@ -20,7 +20,7 @@ from habitus.data.encoders import (
 from habitus.data.fields import Field, Fields
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, shown
 from habitus.data.text import MAX_TRAINING_TEXTS, has_control_characters, joined_texts
-from habitus.events.schema import Kind
+from habitus.events import Kind
 from habitus.randomness import Stream, words
 
 MAX_CATEGORIES = 1 << 20

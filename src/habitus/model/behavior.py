@@ -9,11 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from habitus.data.fields import Fields
+from habitus.data import Fields
 from habitus.errors import ModelError
 from habitus.model.contextualizer import Contextualizer, Reading
 from habitus.model.embedder import Embedder, check_item_fields
-from habitus.model.start import ParameterInfo, parameter_info, query_scale, start
+from habitus.model.init import ParameterInfo, parameter_info, query_scale, start
 from habitus.model.tensors import BatchTensors, ItemTensors
 from habitus.recipe import ModelRecipe
 

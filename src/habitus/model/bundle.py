@@ -13,10 +13,9 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from habitus.data.dataset import Dataset
-from habitus.data.encoders import Encoders, load_tokenizer
+from habitus.data import Dataset, Encoders, load_tokenizer
 from habitus.errors import ModelError
-from habitus.events.schema import Schema
+from habitus.events import Schema
 from habitus.files import sha256_of, staged_folder, write_atomic
 from habitus.model.behavior import BehaviorModel
 from habitus.recipe import Recipe

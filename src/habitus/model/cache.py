@@ -16,10 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from habitus.data.batch import ItemFeatures
-from habitus.data.dataset import Dataset
-from habitus.data.encoders import Encoders
-from habitus.data.fields import Field as FieldSpec
+from habitus.data import Dataset, Encoders, ItemFeatures
+from habitus.data import Field as FieldSpec
 from habitus.errors import ModelError
 from habitus.files import sha256_of, write_atomic
 from habitus.model.behavior import BehaviorModel
@@ -29,11 +27,11 @@ from habitus.typed import Typed
 
 SHARD_ROWS = 1 << 20
 EMBED_ROWS = 4096
-MANIFEST = "manifest.json"
+CACHE_MANIFEST = "manifest.json"
 WRITABLE = "habitus embed --out names another folder; to evaluate, copy the run to where you can write"
 StoredType = Literal["bf16", "fp16", "fp32"]
 STORED_TYPES: tuple[StoredType, ...] = ("bf16", "fp16", "fp32")
-DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+CACHE_DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Progress = Callable[[str, float], None]
 
 
@@ -64,7 +62,7 @@ class EmbeddingCache:
         `verify` hashes every shard, a few seconds per ten gigabytes; without it the shards are only opened.
         """
         path = Path(path)
-        manifest = CacheManifest.read(path / MANIFEST)
+        manifest = CacheManifest.read(path / CACHE_MANIFEST)
         for what, found, expected in (
             ("model", manifest.embedder_checksum, bundle.embedder_checksum),
             ("dataset", manifest.dataset_checksum, dataset.checksum),
@@ -81,7 +79,7 @@ class EmbeddingCache:
 
     @property
     def dtype(self) -> torch.dtype:
-        return DTYPES[self.manifest.dtype]
+        return CACHE_DTYPES[self.manifest.dtype]
 
     def rows(self, wanted: np.ndarray) -> Tensor:
         """The vectors of catalogue rows, as stored."""
@@ -119,7 +117,7 @@ def build_cache(
     """
     check_same_fields(bundle, dataset)
     path = Path(path)
-    if (path / MANIFEST).exists():
+    if (path / CACHE_MANIFEST).exists():
         return _existing(path, bundle, dataset, dtype)
     _make_folder(path)
     identity = {"embedder": bundle.embedder_checksum, "dataset": dataset.checksum, "dtype": dtype}
@@ -135,7 +133,9 @@ def build_cache(
                 progress("embedding items", (number + share) / num_shards)
 
         if not _is_finished(path / name, identity, len(rows)):
-            vectors = embed_rows(bundle.model, dataset, rows, precision=precision, dtype=DTYPES[dtype], report=report)
+            vectors = embed_rows(
+                bundle.model, dataset, rows, precision=precision, dtype=CACHE_DTYPES[dtype], report=report
+            )
             write_atomic(path / name, save({"vectors": vectors.cpu()}, metadata=identity))
         shards[name] = sha256_of(path / name)
         report(1.0)
@@ -148,7 +148,7 @@ def build_cache(
         joint_dim=bundle.recipe.model.joint_dim,
         shards=shards,
     )
-    manifest.write(path / MANIFEST)
+    manifest.write(path / CACHE_MANIFEST)
     return EmbeddingCache(path, manifest)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from habitus.data.fields import Field
+from habitus.data import Field
 from habitus.errors import ModelError
 from habitus.model.copying import Copying, Marks
 from habitus.model.dropout import Noise, dropped

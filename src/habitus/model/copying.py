@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from habitus.model.layers import Linear
-from habitus.sizing.structure import LAG_KNOTS, copy_dim
+from habitus.sizing import LAG_KNOTS, copy_dim
 
 UNSEEN = -1.0e4  # the weight, as a logarithm, of an event that a query does not see: finite, so that gradients are
 _KNOTS_PER_DOUBLING = 1.5

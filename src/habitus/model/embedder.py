@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from habitus.data.fields import Field, Fields
+from habitus.data import Field, Fields
 from habitus.errors import ModelError
 from habitus.model.features import Categories, Numbers, Vectors, of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, roomy, unit_rms, with_zeros
 from habitus.model.packing import PackedText, packed_mean
 from habitus.model.tensors import ItemTensors
 from habitus.recipe import ModelRecipe
-from habitus.sizing.structure import text_heads
+from habitus.sizing import text_heads
 
 
 class Embedder(nn.Module):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from habitus.data.fields import UNKNOWN_CODE, Field
+from habitus.data import UNKNOWN_CODE, Field
 from habitus.errors import ModelError
 from habitus.model.layers import unit_rms
-from habitus.sizing.structure import NUMBER_FEATURES, NUMBER_FREQUENCIES, ONE_HOT_ROWS
+from habitus.sizing import NUMBER_FEATURES, NUMBER_FREQUENCIES, ONE_HOT_ROWS
 
 
 class Categories(nn.Module):

@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Linear(nn.Module):
-    """x·Wᵀ. What it starts from is decided in `habitus.model.start`, for the whole model at once."""
+    """x·Wᵀ. What it starts from is decided in `habitus.model.init`, for the whole model at once."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from habitus.data.fields import PADDING_TOKEN
+from habitus.data import PADDING_TOKEN
 from habitus.model.layouts import LengthGroups, PackedRows
 
 

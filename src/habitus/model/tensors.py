@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from habitus.data.batch import Batch, ItemFeatures
+from habitus.data import Batch, ItemFeatures
 from habitus.errors import ModelError
 from habitus.model.dropout import Noise
 from habitus.model.packing import PackedText, pack_text

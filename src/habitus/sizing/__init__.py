@@ -14,9 +14,27 @@ from habitus.sizing.nominal import (
 )
 from habitus.sizing.request import Request
 from habitus.sizing.solver import joint_dims, solve
-from habitus.sizing.structure import TYPICAL_INPUTS, Breakdown, Inputs, breakdown, tokens_per_item
+from habitus.sizing.structure import (
+    LAG_KNOTS,
+    NUMBER_FEATURES,
+    NUMBER_FREQUENCIES,
+    ONE_HOT_ROWS,
+    TYPICAL_INPUTS,
+    Breakdown,
+    Inputs,
+    breakdown,
+    contextualizer_parts,
+    copy_dim,
+    embedder_parts,
+    text_heads,
+    tokens_per_item,
+)
 
 __all__ = [
+    "LAG_KNOTS",
+    "NUMBER_FEATURES",
+    "NUMBER_FREQUENCIES",
+    "ONE_HOT_ROWS",
     "TYPICAL_INPUTS",
     "Breakdown",
     "Cell",
@@ -26,8 +44,11 @@ __all__ = [
     "breakdown",
     "cell_of",
     "cell_of_recipe",
+    "contextualizer_parts",
+    "copy_dim",
     "effective_params",
     "embedder_flop_share",
+    "embedder_parts",
     "executed_step_flops",
     "item_cache_bytes",
     "item_cache_flops",
@@ -38,6 +59,7 @@ __all__ = [
     "stage1_step_flops",
     "stage2_step_flops",
     "steps_for",
+    "text_heads",
     "tokens_per_item",
     "training_bytes",
 ]

@@ -27,7 +27,7 @@ from habitus.softmax.inputs import candidate_bias, check_count, common_shift, in
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.loss import SoftmaxResult, needed_backward
 from habitus.softmax.operators import softmax_forward
-from habitus.softmax.spread import Alone, Spread
+from habitus.softmax.sharded import Alone, Spread
 
 
 def extras_softmax(

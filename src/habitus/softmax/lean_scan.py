@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from habitus.softmax import leaders
+from habitus.softmax import topk
 from habitus.softmax.plain_scan import PlainScan
 
 LOWEST = -5.0e29  # below every score, above the scan's mask for places beyond the last candidate
@@ -95,11 +95,11 @@ class LeanScan(PlainScan):
         """Pass over the block again for queries of which the sample promised too much."""
         assert self.best is not None
         self.sampled = False
-        short = self.best[:, min(self.best.shape[1], self.num_seen) - 1] == leaders.EMPTY
+        short = self.best[:, min(self.best.shape[1], self.num_seen) - 1] == topk.EMPTY
         short[self.num_queries :] = False
         if not bool(short.any()):
             return
-        self.best[short] = leaders.EMPTY
+        self.best[short] = topk.EMPTY
         kept = self.threshold
         self.threshold = torch.where(short, LOWEST, torch.inf).to(self.dtype)
         for start in range(0, len(block), self.columns):
@@ -114,7 +114,7 @@ class LeanScan(PlainScan):
         """Put aside the scores above their query's threshold."""
         assert self.best is not None
         threshold = self.threshold
-        if not self.sampled and bool((self.best[: self.num_queries, -1] == leaders.EMPTY).any()):
+        if not self.sampled and bool((self.best[: self.num_queries, -1] == topk.EMPTY).any()):
             # Places are free. Still, what is below the k-th of its own tile is below the k-th of all.
             worst = z.topk(min(self.best.shape[1], z.shape[1]), dim=1).values[:, -1]
             threshold = torch.maximum(threshold, _just_below(worst)).clamp_min(LOWEST)
@@ -129,9 +129,7 @@ class LeanScan(PlainScan):
         scores, ids = torch.from_numpy(z.numpy().ravel()[found]), torch.from_numpy(found - rows * z.shape[1] + first_id)
         # Places come row by row, so the first of a row is after all of the rows before.
         before = np.cumsum(counts) - counts
-        self.aside[rows, np.arange(len(found)) + (self.fill - before)[rows]] = leaders.keys_of(
-            scores.float(), ids
-        ).numpy()
+        self.aside[rows, np.arange(len(found)) + (self.fill - before)[rows]] = topk.keys_of(scores.float(), ids).numpy()
         self.fill += counts
 
     def _settle(self) -> None:
@@ -139,9 +137,9 @@ class LeanScan(PlainScan):
         most = int(self.fill.max())
         if self.best is None or most == 0:
             return
-        keys = torch.from_numpy(np.where(np.arange(most) < self.fill[:, None], self.aside[:, :most], leaders.EMPTY))
-        self.best = leaders.merge_leaders(self.best, keys)
-        self.threshold = torch.maximum(self.threshold, leaders.thresholds(self.best).to(self.dtype))
+        keys = torch.from_numpy(np.where(np.arange(most) < self.fill[:, None], self.aside[:, :most], topk.EMPTY))
+        self.best = topk.merge_leaders(self.best, keys)
+        self.threshold = torch.maximum(self.threshold, topk.thresholds(self.best).to(self.dtype))
         self.fill[:] = 0
 
 

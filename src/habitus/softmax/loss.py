@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from habitus.softmax.backend import KERNELS, SoftmaxBackend, choose_backend
+from habitus.softmax.cached_scores import Kept, give_back, keeps, kept_forward, kept_pull
 from habitus.softmax.checks import causes, check_shapes, checked, clamped, not_finite
 from habitus.softmax.inputs import candidate_bias, check_count, common_shift, in_autocast_type
-from habitus.softmax.kept import Kept, give_back, keeps, kept_forward, kept_pull
 from habitus.softmax.latch import Cause, Latch
 from habitus.softmax.operators import softmax_backward, softmax_forward
-from habitus.softmax.spread import Alone, Spread
+from habitus.softmax.sharded import Alone, Spread
 
 
 class SoftmaxResult(NamedTuple):

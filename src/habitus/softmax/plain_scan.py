@@ -10,10 +10,10 @@ same reason tiles have one layout, and products in float64, which differ by plac
 import torch
 from torch import Tensor
 
-from habitus.softmax import leaders
+from habitus.softmax import topk
 from habitus.softmax.tiles import Sums
 
-GROUP = 64  # scores whose maximum is compared with a threshold at once
+SCAN_GROUP = 64  # scores whose maximum is compared with a threshold at once
 REACH = 60.0  # exp of a score within this distance of its reference neither overflows nor vanishes in float32
 MASKED = -1.0e30
 
@@ -50,7 +50,7 @@ class PlainScan:
         self.total = self.queries.new_zeros(height, dtype=torch.float64)
         self.dot = torch.zeros_like(self.total)
         self.reached = torch.zeros_like(self.total)
-        self.best = leaders.no_leaders(height, k, queries.device) if k else None
+        self.best = topk.no_leaders(height, k, queries.device) if k else None
         self.threshold = self.queries.new_full((height,), -torch.inf)
         self.pending: list[tuple[Tensor, Tensor]] = []
         self.num_pending = 0
@@ -61,7 +61,7 @@ class PlainScan:
         for start in range(0, len(block), self.columns):
             rows = block[start : start + self.columns]
             z = self._scores(rows, None if bias is None else bias[start : start + self.columns])
-            tops = z.view(len(z), -1, GROUP).amax(-1) if self.needs_tops else z[:, :0]
+            tops = z.view(len(z), -1, SCAN_GROUP).amax(-1) if self.needs_tops else z[:, :0]
             if self.wanted is not None:
                 # Comparisons are written as numbers: adding those up is a fast sum, counting bools is not.
                 self.reached += torch.ge(z, self.wanted[:, None], out=self.spare).sum(1)
@@ -129,13 +129,13 @@ class PlainScan:
         """Put aside the scores above their query's threshold."""
         assert self.best is not None
         row, group = (tops > self.threshold[:, None]).nonzero(as_tuple=True)
-        scores = z.view(len(z), -1, GROUP)[row, group]
+        scores = z.view(len(z), -1, SCAN_GROUP)[row, group]
         pair, column = (scores > self.threshold[row, None]).nonzero(as_tuple=True)
         if len(pair) > z.numel() // 4:  # nearly everything leads: at the start, or when scores rise with the id
             self._take_all(z, first_id)
             return
-        ids = first_id + group[pair] * GROUP + column
-        self.pending.append((row[pair], leaders.keys_of(scores[pair, column].float(), ids)))
+        ids = first_id + group[pair] * SCAN_GROUP + column
+        self.pending.append((row[pair], topk.keys_of(scores[pair, column].float(), ids)))
         self.num_pending += len(pair)
         if self.num_pending > self.best.numel() // 2:
             self._settle()
@@ -144,15 +144,15 @@ class PlainScan:
         """Merge a whole tile."""
         self._settle()
         assert self.best is not None
-        keys = leaders.keys_of(z.float(), torch.arange(first_id, first_id + z.shape[1], device=z.device))
-        self.best = leaders.merge_leaders(self.best, keys.masked_fill_(z == MASKED, leaders.EMPTY))
-        self.threshold = leaders.thresholds(self.best).to(self.dtype)
+        keys = topk.keys_of(z.float(), torch.arange(first_id, first_id + z.shape[1], device=z.device))
+        self.best = topk.merge_leaders(self.best, keys.masked_fill_(z == MASKED, topk.EMPTY))
+        self.threshold = topk.thresholds(self.best).to(self.dtype)
 
     def _settle(self) -> None:
         """Merge what was put aside and raise the thresholds."""
         if self.best is None or not self.num_pending:
             return
         rows, keys = (torch.cat(column) for column in zip(*self.pending, strict=True))
-        self.best = leaders.merge_loose(self.best, rows, keys)
-        self.threshold = leaders.thresholds(self.best).to(self.dtype)
+        self.best = topk.merge_loose(self.best, rows, keys)
+        self.threshold = topk.thresholds(self.best).to(self.dtype)
         self.pending, self.num_pending = [], 0

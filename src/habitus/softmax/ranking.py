@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
-from habitus.softmax import leaders
+from habitus.softmax import topk
 from habitus.softmax.backend import SoftmaxBackend, refusal
 from habitus.softmax.checks import check_scale, check_targets, largest, not_finite
-from habitus.softmax.plain_scan import GROUP, PlainScan
+from habitus.softmax.plain_scan import SCAN_GROUP, PlainScan
 from habitus.softmax.table import Candidates, CandidateTable
 from habitus.softmax.tile_scan import TileScan, slots_for
 from habitus.softmax.tiles import readout
@@ -70,8 +70,8 @@ def catalogue_scores(
         loss=torch.cat([lse for lse, _ in read]) - wanted,
         entropy=torch.cat([entropy for _, entropy in read]).clamp_min(0),
         rank=torch.cat([scan.sums().reached for scan in scans]).long(),
-        top_scores=leaders.scores_of(best),
-        top_items=leaders.ids_of(best),
+        top_scores=topk.scores_of(best),
+        top_items=topk.ids_of(best),
     )
 
 
@@ -104,7 +104,7 @@ def top_k(
     _check_k(k)
     scans = _scanned(queries, candidates, None, k, log_q, num_valid, memory_bytes, losses=False)
     best = _joined([scan.leaders() for scan in scans])
-    return TopK(leaders.scores_of(best), leaders.ids_of(best))
+    return TopK(topk.scores_of(best), topk.ids_of(best))
 
 
 def _scanned(
@@ -158,7 +158,7 @@ def _begin(
     else:
         batch = PLAIN_ROWS
         tile_bytes = 3 * batch * torch.promote_types(queries.dtype, torch.float32).itemsize
-        columns = max(4 * GROUP, min(PLAIN_COLUMNS, memory_bytes // tile_bytes) // GROUP * GROUP)
+        columns = max(4 * SCAN_GROUP, min(PLAIN_COLUMNS, memory_bytes // tile_bytes) // SCAN_GROUP * SCAN_GROUP)
     scans: list = []
     for start in range(0, len(queries), batch):
         part = queries[start : start + batch]
@@ -192,7 +192,7 @@ def _check(queries: Tensor, table: CandidateTable, targets: Tensor | None, k: in
         )
     if bool(not_finite(queries)):
         raise ModelError("The queries hold NaN or infinity.", next_step="Check the model that made them.")
-    if k > len(table) or len(table) >= leaders.MAX_ITEMS:
+    if k > len(table) or len(table) >= topk.MAX_ITEMS:
         raise ModelError(
             f"k is {k} and there are {len(table)} candidates.", expected="k at most their number, below 2^32"
         )

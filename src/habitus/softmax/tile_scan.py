@@ -10,7 +10,7 @@ that rise with the id), the stretch is scanned again in quarters, and a stretch 
 import torch
 from torch import Tensor
 
-from habitus.softmax import leaders
+from habitus.softmax import topk
 from habitus.softmax.merging import SHARD_ROWS
 from habitus.softmax.tiles import Leaders, Sums, merge_sums, scan, scan_tile, target_scores
 
@@ -30,7 +30,7 @@ class TileScan:
         self.queries = queries.contiguous()
         self.k = k
         self.running: Sums | None = None
-        self.best = leaders.no_leaders(len(queries), max(k, 1), queries.device)
+        self.best = topk.no_leaders(len(queries), max(k, 1), queries.device)
         self.seen = 0
         self.stretch = slots_for(k) if k else SHARD_ROWS
         self.wanted = None
@@ -73,7 +73,7 @@ class TileScan:
         if self.k:
             slots = slots_for(self.k)
             aside = Leaders(
-                leaders.thresholds(self.best).clamp_min(LOWEST),
+                topk.thresholds(self.best).clamp_min(LOWEST),
                 self.best.new_empty(len(self.queries), slots),
                 torch.zeros(len(self.queries), dtype=torch.int32, device=self.queries.device),
             )
@@ -93,4 +93,4 @@ class TileScan:
             return
         keys = aside.buffer[:, :fullest]
         empty = torch.arange(fullest, device=keys.device) >= aside.fill[:, None]
-        self.best = leaders.merge_leaders(self.best, keys.masked_fill(empty, leaders.EMPTY))
+        self.best = topk.merge_leaders(self.best, keys.masked_fill(empty, topk.EMPTY))

@@ -42,7 +42,7 @@ class Leaders(NamedTuple):
     """Where a scan puts the candidates that beat each query's threshold."""
 
     thresholds: Tensor  # [M] float32
-    buffer: Tensor  # [M, slots] int64, keys of habitus.softmax.leaders
+    buffer: Tensor  # [M, slots] int64, keys of habitus.softmax.topk
     fill: Tensor  # [M] int32; more than `slots` means that some were lost
 
 

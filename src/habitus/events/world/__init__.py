@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.errors import DataError
-from habitus.events.world.catalogue import Catalogue
 from habitus.events.world.clock import EVENT_TYPES, PURCHASE, occasions
 from habitus.events.world.config import MixtureWeights, WorldConfig
 from habitus.events.world.draws import Draw
 from habitus.events.world.features import Features
 from habitus.events.world.histories import drawn_items, history_lengths
+from habitus.events.world.items import Catalogue
 from habitus.events.world.oracle import Oracle
 from habitus.events.world.queries import Estimate, Queries, estimate
 from habitus.randomness import Stream, shuffle_keys, shuffled

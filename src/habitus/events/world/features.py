@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from habitus.events.world.catalogue import Catalogue
 from habitus.events.world.config import WorldConfig
 from habitus.events.world.draws import Draw, fraction, normals, words
+from habitus.events.world.items import Catalogue
 from habitus.randomness import Stream, shuffle_keys, shuffled
 
 _NOUNS = 3  # per group; the first of them names the category

@@ -12,9 +12,9 @@ The oracle (`oracle.py`) computes the same law by counting. The two share the ca
 
 import numpy as np
 
-from habitus.events.world.catalogue import Catalogue, copy_weights, successor_weights
 from habitus.events.world.config import WorldConfig
 from habitus.events.world.draws import Draw, event_keys, fine_fraction, fraction, normals, words
+from habitus.events.world.items import Catalogue, copy_weights, successor_weights
 
 COPY, ITEM_NEXT, KIND_NEXT, KIND, GROUP, BRAND, POPULAR = range(7)  # the order of MixtureWeights
 _ROOT = -1

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from habitus.errors import DataError
-from habitus.events.world.catalogue import Catalogue, copy_weights, successor_weights
+from habitus.events.world.items import Catalogue, copy_weights, successor_weights
 from habitus.events.world.queries import Queries
 
 _CHUNK_CELLS = 1 << 20  # queries times kinds (or history events) held at once: 8 MiB for each array

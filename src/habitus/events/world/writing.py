@@ -13,7 +13,7 @@ from habitus.files import staged_folder
 
 Progress = Callable[[str, float], None]
 
-SCHEMA = Schema(
+WORLD_SCHEMA = Schema(
     events=EventColumns(
         user="user_id",
         item="item_id",
@@ -36,7 +36,7 @@ SCHEMA = Schema(
 
 def schema_of(world: World) -> Schema:
     """The columns of a world's tables, and the world itself."""
-    return SCHEMA.model_copy(update={"world": world.config})
+    return WORLD_SCHEMA.model_copy(update={"world": world.config})
 
 
 _LABELS = ["event_type", "category", "brand"]  # few values: the only columns worth a dictionary on disk

@@ -1,0 +1,176 @@
+"""What a model must beat: popularity, recent popularity, repeating, item-to-item transitions, and the world's oracle.
+
+Each is a proper distribution over the catalogue, so that losses compare. What is counted is counted on training
+events only.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.evaluation.queries import QueryBatch
+from habitus.evaluation.scores import DenseScorer, Scores
+from habitus.events import Queries, World
+
+HALF_LIVES = 10  # of recent popularity, in the training span
+REPEAT_SHARE = 0.8  # of the probability that repeating gives to the visible history
+PRIOR_TRANSITIONS = 5.0  # transitions that popularity is worth in the item-to-item model
+
+
+def baselines(dataset: Dataset) -> list[Any]:
+    """All baselines of a dataset; the oracle too where the dataset is a world."""
+    found: list[Any] = [Popularity(dataset), RecentPopularity(dataset), Repeat(dataset), Transitions(dataset)]
+    if dataset.schema.world is not None:
+        found.append(Oracle(dataset))
+    return found
+
+
+class Popularity(DenseScorer):
+    """Each item in proportion to its training events, plus one."""
+
+    name = "popularity"
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.num_items = dataset.num_items
+        self.logits = np.log(self._weights(dataset) + 1.0)
+
+    def _weights(self, dataset: Dataset) -> np.ndarray:
+        return dataset.item_train_counts.astype(np.float64)
+
+    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
+        logits = self.logits if candidates is None else self.logits[candidates]
+        return np.broadcast_to(logits, (len(queries.targets[chosen]), len(logits)))
+
+
+class RecentPopularity(Popularity):
+    """Popularity in which an event's weight halves every tenth of the training span."""
+
+    name = "recent popularity"
+
+    def _weights(self, dataset: Dataset) -> np.ndarray:
+        weights = np.zeros(dataset.num_items)
+        events = train_events(dataset)
+        times = dataset.times[events]
+        span = max(int(times.max() - times.min()), 1) if len(times) else 1
+        decay = 0.5 ** ((times.max(initial=0) - times) / span * HALF_LIVES)
+        np.add.at(weights, dataset.items[events], decay)
+        # As many events in total as before, so that plus one means the same.
+        return weights * (len(events) / max(weights.sum(), 1e-300))
+
+
+class Repeat(DenseScorer):
+    """The items of the visible history, the most recent first with weight 1/lag; popularity for the rest."""
+
+    name = "repeat recent"
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.num_items = dataset.num_items
+        counts = dataset.item_train_counts + 1.0
+        self.popularity = counts / counts.sum()
+
+    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
+        popularity = self.popularity if candidates is None else self.popularity[candidates]
+        places = range(len(queries.targets))[chosen]
+        probabilities = np.repeat((1 - REPEAT_SHARE) * popularity[None], len(places), axis=0)
+        for row, query in enumerate(places):
+            items = queries.visible(query)
+            weights = 1.0 / np.arange(len(items), 0, -1)
+            weights *= REPEAT_SHARE / weights.sum()
+            where, known = items, np.ones(len(items), bool)
+            if candidates is not None:
+                where = np.minimum(np.searchsorted(candidates, items), len(candidates) - 1)
+                known = candidates[where] == items
+            np.add.at(probabilities[row], where[known], weights[known])
+        return np.log(probabilities)
+
+
+class Transitions(DenseScorer):
+    """What followed the last item in training, smoothed by popularity."""
+
+    name = "item to item"
+
+    def __init__(self, dataset: Dataset) -> None:
+        from scipy.sparse import csr_matrix
+
+        self.num_items = dataset.num_items
+        counts = dataset.item_train_counts + 1.0
+        self.popularity = counts / counts.sum()
+        before, after = train_pairs(dataset)
+        shape = (dataset.num_items, dataset.num_items)
+        self.pairs = csr_matrix((np.ones(len(before)), (before, after)), shape=shape)
+        self.totals = np.asarray(self.pairs.sum(axis=1))[:, 0]
+
+    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
+        last = queries.batch.items[queries.windows[chosen], queries.slots[chosen]]
+        rows, popularity = self.pairs[last], self.popularity
+        if candidates is not None:
+            rows, popularity = rows[:, candidates], popularity[candidates]
+        seen = rows.toarray() + PRIOR_TRANSITIONS * popularity
+        return np.log(seen / (self.totals[last] + PRIOR_TRANSITIONS)[:, None])
+
+
+class Oracle:
+    """The exact conditional of a synthetic world, given the user's whole history: nothing can do better."""
+
+    name = "oracle"
+
+    def __init__(self, dataset: Dataset) -> None:
+        if dataset.schema.world is None:
+            raise ConfigError(f"{dataset.path} is not a synthetic world, so it has no oracle")
+        self.world = World(dataset.schema.world)
+        self.dataset = dataset
+        self.num_items = dataset.num_items
+
+    def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
+        asked = self._asked(queries, slice(None))
+        if candidates is not None:
+            return _OracleOver(self).score(queries, candidates, k, losses=losses)
+        oracle = self.world.oracle
+        width = min(k, self.num_items)
+        top = oracle.top(asked, width)[0] if width else np.empty((len(queries.targets), 0), np.int64)
+        return Scores(
+            loss=-oracle.log_probs(asked) if losses else None,
+            entropy=oracle.entropies(asked) if losses else None,
+            rank=oracle.ranks(asked),
+            top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
+        )
+
+    def _asked(self, queries: QueryBatch, chosen: slice) -> Queries:
+        events = queries.events[chosen] + 1  # the target's row
+        return Queries.of_events(self.dataset.items, self.dataset.user_offsets[:-1], events)
+
+
+class _OracleOver(DenseScorer):
+    """The oracle's conditional restricted to some candidates."""
+
+    name = "oracle"
+    writes_whole_rows = True
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.num_items = oracle.num_items
+
+    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
+        asked = self.oracle._asked(queries, chosen)
+        dense = self.oracle.world.oracle.conditionals(asked)
+        with np.errstate(divide="ignore"):
+            return np.log(dense if candidates is None else dense[:, candidates])
+
+
+def train_events(dataset: Dataset) -> np.ndarray:
+    """The rows of the log that train."""
+    segments = dataset.windows("train").segments
+    lengths = segments["length"].astype(np.int64)
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(segments["start"] - before, lengths) + np.arange(lengths.sum())
+
+
+def train_pairs(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Item and next item of every training query."""
+    segments = dataset.windows("train").segments
+    lengths = segments["length"].astype(np.int64) - 1
+    before = np.cumsum(lengths) - lengths
+    rows = np.repeat(segments["start"] - before, lengths) + np.arange(lengths.sum())
+    return dataset.items[rows], dataset.items[rows + 1]

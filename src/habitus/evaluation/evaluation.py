@@ -1,0 +1,206 @@
+"""The verb `evaluate`: any scorer, both regimes, all metrics and slices, on one fixed set of queries."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.evaluation.metrics import CUTOFFS
+from habitus.evaluation.per_query import PerQuery
+from habitus.evaluation.queries import QueryBatch, QuerySet
+from habitus.evaluation.readout import coverage_metrics, summarise
+from habitus.evaluation.scores import Scorer
+from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.record import EvaluationSpec, Metric
+from habitus.typed import Typed
+
+Regime = Literal["batch", "catalogue"]
+MetricGroup = Literal["loss", "ranking", "coverage"]
+METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")
+Progress = Callable[[str, float], None]
+HISTORIES = (3, 5, 10, 20, 50, 100)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """What decides an evaluation's numbers, but for the model. The chunk of the computation is not among it."""
+
+    regimes: tuple[Regime, ...] = ("batch", "catalogue")
+    queries: int = 20_000
+    per_user: int | None = None  # queries of one user in one window at most; None: all of them
+    batch_sequences: int = 64
+    catalogue_items: int | Literal["all"] = "all"
+    cutoffs: tuple[int, ...] = CUTOFFS
+    histories: tuple[int, ...] | Literal["fitting"] = "fitting"  # those of HISTORIES that a window can hold
+    exclude_history: bool = False
+    metrics: tuple[MetricGroup, ...] = METRIC_GROUPS  # what is not wanted is not computed where that saves time
+    seed: int = 0
+
+    def histories_in(self, seq_len: int) -> tuple[int, ...]:
+        """The history lengths of the slices for windows of that many events."""
+        if self.histories == "fitting":
+            return tuple(length for length in HISTORIES if length < seq_len)
+        return self.histories
+
+
+class Evaluation(Typed):
+    """One scorer's metrics under the regimes asked for."""
+
+    scorer: str
+    dataset_checksum: str
+    specification: dict[str, EvaluationSpec] = Field(description="By regime.")
+    metrics: dict[str, Metric]
+    seconds: dict[str, float] = Field(description="By regime.")
+
+
+def evaluate(
+    dataset: Dataset,
+    scorer: Scorer,
+    options: EvaluateOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    keep: Callable[[str, PerQuery], None] | None = None,
+) -> Evaluation:
+    """The metrics of a scorer. `keep` is handed the per-query values of each regime, from which all means are made."""
+    options = options or EvaluateOptions()
+    queries = query_set(dataset, options)
+    metrics: dict[str, Metric] = {}
+    specification, seconds = {}, {}
+    for regime in options.regimes:
+        began = time.perf_counter()
+        candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
+        values, union = _run(dataset, scorer, regime, queries, candidates, options, progress)
+        cutoffs = options.cutoffs if "ranking" in options.metrics else ()
+        metrics |= summarise(regime, values, cutoffs, options.histories_in(dataset.seq_len))
+        if "coverage" in options.metrics:
+            metrics |= coverage_metrics(regime, values, options.cutoffs, union)
+        specification[regime] = EvaluationSpec(
+            queries=len(values.rank),
+            query_set_checksum=queries.checksum(),
+            batch_sequences=options.batch_sequences,
+            candidates=values.num_candidates,
+        )
+        seconds[regime] = time.perf_counter() - began
+        if keep is not None:
+            keep(regime, values)
+    return Evaluation(
+        scorer=scorer.name,
+        dataset_checksum=dataset.checksum,
+        specification=specification,
+        metrics=metrics,
+        seconds=seconds,
+    )
+
+
+def query_set(dataset: Dataset, options: EvaluateOptions) -> QuerySet:
+    """The queries that the options name; refuses options and datasets that cannot be evaluated."""
+    check_options(dataset, options)
+    return QuerySet(dataset, options.queries, options.batch_sequences, options.seed, options.per_user)
+
+
+def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
+    """Refuse regimes, cut-offs and slices that cannot be."""
+    unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
+    if not options.regimes or unknown:
+        raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
+    strange = [group for group in options.metrics if group not in METRIC_GROUPS]
+    if not options.metrics or strange:
+        raise ConfigError(f"metrics {list(options.metrics)}", expected=f"some of {', '.join(METRIC_GROUPS)}")
+    if options.exclude_history and set(options.metrics) == {"loss"}:
+        raise ConfigError("losses were asked for without the history", expected="ranking or coverage: no loss is left")
+    if not options.cutoffs:
+        raise ConfigError("no cut-offs were given", expected="one or more k, as in recall@10")
+    for k in options.cutoffs:
+        if k < 1:
+            raise ConfigError(f"a cut-off of k = {k}", expected="k of 1 or more")
+    for history in options.histories_in(dataset.seq_len):
+        if not 1 <= history < dataset.seq_len:
+            raise ConfigError(
+                f"a history length of {history}",
+                expected=f"1 to {dataset.seq_len - 1}: a window holds {dataset.seq_len} events, its target included",
+                next_step="leave that slice out, or prepare the dataset with a larger --seq-len",
+            )
+    if options.per_user is not None and options.per_user < 1:
+        raise ConfigError(f"{options.per_user} queries per user", expected="1 or more, or none for all")
+    if options.queries < 1 or options.batch_sequences < 1:
+        raise ConfigError(
+            f"{options.queries} queries in batches of {options.batch_sequences} windows", expected="1 or more of each"
+        )
+
+
+def catalogue_subset(dataset: Dataset, queries: QuerySet, options: EvaluateOptions) -> np.ndarray | None:
+    """The candidates of the catalogue regime: None for all, or a fixed seeded subset that holds every target."""
+    wanted = options.catalogue_items
+    if wanted == "all" or wanted == dataset.num_items:
+        return None
+    targets = queries.targets()
+    if not len(targets) <= wanted <= dataset.num_items:
+        raise ConfigError(
+            f"catalogue_items is {wanted:,}",
+            expected=f"{len(targets):,} (the targets) to {dataset.num_items:,} (the catalogue), or all",
+        )
+    order = shuffled(
+        np.arange(min(dataset.num_items, wanted + len(targets))),
+        dataset.num_items,
+        shuffle_keys(options.seed, Stream.EVALUATION, 1),
+    )
+    others = order[~np.isin(order, targets)]
+    return np.sort(np.concatenate([targets, others[: wanted - len(targets)]]))
+
+
+def _run(
+    dataset: Dataset,
+    scorer: Scorer,
+    regime: Regime,
+    queries: QuerySet,
+    candidates: np.ndarray | None,
+    options: EvaluateOptions,
+    progress: Progress | None,
+) -> tuple[PerQuery, int]:
+    """The per-query values of one regime, batch after batch, and how many items were a candidate at all."""
+    k = max(options.cutoffs)
+    wide = k + dataset.seq_len if options.exclude_history else k if "coverage" in options.metrics else 0
+    losses = "loss" in options.metrics
+    in_some_pool = np.zeros(dataset.num_items, bool)
+    parts, events, began = [], 0, time.perf_counter()
+    for batch in queries:
+        pool = batch.pool if regime == "batch" else candidates
+        in_some_pool[slice(None) if pool is None else pool] = True
+        scores = scorer.score(batch, pool, wide) if losses else scorer.score(batch, pool, wide, losses=False)
+        num_candidates = dataset.num_items if pool is None else len(pool)
+        values = PerQuery.of(batch, scores, dataset.item_train_counts, num_candidates)
+        parts.append(_without_history(batch, values, k) if options.exclude_history else values)
+        events += int((batch.batch.segments >= 0).sum())
+        if progress is not None:
+            rate = events / (time.perf_counter() - began)
+            progress(f"{regime}: {rate:,.0f} events/s", (batch.number + 1) / queries.num_batches)
+    joined = PerQuery.joined(parts)
+    if not len(joined.rank):
+        raise ConfigError(
+            f"every target of the {queries.num_queries:,} queries is in its own visible history, which was excluded",
+            next_step="evaluate without excluding the history",
+        )
+    return joined, int(in_some_pool.sum())
+
+
+def _without_history(batch: QueryBatch, values: PerQuery, k: int) -> PerQuery:
+    """First-time targets only, ranked among the items that the user has not seen in the window.
+
+    Loss and entropy would be those of another distribution, and are left out. A rank beyond the list that was
+    kept is lowered by the seen items on the list, which is exact for every cut-off up to k.
+    """
+    first = np.flatnonzero(~values.repeat)
+    rank, top = values.rank[first].copy(), np.full((len(first), k), -1, np.int64)
+    for place, query in enumerate(first.tolist()):
+        listed = values.top[query]
+        seen = np.isin(listed, batch.visible(query))
+        ahead = min(int(rank[place]), len(listed))  # exactly those that score at least as much as the target
+        rank[place] -= int(seen[:ahead].sum())
+        unseen = listed[~seen & (listed >= 0)][:k]
+        top[place, : len(unseen)] = unseen
+    return values.taken(first, rank=rank, top=top)

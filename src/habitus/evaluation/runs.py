@@ -1,0 +1,204 @@
+"""Trained runs, one or all of a store, under identical queries: the input of every comparison between runs."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+
+from habitus.data import Dataset
+from habitus.errors import ModelError, RunError
+from habitus.evaluation.baselines import baselines
+from habitus.evaluation.candidates import MEMORY_BYTES
+from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, Progress, catalogue_subset, evaluate, query_set
+from habitus.evaluation.model_scorer import ModelScorer
+from habitus.evaluation.per_query import PerQuery
+from habitus.evaluation.ranks import Ranks
+from habitus.evaluation.scores import Scorer
+from habitus.model import (
+    CACHE_MANIFEST,
+    Bundle,
+    CacheManifest,
+    EmbeddingCache,
+    build_cache,
+    check_same_fields,
+    load_bundle,
+)
+
+Note = Callable[[str], None]
+Keep = Callable[[str, str, PerQuery], None]
+
+
+@dataclass(frozen=True)
+class Handling:
+    """How runs are opened and computed; nothing of it changes a number beyond rounding."""
+
+    device: torch.device | str = "cpu"
+    other_dataset: bool = False  # whether runs of another dataset with the same encoders are let through
+    memory_bytes: int = MEMORY_BYTES
+
+
+def evaluate_runs(
+    paths: Iterable[str | Path],
+    dataset: Dataset,
+    options: EvaluateOptions | None = None,
+    handling: Handling | None = None,
+    *,
+    with_baselines: bool = False,
+    checkpoints: bool = False,
+    progress: Progress | None = None,
+    note: Note | None = None,
+    keep: Keep | None = None,
+) -> list[Evaluation]:
+    """One evaluation per run, then one per baseline where asked for, all on the same queries.
+
+    A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
+    a run stands for its checkpoints too, in the order of their steps. `note` is told what a user should know, such as
+    that a cache is being built; `keep` is handed (scorer, regime, values per query).
+    """
+    options, handling = options or EvaluateOptions(), handling or Handling()
+    told = note or (lambda _: None)
+    runs = find_runs(paths, told, checkpoints=checkpoints)
+    # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
+    queries = query_set(dataset, options)
+    if "catalogue" in options.regimes:
+        catalogue_subset(dataset, queries, options)
+
+    def one(scorer: Scorer, number: int, count: int) -> Evaluation:
+        def share(phase: str, done: float) -> None:
+            if progress is not None:
+                progress(phase if count == 1 else f"{number + 1}/{count} {phase}", done)
+
+        def handed(regime: str, values: PerQuery) -> None:
+            if keep is not None:
+                keep(scorer.name, regime, values)
+
+        return evaluate(dataset, scorer, options, progress=share, keep=handed)
+
+    found = []
+    plain = baselines(dataset) if with_baselines else []
+    count = len(runs) + len(plain)
+    for number, run in enumerate(runs):
+        # One at a time: the model and the catalogue of the last run are gone before the next one is opened.
+        found.append(one(open_scorer(run, dataset, options, handling, told, progress), number, count))
+    for number, baseline in enumerate(plain, len(runs)):
+        found.append(one(baseline, number, count))
+    return found
+
+
+def tidy(evaluations: Iterable[Evaluation]) -> pa.Table:
+    """One row per run, regime and metric: run, regime, metric, value, se, n. A metric may end in its slice."""
+    rows = [
+        {"run": one.scorer, "regime": name.partition("/")[0], "metric": name.partition("/")[2], **metric.to_values()}
+        for one in evaluations
+        for name, metric in one.metrics.items()
+    ]
+    columns = [("run", pa.string()), ("regime", pa.string()), ("metric", pa.string())]
+    columns += [("value", pa.float64()), ("se", pa.float64()), ("n", pa.int64())]
+    return pa.Table.from_pylist(rows, pa.schema(columns))
+
+
+def find_runs(paths: Iterable[str | Path], note: Note, *, checkpoints: bool = False) -> list[Path]:
+    """The folders that hold a bundle; a store stands for all of its cells that have one.
+
+    With `checkpoints` each run is preceded by those that it kept: they hold the files of a bundle too.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        cells = path / "cells"
+        if not cells.is_dir():
+            found += (_with_checkpoints(path) or [path]) if checkpoints else [path]
+            continue
+        every = sorted(cell for cell in cells.iterdir() if cell.is_dir() and not cell.name.startswith("."))
+        by_cell = [_with_checkpoints(cell) if checkpoints else [cell] if _has_bundle(cell) else [] for cell in every]
+        usable = [scored for scored in by_cell if scored]
+        what = "neither bundle nor checkpoint" if checkpoints else "no bundle"
+        if not usable:
+            raise RunError(
+                f"{path} holds {len(every)} cells and {what}", expected="a store in which some cell was trained"
+            )
+        if len(usable) < len(every):
+            note(f"{path}: {len(every) - len(usable)} of {len(every)} cells have {what} and are left out")
+        found += [run for scored in usable for run in scored]
+    return found
+
+
+def _with_checkpoints(run: Path) -> list[Path]:
+    """What a run has to score, in the order in which it was trained."""
+    kept = [step for step in sorted((run / "checkpoints").glob("step-*")) if (step / "bundle.json").exists()]
+    return [*kept, run] if _has_bundle(run) else kept
+
+
+def _has_bundle(run: Path) -> bool:
+    return any((folder / "bundle.json").exists() for folder in (run, run / "bundle"))
+
+
+def open_scorer(
+    path: Path,
+    dataset: Dataset,
+    options: EvaluateOptions,
+    handling: Handling,
+    note: Note,
+    progress: Progress | None = None,
+) -> ModelScorer:
+    """The model of a run as a scorer; a cache that the catalogue regime lacks is built, and `note` is told so."""
+    bundle = load_bundle(path, handling.device)
+    check_dataset(bundle, dataset, handling.other_dataset)
+    ranks = Ranks()
+    cache = find_cache(bundle, dataset, note, verify=ranks.is_first)  # hashing once is enough
+    if cache is None and "catalogue" in options.regimes:
+        cache = _build(bundle, dataset, ranks, note, progress)
+    return ModelScorer(bundle, dataset, cache, memory_bytes=handling.memory_bytes, ranks=ranks)
+
+
+def check_dataset(bundle: Bundle, dataset: Dataset, other_dataset: bool) -> None:
+    """Refuse a run that was trained on another dataset, unless that was asked for and the fields are the same."""
+    trained_on = bundle.manifest.dataset_checksum
+    if trained_on != dataset.checksum and not other_dataset:
+        raise ModelError(
+            f"{bundle.run_path} was trained on another dataset than {dataset.path} "
+            f"(checksum {trained_on[:12]}, not {dataset.checksum[:12]})",
+            expected="the dataset that the run was trained on: with another one, validation users may have trained",
+            next_step="pass --other-dataset if you mean it and the items are encoded in the same way",
+        )
+    check_same_fields(bundle, dataset)
+
+
+def cache_folder(bundle: Bundle, dataset: Dataset) -> Path:
+    """Where the vectors of a catalogue under a model belong; those of another dataset get a folder of their own."""
+    of_training = bundle.manifest.dataset_checksum == dataset.checksum
+    return bundle.run_path / ("catalogue" if of_training else f"catalogue-{dataset.checksum[:12]}")
+
+
+def find_cache(bundle: Bundle, dataset: Dataset, note: Note, *, verify: bool = True) -> EmbeddingCache | None:
+    """The model's own cache, or one of the same embedder that belongs to its run or to the run's stage-1 parent."""
+    own = cache_folder(bundle, dataset)
+    if (own / CACHE_MANIFEST).exists():
+        return EmbeddingCache.open(own, bundle, dataset, verify=verify)
+    run, parent = bundle.run_path, bundle.recipe.train.parent
+    others = []
+    if run.parent.name == "checkpoints":
+        run = run.parents[1]
+        others.append(run)
+    if parent is not None:
+        others.append(run.parent / parent)
+    for other in others:
+        shared = other / own.name
+        if not (shared / CACHE_MANIFEST).exists():
+            continue
+        # A frozen embedder is the parent's, to the bit; should it not be, the vectors are not this model's.
+        if CacheManifest.read(shared / CACHE_MANIFEST).embedder_checksum == bundle.embedder_checksum:
+            note(f"{bundle.run_path}: its embedder is that of {other.name[:12]}, whose cache is used")
+            return EmbeddingCache.open(shared, bundle, dataset, verify=verify)
+    return None
+
+
+def _build(bundle: Bundle, dataset: Dataset, ranks: Ranks, note: Note, progress: Progress | None) -> EmbeddingCache:
+    """The cache, embedded by the first process while the others wait."""
+    folder = cache_folder(bundle, dataset)
+    if ranks.is_first:
+        note(f"{bundle.run_path} has no embedding cache; embedding {dataset.num_items:,} items into {folder}")
+        build_cache(bundle, dataset, folder, progress=progress)
+    ranks.wait()
+    return EmbeddingCache.open(folder, bundle, dataset, verify=False)

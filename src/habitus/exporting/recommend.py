@@ -1,0 +1,257 @@
+"""Batch jobs: a file of histories in, a file of recommendations out, whatever their size."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from habitus.data import Table, is_disk_full, open_table, parse_bytes, quoted_path, require_columns
+from habitus.errors import DataError
+from habitus.exporting.results import open_results
+from habitus.serving import Request, RequestError, Response, Retriever
+from habitus.typed import Typed, nearest
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+HISTORY = "history"  # the column of a table with one history per row
+BATCH = 256
+READ_ROWS = 1 << 14
+Progress = Callable[[str, float], None]
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecommendOptions:
+    """What is wanted for every history of a file."""
+
+    k: int = 10
+    exclude_seen: bool = False
+    allow: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    deny: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    on_bad: Literal["error", "skip"] = "error"  # a history with values that cannot be read
+    memory: str = "2GiB"  # of sorting events by user
+    replace: bool = False  # whether `out` may exist; it is replaced when the new file is whole
+
+
+class Recommendations(Typed):
+    """What a batch job did."""
+
+    path: str
+    users: int
+    answered: int
+    items: int = Field(description="Recommendations written.")
+    unknown_only: int = Field(description="Users without an answer: none of their items is known.")
+    skipped: int = Field(description="Users without an answer: their events hold values that cannot be read.")
+    unknown_events: int = Field(description="Distinct unknown items over all users, summed.")
+    examples: tuple[str, ...] = Field((), description="Why the first of them have no answer.")
+    seconds: float
+
+
+def recommend_file(
+    retriever: Retriever,
+    histories: str,
+    out: str | Path,
+    options: RecommendOptions | None = None,
+    progress: Progress | None = None,
+) -> Recommendations:
+    """Write the recommendations for every user of a file, Parquet, CSV or JSON lines; it appears whole or not at all.
+
+    The file is an event log with the columns that the run was trained on (events in any order), or has one row per
+    user with the column `history`, a list of events. Events are sorted by user within a memory limit, on disk.
+    """
+    options, told = options or RecommendOptions(), progress or (lambda *_: None)
+    out = Path(out)
+    began = time.perf_counter()
+    tally = _Tally()
+    try:
+        with (
+            open_results(out, retriever, replace=options.replace) as results,
+            tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommend-") as scratch,
+        ):
+            for batch, share in _batches(users_in(retriever, histories, Path(scratch), options.memory, told)):
+                for user, answer in _answers(retriever, batch, options):
+                    if tally.add(user, answer, options.on_bad) and isinstance(answer, Response):
+                        results.add(user, answer)
+                told("recommending", share)
+    except OSError as error:
+        raise _told_error(error, out) from error
+    return tally.result(out, time.perf_counter() - began)
+
+
+@dataclass
+class _Tally:
+    users: int = 0
+    answered: int = 0
+    items: int = 0
+    unknown_only: int = 0
+    skipped: int = 0
+    unknown_events: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, user: Any, answer: Response | RequestError, on_bad: str) -> bool:
+        """Count an answer; whether it is one."""
+        self.users += 1
+        if isinstance(answer, Response):
+            self.answered += 1
+            self.items += len(answer.items)
+            self.unknown_events += len(answer.unknown_items)
+            return True
+        unknown = answer.problem.startswith("none of the history")
+        if not unknown and on_bad == "error":
+            raise DataError(
+                f"histories, user {str(user)[:60]!r}: {answer.problem}",
+                expected=answer.expected,
+                next_step="correct the file, or pass --on-bad skip to leave such users out",
+            ) from answer
+        self.unknown_only += unknown
+        self.skipped += not unknown
+        if len(self.examples) < 3:
+            self.examples.append(f"user {str(user)[:60]!r}: {answer.problem}")
+        return False
+
+    def result(self, out: Path, seconds: float) -> Recommendations:
+        return Recommendations(
+            path=str(out),
+            users=self.users,
+            answered=self.answered,
+            items=self.items,
+            unknown_only=self.unknown_only,
+            skipped=self.skipped,
+            unknown_events=self.unknown_events,
+            examples=tuple(self.examples),
+            seconds=round(seconds, 3),
+        )
+
+
+def _answers(
+    retriever: Retriever, batch: list[tuple[Any, list[Event]]], options: RecommendOptions
+) -> Iterator[tuple[Any, Response | RequestError]]:
+    requests = [
+        Request(tuple(events), options.k, options.exclude_seen, options.allow, options.deny) for _, events in batch
+    ]
+    for (user, _), answer in zip(batch, retriever.recommend_each(requests), strict=True):
+        yield user, answer
+
+
+def _batches(
+    users: Iterator[tuple[Any, list[Event], float]],
+) -> Iterator[tuple[list[tuple[Any, list[Event]]], float]]:
+    batch: list[tuple[Any, list[Event]]] = []
+    share = 0.0
+    for user, events, share in users:
+        batch.append((user, events))
+        if len(batch) == BATCH:
+            yield batch, share
+            batch = []
+    if batch:
+        yield batch, share
+
+
+def users_in(
+    retriever: Retriever,
+    histories: str,
+    scratch: Path,
+    memory: str = "2GiB",
+    progress: Progress = lambda *_: None,
+) -> Iterator[tuple[Any, list[Event], float]]:
+    """(user, events, share of the file) one after another; `scratch` is for files in between."""
+    import duckdb
+
+    config = {
+        "memory_limit": f"{int(parse_bytes(memory) * 0.75 / 2**20)}MiB",
+        "temp_directory": str(scratch / "spill"),
+        "threads": 2,
+    }
+    with duckdb.connect(":memory:", config=config) as con:
+        table = open_table("histories", histories, con, scratch)
+        roles = retriever.bundle.schema.events
+        if HISTORY in table.types and roles.item_column not in table.types:
+            require_columns(table, [roles.user, HISTORY])
+            yield from _listed(table, roles.user)
+            return
+        needed = [roles.user, roles.item_column, *roles.pair_columns]
+        require_columns(table, needed)
+        optional = [roles.timestamp, *roles.fields]
+        absent = [name for name in roles.fields if name not in table.types]
+        if absent and len(absent) == len(roles.fields) and roles.fields:
+            hint = nearest(absent[0], sorted(table.types))
+            progress(f"no event fields ({hint})", 0.0)
+        columns = list(dict.fromkeys(needed + [name for name in optional if name in table.types]))
+        progress("sorting by user", 0.0)
+        path = scratch / "sorted.parquet"
+        _sort(con, table, columns, roles.user, path)
+    yield from _grouped(path, roles.user)
+
+
+def _sort(con: "DuckDBPyConnection", table: Table, columns: list[str], user: str, path: Path) -> None:
+    import duckdb
+
+    names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+    files = ", ".join(f"'{quoted_path(source.parquet)}'" for source in table.sources)
+    key = '"' + user.replace('"', '""') + '"'
+    try:
+        (missing,) = con.execute(f"SELECT count(*) FROM read_parquet([{files}]) WHERE {key} IS NULL").fetchone() or (0,)
+        if missing:
+            raise DataError(f"histories: {missing:,} rows have no {user!r}", expected="a user in every row")
+        con.execute(
+            f"COPY (SELECT {names} FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false) "
+            f"ORDER BY {key}, file_index, file_row_number) TO '{quoted_path(path)}' "
+            "(FORMAT parquet, ROW_GROUP_SIZE 65536)"
+        )
+    except duckdb.Error as error:
+        if is_disk_full(error):
+            raise DataError("the disk is full", next_step="free some space, or name a file elsewhere") from error
+        raise DataError(
+            f"histories: cannot be sorted by {user!r}: {str(error).splitlines()[0]}",
+            next_step="raise --memory if it is too little",
+        ) from error
+
+
+def _grouped(path: Path, user: str) -> Iterator[tuple[Any, list[Event], float]]:
+    events: list[Event] = []
+    current: Any = None
+    done = 0
+    with pq.ParquetFile(path) as file:
+        total = file.metadata.num_rows
+        for batch in file.iter_batches(READ_ROWS):
+            for event in batch.to_pylist():
+                if events and event[user] != current:
+                    yield current, events, done / total
+                    events = []
+                current = event[user]
+                events.append(event)
+                done += 1
+    if events:
+        yield current, events, 1.0
+
+
+def _listed(table: Table, user: str) -> Iterator[tuple[Any, list[Event], float]]:
+    kind = table.types[HISTORY]
+    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
+        raise DataError(f"histories: the column {HISTORY!r} is {kind}", expected="a list of events per row")
+    done = 0
+    for batch in table.batches([user, HISTORY]):
+        for row in batch.to_pylist():
+            done += 1
+            events: list[Event] = [
+                {k: v for k, v in (event or {}).items() if v is not None} for event in row[HISTORY] or []
+            ]
+            yield row[user], events, done / table.num_rows
+
+
+def _given(event: Event | None) -> Event:
+    """The event without what other events of the file have and it has not."""
+    return {name: value for name, value in (event or {}).items() if value is not None}
+
+
+def _told_error(error: OSError, out: Path) -> DataError:
+    return DataError(
+        f"{out} could not be written: {error.strerror or error}", next_step="free some space, or name a file elsewhere"
+    )

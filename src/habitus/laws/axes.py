@@ -1,0 +1,255 @@
+"""The laws of each axis, from selected runs to entries of laws.json."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from habitus.errors import FitError
+from habitus.laws.allocation import surface_optimum
+from habitus.laws.checks import counted, num_distinct
+from habitus.laws.critical_batch import critical_batch
+from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
+from habitus.laws.frontier import Frontier, frontier
+from habitus.laws.isoflop import depth_optimum
+from habitus.laws.laws_file import Entry, NamedForms, NamedRollout, direction_of
+from habitus.laws.power_law import power_law
+from habitus.laws.result import Law, refused
+from habitus.laws.rollout import leave_one_out, rollout
+from habitus.laws.runs import Run
+from habitus.laws.steps import iso_target, steps_to_target
+from habitus.laws.surface import surface
+from habitus.laws.two_term import two_term, two_term_by_budget
+
+MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one axis gives for one metric."""
+
+    entries: tuple[Entry, ...] = ()
+    rollouts: tuple[NamedRollout, ...] = ()
+    forms: tuple[NamedForms, ...] = ()
+
+
+@dataclass(frozen=True)
+class Column:
+    """Budget, knob and metric of the runs that have both."""
+
+    budget: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    runs: tuple[Run, ...]
+    note: str = ""
+
+
+def column(runs: Sequence[Run], knob: str, metric: str) -> Column:
+    """The runs that hold the knob and the metric; an error where too many lack the metric."""
+    with_knob = [run for run in runs if knob in run.knobs]
+    have = [run for run in with_knob if metric in run.metrics]
+    lacking = len(with_knob) - len(have)
+    if not have:
+        raise FitError(f"no run has {knob!r} and {metric!r}", expected="runs that measured both")
+    if lacking > MISSING_ALLOWED * len(with_knob):
+        raise FitError(
+            f"{metric} is missing in {lacking} of {len(with_knob)} runs",
+            expected=f"at most {MISSING_ALLOWED:.0%} missing",
+            next_step="evaluate the remaining runs, or fit a metric that all runs have",
+        )
+    # Two seeds that agree to the last printed digit look like one row given twice: the second is dropped,
+    # which only widens intervals.
+    rows = {(run.budget, run.knobs[knob], run.metrics[metric]): run for run in reversed(have)}
+    have = [run for run in have if rows[(run.budget, run.knobs[knob], run.metrics[metric])] is run]
+    note = f"{metric} is missing in {lacking} of {len(with_knob)} runs, which are left out" if lacking else ""
+    return Column(
+        np.array([run.budget for run in have]),
+        np.array([run.knobs[knob] for run in have]),
+        np.array([run.metrics[metric] for run in have]),
+        tuple(have),
+        note,
+    )
+
+
+def fit_share(runs: Sequence[Run], metric: str) -> Found:
+    """s* per budget by two-term valleys, and s*(C) over the interior ones."""
+    data = column(runs, "embedder_share", metric)
+    optima = {}
+    for c in np.unique(data.budget):
+        x, y = data.x[data.budget == c], data.y[data.budget == c]
+        swept = np.unique(x)
+        # The smallest share is the floor that the text encoder leaves, not a choice.
+        interior = (float(swept[1]), float(swept[-1])) if len(swept) > 6 else None
+        optima[float(c)] = two_term(x, y, direction_of(metric), interior=interior)
+    return Found(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
+
+
+def fit_negatives(runs: Sequence[Run], metric: str) -> Found:
+    """K* per budget with α free and with α shared, and K*(C) over the interior ones."""
+    data = column(runs, "num_negatives", metric)
+    entries = []
+    for name, share in (("negatives", "none"), ("negatives_shared_alpha", "alpha")):
+        try:
+            optima = two_term_by_budget(
+                data.budget,
+                data.x,
+                data.y,
+                direction_of(metric),
+                share=share,  # type: ignore[arg-type]
+            )
+        except FitError as error:
+            optima = {float(c): _not_fitted(error) for c in np.unique(data.budget)}
+        entries += _optima_and_law("negatives", name, metric, optima, data.note)
+    return Found(tuple(entries))
+
+
+def fit_depth(runs: Sequence[Run], metric: str) -> Found:
+    """The parabola in log share per budget, with the gap at 2%."""
+    data = column(runs, "embedder_share", metric)
+    entries = []
+    for c in np.unique(data.budget):
+        at = data.budget == c
+        law = depth_optimum(data.x[at], data.y[at], direction_of(metric))
+        entries.append(_entry("depth_optimum", "depth", metric, law, float(c), data.note))
+    return Found(tuple(entries))
+
+
+def fit_batch(runs: Sequence[Run], metric: str) -> Found:
+    """B_crit of one metric, from the trajectories of all batch sizes."""
+    with_trajectory = [r for r in runs if "batch_sequences" in r.knobs and any(m == metric for _, m, _ in r.trajectory)]
+    if not with_trajectory:
+        raise FitError(f"no run on the batch axis has a trajectory of {metric!r}")
+    direction = direction_of(metric)
+    entries = []
+    for c in sorted({run.budget for run in with_trajectory}):
+        group = [run for run in with_trajectory if run.budget == c]
+        paths = {
+            (run.knobs["batch_sequences"], run.seed): [(s, v) for s, m, v in run.trajectory if m == metric]
+            for run in group
+        }
+        # Several seeds of one batch size all have to reach the target; their steps are then averaged.
+        chosen = iso_target(dict(enumerate(paths.values())), direction)
+        by_batch: dict[float, list[float]] = {}
+        for (batch, _), path in paths.items():
+            steps = steps_to_target(path, chosen.target, direction)
+            if steps is not None:
+                by_batch.setdefault(batch, []).append(steps)
+        law = critical_batch(list(by_batch), [float(np.mean(s)) for s in by_batch.values()])
+        told = {
+            "target": chosen.target,
+            "target_rule": chosen.rule,
+            "limiting_batch": list(paths)[int(chosen.limiting_batch)][0],
+        }
+        law = law.model_copy(update={"details": {**law.details, **told}})
+        entries.append(_entry("critical_batch", "batch", metric, law, c))
+    return Found(tuple(entries))
+
+
+def fit_allocation(runs: Sequence[Run], metric: str) -> Found:
+    """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement."""
+    direction = direction_of(metric)
+    data = column(runs, "params", metric)
+    found = frontier(data.budget, data.x, data.y, direction)
+    entries = [
+        *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in found.optima.items()),
+        *(_entry("size_parabola", "allocation", metric, law, c) for c, law in found.parabolas.items()),
+        _entry("size_law", "allocation", metric, found.size),
+        _entry("size_law_parabola", "allocation", metric, found.size_by_parabola),
+        _entry("loss_law", "allocation", metric, found.height),
+        *_data_laws(found, data, metric),
+    ]
+    if direction == "min" and (data.y > 0).all() and all("slots_seen" in run.knobs for run in data.runs):
+        entries += _surface_entries(found, data, metric)
+    return Found(tuple(entries), tuple(_rollouts(found, metric)), tuple(_forms(found, data, metric)))
+
+
+def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[Entry]:
+    """The optima per budget and the power law through those that are interior."""
+    inside = [c for c, law in optima.items() if law.ok]
+    outside = [f"{c:.3g} ({law.status.replace('_', ' ')})" for c, law in optima.items() if not law.ok]
+    law = power_law(inside, [optima[c]["x_opt"] for c in inside])
+    law = law.warned(
+        f"n = {counted(len(inside), 'interior budget')}" + (f"; left out: {', '.join(outside)}" if outside else "")
+    )
+    per_budget = [_entry(f"{name}_optimum", axis, metric, found, c, note) for c, found in optima.items()]
+    return [*per_budget, _entry(f"{name}_law", axis, metric, law)]
+
+
+def _data_laws(found: Frontier, data: Column, metric: str) -> Iterable[Entry]:
+    """D*(C) as realised on the iso-FLOP lines, and as C/(6N*), which overstates it where C ≠ 6ND."""
+    inside = [c for c, law in found.optima.items() if law.ok]
+    sizes = [float(found.optima[c]["x_opt"]) for c in inside]
+    by_6nd = power_law(inside, [c / (6 * n) for c, n in zip(inside, sizes, strict=True)])
+    yield _entry("data_law_6nd", "allocation", metric, by_6nd)
+    if all("slots_seen" in run.knobs for run in data.runs):
+        slots = np.array([run.knobs["slots_seen"] for run in data.runs])
+        realised = []
+        for c, n in zip(inside, sizes, strict=True):
+            at = data.budget == c
+            order = np.argsort(data.x[at], kind="stable")
+            log_d = np.interp(np.log(n), np.log(data.x[at][order]), np.log(slots[at][order]))
+            realised.append(float(np.exp(log_d)))
+        yield _entry("data_law", "allocation", metric, power_law(inside, realised))
+
+
+def _surface_entries(found: Frontier, data: Column, metric: str) -> list[Entry]:
+    """L(N, D), what it implies at ten times the top budget, and whether both approaches agree."""
+    slots = np.array([run.knobs["slots_seen"] for run in data.runs])
+    law = surface(data.x, slots, data.y)
+    entries = [_entry("surface", "allocation", metric, law)]
+    if not law.values:
+        return entries
+    k, p, q = realised_cost(data.x, slots, data.budget)
+
+    def cost(N: np.ndarray, D: np.ndarray) -> np.ndarray:
+        return k * N**p * D**q
+
+    best = surface_optimum(law, 10 * float(data.budget.max()), cost)
+    best = best.model_copy(update={"details": {**best.details, "cost": f"C = {k:.4g} * N^{p:.4f} * D^{q:.4f}"}})
+    entries.append(_entry("surface_optimum_10x", "allocation", metric, best))
+    if found.size.values:
+        both = compare_approaches(
+            found.size["exponent"], best["exponent"], found.size.interval("exponent"), best.interval("exponent")
+        )
+        entries.append(_entry("both_approaches", "allocation", metric, both))
+    return entries
+
+
+def realised_cost(N: np.ndarray, D: np.ndarray, C: np.ndarray) -> tuple[float, float, float]:
+    """k, p, q of C = k·N^p·D^q on the runs: what the budget really bought, 6ND being k = 6 and p = q = 1."""
+    X = np.stack([np.ones(len(N)), np.log(N), np.log(D)], axis=1)
+    (log_k, p, q), *_ = np.linalg.lstsq(X, np.log(C), rcond=None)
+    return float(np.exp(log_k)), float(p), float(q)
+
+
+def _rollouts(found: Frontier, metric: str) -> Iterable[NamedRollout]:
+    inside = [c for c, law in found.optima.items() if law.ok]
+    for name, value, law in (("size_law", "x_opt", "power_law"), ("loss_law", "y_opt", "saturating")):
+        pairs = [(c, float(found.optima[c][value])) for c in inside]
+        if law == "saturating" and found.height.details.get("direction") == "max":
+            pairs = []  # a roll-out of rising metrics is told by the size law
+        if pairs:
+            yield NamedRollout(
+                name=name, metric=metric, rollout=rollout(pairs, law), leave_one_out=leave_one_out(pairs, law)
+            )
+
+
+def _forms(found: Frontier, data: Column, metric: str) -> Iterable[NamedForms]:
+    for c in np.unique(data.budget):
+        at = data.budget == c
+        if num_distinct(data.x[at]) >= 4:
+            yield NamedForms(
+                name="iso-FLOP curve", metric=metric, budget=float(c), forms=compare_valleys(data.x[at], data.y[at])
+            )
+    inside = [c for c, law in found.optima.items() if law.ok]
+    if len(inside) >= 3:
+        heights = [float(found.optima[c]["y_opt"]) for c in inside]
+        yield NamedForms(name="L*(C)", metric=metric, forms=compare_scaling(inside, heights))
+
+
+def _entry(name: str, axis: str, metric: str, law: Law, budget: float | None = None, note: str = "") -> Entry:
+    return Entry(name=name, axis=axis, metric=metric, budget=budget, law=law.warned(note) if note else law)
+
+
+def _not_fitted(error: FitError) -> Law:
+    return refused("two_term", "", "too_few", 0, error.problem)

@@ -1,0 +1,168 @@
+"""Rank correlations between metrics: within a budget, pooled, across slices, regimes and negatives.
+
+Spearman's ρ with average ranks for ties. The permutation interval is where ρ falls in 95% of random
+pairings of the same values: a ρ inside it says nothing. Missing values drop the pair of rows, never become
+numbers.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from scipy import stats
+
+from habitus.errors import FitError
+from habitus.laws.checks import Numbers, columns, counted
+from habitus.typed import Typed
+
+_PERMUTATIONS = 1000
+FADE_BELOW = 0.02  # of the metric's level: a spread over K that small ranks noise
+
+
+class Correlation(Typed):
+    """ρ between two columns; absent where a column is constant or fewer than three rows have both."""
+
+    first: str
+    second: str
+    n: int
+    rho: float | None = None
+    chance_low: float | None = None
+    chance_high: float | None = None
+
+    @property
+    def beyond_chance(self) -> bool:
+        if self.rho is None or self.chance_low is None or self.chance_high is None:
+            return False
+        return not self.chance_low <= self.rho <= self.chance_high
+
+
+class CorrelationTable(Typed):
+    """All pairs of one set of columns over one set of rows."""
+
+    label: str
+    names: tuple[str, ...]
+    pairs: tuple[Correlation, ...]
+    num_rows: int
+
+    def rho(self, first: str, second: str) -> float | None:
+        """ρ of two columns, in either order."""
+        for pair in self.pairs:
+            if {pair.first, pair.second} == {first, second}:
+                return pair.rho
+        raise FitError(f"no pair {first!r}, {second!r}", expected=f"two of {', '.join(self.names)}")
+
+    def worst(self) -> Correlation | None:
+        """The pair that agrees least."""
+        known = [pair for pair in self.pairs if pair.rho is not None]
+        return min(known, key=lambda pair: pair.rho or 0.0) if known else None
+
+
+class Surrogacy(Typed):
+    """How in-batch training loss ranks the K of one budget, against one metric."""
+
+    budget: float
+    metric: str
+    correlation: Correlation
+    spread: float  # (largest − smallest) / mean of the metric over K
+    faded: bool
+
+
+def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int = 0) -> CorrelationTable:
+    """Spearman's ρ, n and permutation interval for every pair of columns. NaN marks a missing value."""
+    names = list(table)
+    if len(names) < 2:
+        raise FitError(counted(len(names), "column"), expected="two or more metrics to compare")
+    data, length = _columns(table)
+    rng = np.random.default_rng(seed)
+    pairs = [_pair(a, b, data[a], data[b], rng) for i, a in enumerate(names) for b in names[i + 1 :]]
+    return CorrelationTable(label=label, names=tuple(names), pairs=tuple(pairs), num_rows=length)
+
+
+def correlation_by_budget(budget: Numbers, table: Mapping[str, Numbers], seed: int = 0) -> tuple[CorrelationTable, ...]:
+    """One table per budget, then one that pools them. Pooled ρ mostly shows that compute helps everything."""
+    (C,) = columns(budget=budget)
+    table, _ = _columns(table, len(C))
+    within = [spearman_matrix({k: v[c == C] for k, v in table.items()}, f"{c:.3g}", seed) for c in np.unique(C)]
+    return (*within, spearman_matrix(table, "pooled", seed))
+
+
+def slice_agreement(budget: Numbers, slices: Mapping[str, Numbers], seed: int = 0) -> tuple[CorrelationTable, ...]:
+    """Per budget, how alike the slices of one metric rank the cells; `.worst()` is the pair that agrees least."""
+    return correlation_by_budget(budget, slices, seed)[:-1]
+
+
+def surrogacy(
+    budget: Numbers, in_batch_loss: Numbers, metrics: Mapping[str, Numbers], seed: int = 0
+) -> tuple[Surrogacy, ...]:
+    """Whether the in-batch training loss ranks K as each metric does, budget by budget.
+
+    A cell is faded where the metric's spread over K is under 2%: there is nothing to rank.
+    """
+    (C,) = columns(budget=budget)
+    (loss,) = _columns({"in_batch_loss": in_batch_loss}, len(C))[0].values()
+    metrics, _ = _columns(metrics, len(C))
+    rng = np.random.default_rng(seed)
+    found = []
+    for c in np.unique(C):
+        for name, values in metrics.items():
+            column = values[c == C]
+            if not np.isfinite(column).any():
+                continue
+            level = float(np.abs(np.nanmean(column)))
+            spread = float(np.nanmax(column) - np.nanmin(column)) / level if level > 0 else 0.0
+            pair = _pair("train/in_batch_loss", name, loss[c == C], column, rng)
+            found.append(
+                Surrogacy(budget=float(c), metric=name, correlation=pair, spread=spread, faded=spread < FADE_BELOW)
+            )
+    return tuple(found)
+
+
+def paired_regimes(
+    local: Mapping[str, Numbers], catalogue: Mapping[str, Numbers], seed: int = 0
+) -> tuple[Correlation, ...]:
+    """ρ between the same metric in both regimes, for checkpoints that were scored in both."""
+    shared = [name for name in local if name in catalogue]
+    if not shared:
+        raise FitError("no metric stands in both regimes", expected="metrics such as loss and ndcg@10 under both names")
+    here, length = _columns({name: local[name] for name in shared})
+    there, _ = _columns({name: catalogue[name] for name in shared}, length)
+    rng = np.random.default_rng(seed)
+    return tuple(_pair(f"batch/{name}", f"catalogue/{name}", here[name], there[name], rng) for name in shared)
+
+
+def _columns(table: Mapping[str, Numbers], num_rows: int | None = None) -> tuple[dict[str, np.ndarray], int]:
+    """Equally long columns of float64 and their length; what is not finite counts as missing."""
+    data = {}
+    for name, values in table.items():
+        try:
+            column = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise FitError(
+                f"{name} holds something that is not a number", expected="numbers; NaN where missing"
+            ) from None
+        if column.ndim != 1:
+            raise FitError(f"{name} has shape {column.shape}", expected="one number per run, in one row")
+        data[name] = np.where(np.isfinite(column), column, np.nan)
+    lengths = {len(column) for column in data.values()} | ({num_rows} if num_rows is not None else set())
+    if len(lengths) > 1:
+        raise FitError(f"columns of lengths {sorted(lengths)}", expected="one row per run in every column")
+    return data, max(lengths, default=0)
+
+
+def _pair(a: str, b: str, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Correlation:
+    both = np.isfinite(x) & np.isfinite(y)
+    n = int(both.sum())
+    if n < 3 or np.ptp(x[both]) == 0 or np.ptp(y[both]) == 0:
+        return Correlation(first=a, second=b, n=n)
+    u, v = (_standard_ranks(column[both]) for column in (x, y))
+    shuffled = rng.permuted(np.tile(v, (_PERMUTATIONS, 1)), axis=1)
+    low, high = np.quantile(shuffled @ u, [0.025, 0.975])
+    return Correlation(
+        first=a, second=b, n=n, rho=float(np.clip(u @ v, -1, 1)), chance_low=float(low), chance_high=float(high)
+    )
+
+
+def _standard_ranks(values: np.ndarray) -> np.ndarray:
+    """Average ranks, centred, of length one."""
+    ranks = stats.rankdata(values)
+    centred = ranks - ranks.mean()
+    return centred / np.linalg.norm(centred)

@@ -1,0 +1,253 @@
+"""The verb: from a store (or a flat CSV) to every law its records support."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from habitus.errors import FitError
+from habitus.laws.axes import Found, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
+from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
+from habitus.laws.checks import counted
+from habitus.laws.correlation import Surrogacy, correlation_by_budget, paired_regimes, slice_agreement, surrogacy
+from habitus.laws.laws_file import (
+    Entry,
+    LawsFile,
+    NamedBootstrap,
+    NamedTables,
+    RegimePairs,
+    RunRow,
+    direction_of,
+)
+from habitus.laws.learning_rate import RateDrift, learning_rate_drift
+from habitus.laws.result import refused
+from habitus.laws.runs import Run, read_runs
+from habitus.laws.selection import TAIL_LOSS, Selection, select
+from habitus.typed import nearest
+
+HEADLINE_METRICS = (
+    "batch/loss", "batch/perplexity", "batch/entropy", "batch/recall@10", "batch/ndcg@10", "batch/ndcg@100",
+    "batch/mrr@10", "batch/coverage@10", "catalogue/loss", "catalogue/perplexity", "catalogue/entropy",
+    "catalogue/recall@10", "catalogue/ndcg@10", "catalogue/ndcg@100", "catalogue/mrr@10",
+    "catalogue/coverage@10", "train/loss",
+)  # fmt: skip
+STAGE_ONE = ("share", "depth", "allocation")
+DEFINITIONS = {
+    "N": "params: embedder + contextualizer, without vocabulary tables",
+    "D": "slots_seen: steps * batch_sequences * seq_len",
+    "C": "flops_budget: nominal FLOPs of Equation 1, not 6ND",
+    "intervals": "80% and 95%, profile likelihood or Student's t; see docs/laws.md",
+    "learning rate": "lowest mean training loss of the last 100 steps, per cell, never by validation",
+}
+_FITTERS: dict[str, Callable[[Sequence[Run], str], Found]] = {
+    "share": fit_share,
+    "depth": fit_depth,
+    "batch": fit_batch,
+    "allocation": fit_allocation,
+    "negatives": fit_negatives,
+}
+
+
+def fit(
+    source: str | Path,
+    metrics: Sequence[str] = (),
+    seed: int = 0,
+    bootstrap: int = 0,
+    allow_repeats: bool = False,
+) -> LawsFile:
+    """Every law that the runs of a store or CSV support, per metric. The same for the same seed."""
+    if seed < 0 or bootstrap < 0 or bootstrap == 1:
+        raise FitError(
+            f"seed = {seed}, bootstrap = {bootstrap}", expected="a seed from 0 up; 0 or at least 2 resamplings"
+        )
+    selection = select(read_runs(source), allow_repeats)
+    if not selection.runs:
+        reasons = sorted({e.reason for e in selection.exclusions})
+        raise FitError(
+            f"{source}: none of {len(selection.exclusions)} runs can be used ({'; '.join(reasons[:3])})",
+            expected="finished runs with a training loss",
+        )
+    wanted = _metrics(selection.runs, metrics)
+    found = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in wanted]
+    return LawsFile(
+        source=Path(source).name,
+        seed=seed,
+        metrics=tuple(wanted),
+        definitions={**DEFINITIONS, "optimizer": _optimizers(selection)},
+        entries=tuple(e for f in found for e in f.entries),
+        rollouts=tuple(r for f in found for r in f.rollouts),
+        forms=tuple(x for f in found for x in f.forms),
+        correlations=tuple(_correlations(selection, wanted, seed)),
+        surrogacy=_surrogacy(selection, wanted, seed),
+        regimes=tuple(_regimes(selection, seed)),
+        learning_rate_drift=_drift(selection),
+        bootstrap=tuple(_bootstrap(selection, wanted, bootstrap, seed)),
+        learning_rates=selection.choices,
+        exclusions=selection.exclusions,
+        runs=tuple(_rows(selection)),
+        notes=tuple(_notes(selection)),
+    )
+
+
+def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
+    present = {name for run in runs for name in run.metrics}
+    present |= {name for run in runs for _, name, _ in run.trajectory}
+    for name in asked:
+        if name not in present:
+            raise FitError(
+                f"metric {name!r} stands in no run ({nearest(name, sorted(present))})",
+                expected="<regime>/<metric>[@k][/<slice>], as in batch/loss or catalogue/recall@10",
+            )
+    for name in asked:
+        direction_of(name)  # refuses what it does not know
+    return list(dict.fromkeys(asked)) or [name for name in HEADLINE_METRICS if name in present]
+
+
+def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
+    """The axis's laws for a metric; where it cannot be asked, one entry says why."""
+    runs = [run for run in selection.runs if run.axis == axis]
+    if axis == "batch":
+        measured = any(name == metric for run in runs for _, name, _ in run.trajectory)
+    else:
+        measured = any(metric in run.metrics for run in runs)
+    # Stage 2 trains against pools of different sizes, so its own training loss ranks nothing across K.
+    if not measured or (axis == "negatives" and not metric.startswith("catalogue/")):
+        return Found()
+    try:
+        return _FITTERS[axis](runs, metric)
+    except FitError as error:
+        law = refused(axis, "", "not_identified", len(runs), str(error).replace("\n", " "))
+        return Found((Entry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
+
+
+def _table(runs: Sequence[Run], names: Sequence[str]) -> dict[str, np.ndarray]:
+    return {name: np.array([run.metrics.get(name, np.nan) for run in runs]) for name in names}
+
+
+def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> list[NamedTables]:
+    """Stage 1 and stage 2 matrices, and slice agreement, each with the best rate only and with all runs."""
+    found = []
+    stages = (("stage1", STAGE_ONE, "batch/"), ("stage2", ("negatives",), "catalogue/"))
+    for label, pool in (("best learning rate only", selection.runs), ("all evaluations", selection.everything)):
+        for stage, axes, regime in stages:
+            runs = [run for run in pool if run.axis in axes]
+            names = [m for m in metrics if m.startswith(regime) and any(m in r.metrics for r in runs)]
+            if len(runs) < 3:
+                continue
+            budgets = [run.budget for run in runs]
+            if len(names) >= 2:
+                tables = correlation_by_budget(budgets, _table(runs, names), seed)
+                found.append(NamedTables(name=stage, runs=label, tables=tables))
+            for metric in names:
+                slices = sorted({m for r in runs for m in r.metrics if m.startswith(metric + "/history=")})
+                if slices:
+                    columns = {m.removeprefix(metric + "/"): v for m, v in _table(runs, slices).items()}
+                    columns["all"] = _table(runs, [metric])[metric]
+                    tables = slice_agreement(budgets, columns, seed)
+                    name = f"slices:{metric}"
+                    found.append(NamedTables(name=name, runs=label, tables=tables))
+    return found
+
+
+def _surrogacy(selection: Selection, metrics: Sequence[str], seed: int) -> tuple[Surrogacy, ...]:
+    runs = [r for r in selection.runs if r.axis == "negatives" and "train/in_batch_loss" in r.metrics]
+    names = [m for m in metrics if m.startswith("catalogue/") and any(m in r.metrics for r in runs)]
+    if not runs or not names:
+        return ()
+    loss = [run.metrics["train/in_batch_loss"] for run in runs]
+    return surrogacy([run.budget for run in runs], loss, _table(runs, names), seed)
+
+
+def _regimes(selection: Selection, seed: int) -> list[RegimePairs]:
+    """Both regimes side by side, for every axis and budget whose runs were scored in both."""
+    found = []
+    for axis in sorted({run.axis for run in selection.runs}):
+        for budget in sorted({run.budget for run in selection.runs if run.axis == axis}):
+            runs = [run for run in selection.runs if run.axis == axis and run.budget == budget]
+            names = sorted(
+                {
+                    m.removeprefix("batch/")
+                    for run in runs
+                    for m in run.metrics
+                    if m.startswith("batch/") and m.count("/") == 1
+                    and "catalogue/" + m.removeprefix("batch/") in run.metrics
+                }
+            )  # fmt: skip
+            if names and len(runs) >= 3:
+                local = _table(runs, [f"batch/{n}" for n in names])
+                whole = _table(runs, [f"catalogue/{n}" for n in names])
+                pairs = paired_regimes(
+                    {n: local[f"batch/{n}"] for n in names}, {n: whole[f"catalogue/{n}"] for n in names}, seed
+                )
+                found.append(RegimePairs(axis=axis, budget=budget, pairs=pairs))
+    return found
+
+
+def _drift(selection: Selection) -> dict[str, RateDrift]:
+    drifts = {}
+    for init in sorted({run.init for run in selection.runs if run.axis == "init"}):
+        runs = [r for r in selection.runs if r.axis == "init" and r.init == init and "params" in r.knobs]
+        if len({run.knobs["params"] for run in runs}) >= 2:
+            # Two seeds that agree to the last digit are no row given twice.
+            rows = dict.fromkeys((run.knobs["params"], run.learning_rate, run.metrics[TAIL_LOSS]) for run in runs)
+            sizes, rates, losses = zip(*rows, strict=True)
+            drifts[init] = learning_rate_drift(sizes, rates, losses)
+    return drifts
+
+
+def _bootstrap(selection: Selection, metrics: Sequence[str], times: int, seed: int) -> list[NamedBootstrap]:
+    runs = [run for run in selection.everything if run.axis == "allocation"]
+    found = []
+    for metric in metrics if times else ():
+        if any(metric in run.metrics for run in runs):
+            try:
+                result = hierarchical_bootstrap(runs, allocation_pipeline(metric, direction_of(metric)), times, seed)
+            except FitError:
+                continue  # the laws of this metric already say why there are none
+            found.append(NamedBootstrap(metric=metric, result=result))
+    return found
+
+
+def _rows(selection: Selection) -> list[RunRow]:
+    chosen = {id(run) for run in selection.runs}
+    return [
+        RunRow(
+            axis=run.axis,
+            budget=run.budget,
+            cell_id=run.cell_id,
+            learning_rate=run.learning_rate,
+            seed=run.seed,
+            init=run.init,
+            chosen=id(run) in chosen,
+            knobs=dict(run.knobs),
+            metrics=dict(run.metrics),
+            trajectory=run.trajectory if run.axis == "batch" else (),
+        )
+        for run in selection.everything
+    ]
+
+
+def _optimizers(selection: Selection) -> str:
+    """The optimizer is part of the law: it moves N* several times over."""
+    return ", ".join(sorted({run.optimizer for run in selection.runs} - {""})) or "not stated"
+
+
+def _notes(selection: Selection) -> list[str]:
+    notes = []
+    query_sets = {run.query_set for run in selection.runs} - {""}
+    if len(query_sets) > 1:
+        notes.append(
+            f"the runs were evaluated on {len(query_sets)} different query sets: their metrics are not comparable"
+        )
+    if len({run.optimizer for run in selection.runs} - {""}) > 1:
+        notes.append(f"the runs mix optimizers ({_optimizers(selection)}), and the optimizer is part of the law")
+    edges = [c for c in selection.choices if c.at_edge]
+    if edges:
+        named = ", ".join(f"{c.axis} {c.cell_id} at {c.budget:.3g}" for c in edges[:5])
+        notes.append(
+            f"{len(edges)} of {len(selection.choices)} cells have their best learning rate at the edge of its grid "
+            f"({named}{', ...' if len(edges) > 5 else ''}): extend those grids"
+        )
+    if selection.exclusions:
+        notes.append(f"{counted(len(selection.exclusions), 'run')} left out; see exclusions")
+    return notes

@@ -1,0 +1,281 @@
+"""The compute-optimal frontier: one valley per budget, all of one shape, and the laws N*(C) and L*(C).
+
+A parabola in log N is biased when the valley is lopsided, and a lopsided valley is what L(N, D) with α ≠ β
+gives on every iso-FLOP line: E_C + a_C·N^β + b_C·N^−α. That is a two-term valley whose exponents do not
+depend on the budget. So the budgets share (α, β), keep their own floor, depth and place, and are fitted
+together; the parabolas stand beside as the paper's reading.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from habitus.laws.checks import (
+    Direction,
+    Numbers,
+    all_equal,
+    columns,
+    no_row_twice,
+    num_distinct,
+    positive,
+    residuals_of,
+    sign_of,
+)
+from habitus.laws.isoflop import FLAT_TOLERANCE, isoflop_optimum
+from habitus.laws.power_law import power_law
+from habitus.laws.result import LEVELS, Law, make_intervals, refused
+from habitus.laws.saturating import saturating
+from habitus.laws.separable import Best, Group, Region, fit_separable, project, region
+from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
+
+FORM = "sign*y = E_C + a_C*x^alpha + b_C*x^-beta, alpha and beta shared by all budgets"
+_CELLS = 4  # distinct sizes a budget must have to lend its weight to the shared shape
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The optima of all budgets and the laws through them."""
+
+    optima: dict[float, Law]  # budget -> x_opt, y_opt, flat_range with the shared shape
+    parabolas: dict[float, Law]  # budget -> the paper's reading
+    size: Law  # power law of x_opt over interior budgets
+    size_by_parabola: Law
+    height: Law  # saturating law of y_opt over interior budgets
+
+
+def frontier(budget: Numbers, size: Numbers, metric: Numbers, direction: Direction = "min") -> Frontier:
+    """Every budget's optimum with the shared shape and by parabola, and N*(C) and L*(C) through them."""
+    C, x, y = columns(budget=budget, size=size, metric=metric)
+    positive(budget=C, size=x)
+    no_row_twice(budget=C, size=x, metric=y)
+    split = {float(c): (x[c == C], y[c == C]) for c in np.unique(C)}
+    parabolas = {c: isoflop_optimum(xs, ys, direction) for c, (xs, ys) in split.items()}
+    optima, shape = _shared_valleys(split, direction)
+    interior = [c for c, law in optima.items() if law.status == "ok"]
+    left_out = [c for c in optima if c not in interior]
+    size_law = _through(interior, optima, left_out, shape)
+    by_parabola = _through_parabolas(parabolas, optima)
+    return Frontier(optima, parabolas, size_law, by_parabola, _height(interior, optima, shape, direction))
+
+
+def _through(interior: list[float], optima: dict[float, Law], left_out: list[float], shape: "_Shape | None") -> Law:
+    """The power law through the interior optima; budgets left out are named.
+
+    With a shared shape each optimum counts by its own error: valleys flatten as compute grows, so the
+    largest budget, which an extrapolation leans on most, is known least.
+    """
+    sizes = [optima[c]["x_opt"] for c in interior]
+    if shape is None or not interior:
+        law = power_law(interior, sizes)
+    else:
+        weights = [optima[c].details["log_x_opt_se"] ** -2.0 for c in interior]
+        law = power_law(interior, sizes, weights, common=shape.common(interior))
+    if left_out:
+        told = ", ".join(f"{c:.3g} ({optima[c].status.replace('_', ' ')})" for c in left_out)
+        law = law.warned(f"budgets without an interior optimum are left out: {told}")
+    return law
+
+
+def _through_parabolas(parabolas: dict[float, Law], optima: dict[float, Law]) -> Law:
+    """The paper's law through the parabolas' optima, unweighted.
+
+    Where the valleys are lopsided all parabolas are off to the same side, which the scatter about the line cannot
+    show. Their distance from the shared-shape optima is counted as an error they have in common.
+    """
+    inside = [c for c, law in parabolas.items() if law.ok]
+    sizes = [parabolas[c]["x_opt"] for c in inside]
+    if not all("x_opt" in optima[c].values for c in inside):
+        return power_law(inside, sizes)
+    off = np.array([np.log(n / optima[c]["x_opt"]) for c, n in zip(inside, sizes, strict=True)])
+    law = power_law(inside, sizes, common=np.outer(off, off))
+    mean = float(np.exp(off.mean())) if len(off) else 1.0
+    if not 1 / 1.05 <= mean <= 1.05:
+        law = law.warned(
+            f"parabolas place the optimum {mean:.2f} times where the shared shape does: the valleys are lopsided, "
+            "and the parabola's vertex is drawn to the wider side"
+        )
+    return law
+
+
+def _height(interior: list[float], optima: dict[float, Law], shape: "_Shape | None", direction: Direction) -> Law:
+    """L*(C) through the interior optima; their measured noise is pooled with the scatter about the curve."""
+    heights = [optima[c]["y_opt"] for c in interior]
+    if shape is None or len(interior) < 3:
+        return saturating(interior, heights, direction=direction)
+    errors = [optima[c].details["y_opt_se"] for c in interior]
+    return saturating(interior, heights, direction=direction, se=errors, se_dof=shape.best.dof)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The joint fit, and which budgets are in it."""
+
+    best: Best
+    budgets: tuple[float, ...]
+
+    def common(self, wanted: list[float]) -> np.ndarray:
+        """Covariance of the log optima that comes from the shared exponents: they move all optima at once.
+
+        Taken from the two shapes, among those allowed at 95%, that move the optima furthest down and up.
+        The exponents themselves can be almost free while this stays small, so their own covariance
+        would say little.
+        """
+        if not wanted:
+            return np.zeros((0, 0))
+        allowed = region(self.best, 0.95)
+        rows = [self.budgets.index(c) for c in wanted]
+        places = np.stack([log_optimum(allowed.theta, allowed.solved[i].linear) for i in rows])
+        level = np.where(np.isfinite(places).all(0), places.mean(0), np.nan)
+        if np.isnan(level).all():
+            return np.zeros((len(wanted), len(wanted)))
+        furthest = places[:, np.nanargmax(level)] - places[:, np.nanargmin(level)]
+        one_sigma = furthest / (2 * float(stats.t.ppf(0.975, self.best.dof)))
+        return np.outer(one_sigma, one_sigma)
+
+
+def _shared_valleys(
+    split: dict[float, tuple[np.ndarray, np.ndarray]], direction: Direction
+) -> tuple[dict[float, Law], _Shape | None]:
+    sign = sign_of(direction)
+    usable = {c: (xs, ys) for c, (xs, ys) in split.items() if num_distinct(xs) >= _CELLS and not all_equal(ys)}
+    laws = {
+        c: refused(
+            "frontier", FORM, "too_few", len(xs),
+            f"{num_distinct(xs)} distinct sizes (or all values equal); a budget needs {_CELLS}",
+        )
+        for c, (xs, _) in split.items()
+        if c not in usable
+    }  # fmt: skip
+    if not usable:
+        return laws, None
+    middles = {c: float(np.log(xs).mean()) for c, (xs, _) in usable.items()}
+    groups = [
+        # Noise is taken as a share of the metric's level: a loss of 4.5 is measured no better, relatively, than
+        # one of 2.3.
+        Group(valley_terms(np.log(xs) - middles[c]), sign * ys, np.full(len(ys), 1 / np.abs(ys).mean()))
+        for c, (xs, ys) in usable.items()
+    ]
+    best = fit_separable(groups, (EXPONENTS, EXPONENTS))
+    shape = _Shape(best, tuple(usable))
+    if best.dof < 1:
+        for c, (xs, _) in usable.items():
+            why = "too few cells over all budgets for a shared shape"
+            laws[c] = refused("frontier", FORM, "too_few", len(xs), why)
+        return dict(sorted(laws.items())), None
+    regions = {level: region(best, level) for level in LEVELS}
+    for i, (c, (xs, ys)) in enumerate(usable.items()):
+        laws[c] = _Budget(i, c, xs, ys, sign, middles[c], best, regions).law(direction)
+    return dict(sorted(laws.items())), shape
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """One budget's valley within the joint fit."""
+
+    index: int
+    budget: float
+    x: np.ndarray
+    y: np.ndarray
+    sign: float
+    middle: float
+    best: Best
+    regions: dict[float, Region]
+
+    def law(self, direction: Direction) -> Law:
+        theta, linear = self.best.theta[None], self.best.linear[self.index][None]
+        floor, a, b = (float(v) for v in linear[0])
+        alpha, beta = (float(v) for v in self.best.theta)
+        u = np.log(self.x) - self.middle
+        fitted = self.sign * (floor + a * np.exp(alpha * u) + b * np.exp(-beta * u))
+        residuals = residuals_of(self.y, fitted, 3)
+        details: dict[str, Any] = {
+            "direction": direction,
+            "budget": self.budget,
+            "best_on_grid": float(self.x[np.argmin(self.sign * self.y)]),
+            "alpha": alpha,
+            "beta": beta,
+            "a": a * float(np.exp(-alpha * self.middle)),
+            "b": b * float(np.exp(beta * self.middle)),
+            "floor": self.sign * floor,
+        }
+        points = {"x": tuple(self.x), "y": tuple(self.y)}
+        place = float(log_optimum(theta, linear)[0])
+        # Twenty e-folds beyond the sweep a term is absent, not small.
+        if a <= 0 or b <= 0 or not u.min() - 20 < place < u.max() + 20:
+            side = "smallest" if b <= a else "largest"
+            why = f"at {self.budget:.3g} FLOPs the metric only improves towards the {side} size swept"
+            law = refused("frontier", FORM, "monotone", len(self.x), why, **details)
+            return law.model_copy(update={"points": points, "residuals": residuals})
+        values: dict[str, Any] = {
+            "x_opt": float(np.exp(place + self.middle)),
+            "y_opt": self.sign * float(optimum_height(theta, linear)[0]),
+            "flat_range": self._flat_range(place),
+        }
+        narrow, wide = (self._ranges(level, values) for level in LEVELS)
+        # In a region with far-off islands the wider level's grid may step over one that the narrower level's met.
+        wide = {n: (min(low, narrow[n][0]), max(high, narrow[n][1])) for n, (low, high) in wide.items()}
+        intervals = dict(zip(LEVELS, (narrow, wide), strict=True))
+        details.update(self._errors())
+        status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
+        return Law(
+            law="frontier", form=FORM, status=status, values=values, intervals=make_intervals(intervals),
+            residuals=residuals, warnings=tuple(warnings), points=points, details=details,
+        )  # fmt: skip
+
+    def _flat_range(self, place: float) -> tuple[float, float]:
+        """All sizes within 0.1% of the best value, on the fitted curve."""
+        alpha, beta = self.best.theta
+        floor, a, b = self.best.linear[self.index]
+        u = np.linspace(place - 12, place + 12, 24001)
+        curve = floor + a * np.exp(alpha * u) + b * np.exp(-beta * u)
+        inside = u[curve <= curve.min() + FLAT_TOLERANCE * abs(curve.min())]
+        return float(np.exp(inside[0] + self.middle)), float(np.exp(inside[-1] + self.middle))
+
+    def _ranges(self, level: float, values: dict[str, Any]) -> dict[str, tuple[float, float]]:
+        allowed = self.regions[level]
+        place = allowed.range_of(log_optimum, self.index)
+        height = sorted(self.sign * end for end in allowed.range_of(optimum_height, self.index))
+        low, high = values["flat_range"]
+        with np.errstate(over="ignore"):
+            ends = (float(np.exp(place[0] + self.middle)), float(np.exp(place[1] + self.middle)))
+        return {
+            "x_opt": ends,
+            "y_opt": (height[0], height[1]),
+            # The flat range, carried along with the optimum to both ends of its interval.
+            "flat_range": (ends[0] * low / values["x_opt"], ends[1] * high / values["x_opt"]),
+        }
+
+    def _errors(self) -> dict[str, float]:
+        """Standard errors of log x_opt and y_opt at the fitted shape.
+
+        With d = dy/du at the optimum, du* = −d/curvature, and by the envelope theorem dy* is linear in (E, a, b).
+        """
+        alpha, beta = self.best.theta
+        solved = project(self.best.groups[self.index], np.log(self.best.theta)[None])
+        u = float(log_optimum(self.best.theta[None], solved.linear)[0])
+        rise, fall = float(np.exp(alpha * u)), float(np.exp(-beta * u))
+        _, a, b = solved.linear[0]
+        bend = a * alpha**2 * rise + b * beta**2 * fall
+        to_place = np.array([0.0, alpha * rise, -beta * fall]) / bend
+        to_height = np.array([1.0, rise, fall])
+        variance = self.best.sigma2 * solved.inverse[0]
+        return {
+            "log_x_opt_se": max(float(np.sqrt(max(to_place @ variance @ to_place, 0.0))), 1e-12),
+            "y_opt_se": max(float(np.sqrt(max(to_height @ variance @ to_height, 0.0))), 1e-15),
+        }
+
+    def _verdict(self, x_opt: float, interval: tuple[float, float]) -> tuple[Any, list[str]]:
+        low, high = float(self.x.min()), float(self.x.max())
+        if not low < x_opt < high:
+            return "boundary", [
+                f"at {self.budget:.3g} FLOPs the optimum, {x_opt:.3g}, lies outside the sizes swept "
+                f"[{low:.3g}, {high:.3g}]: extend the grid that way"
+            ]
+        if interval[0] <= 0 or interval[1] / interval[0] > high / low:
+            return "not_identified", [
+                f"at {self.budget:.3g} FLOPs the 95% interval of the optimum is wider than the sizes swept: "
+                "no valley above the noise"
+            ]
+        return "ok", []

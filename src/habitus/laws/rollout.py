@@ -1,0 +1,150 @@
+"""What a law would have said earlier: fit the lowest budgets, predict the rest; and leave each one out.
+
+A law's own R² does not know the future: the paper's training losses up to 10^18 are fitted with R² = .999 and
+still miss its 10^19 by 7.6%.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from habitus.errors import FitError
+from habitus.laws.checks import columns, counted, pairs_of, positive
+from habitus.laws.power_law import power_law, predict_power_law
+from habitus.laws.result import Law
+from habitus.laws.saturating import predict_saturating, saturating
+from habitus.typed import Typed
+
+_LAWS: dict[str, tuple[Callable[..., Law], Callable[..., tuple[float, float, float]], int]] = {
+    "power_law": (power_law, predict_power_law, 3),
+    "saturating": (saturating, predict_saturating, 3),
+}
+
+
+class Forecast(Typed):
+    """One budget predicted from others."""
+
+    fitted_budgets: tuple[float, ...]
+    budget: float
+    predicted: float
+    low: float | None = None
+    high: float | None = None
+    observed: float
+    ratio: float  # predicted / observed
+    r2: float | None = None  # of the fit that made the prediction
+
+    @property
+    def miss(self) -> float:
+        """How far off, as a share of what was observed."""
+        return self.ratio - 1
+
+
+class Rollout(Typed):
+    """All forecasts of one law, and what they warn of."""
+
+    law: str
+    forecasts: tuple[Forecast, ...]
+    warnings: tuple[str, ...] = ()
+
+    def at(self, num_fitted: int, budget: float) -> Forecast:
+        """The forecast for a budget from the lowest `num_fitted` ones."""
+        for forecast in self.forecasts:
+            if len(forecast.fitted_budgets) == num_fitted and np.isclose(forecast.budget, budget, rtol=1e-9):
+                return forecast
+        raise FitError(f"no forecast of {budget:g} from {num_fitted} budgets")
+
+
+def rollout(records: Iterable[tuple[float, float]], law: str) -> Rollout:
+    """Forecasts of every later budget from the lowest k, for every k that the law can be fitted to.
+
+    `records` are (compute, value) pairs, one per budget; `law` is "power_law" (N*, D*, s*, K*) or "saturating" (L*).
+    """
+    C, y = _sorted(records)
+    fit, predict, least = _known(law)
+    forecasts = []
+    for k in range(least, len(C)):
+        earlier = fit(C[:k], y[:k])
+        if not earlier.values:
+            continue
+        forecasts += [_forecast(earlier, predict, C[:k], float(c), float(v)) for c, v in zip(C[k:], y[k:], strict=True)]
+    return Rollout(law=law, forecasts=tuple(forecasts), warnings=tuple(_warnings(forecasts, law, len(C), least)))
+
+
+def leave_one_out(records: Iterable[tuple[float, float]], law: str) -> Rollout:
+    """Each budget predicted from all the others."""
+    C, y = _sorted(records)
+    fit, predict, least = _known(law)
+    if len(C) <= least:
+        why = f"{len(C)} budgets: leaving one out leaves too few for a {law}"
+        return Rollout(law=law, forecasts=(), warnings=(why,))
+    forecasts = []
+    for i in range(len(C)):
+        others = np.arange(len(C)) != i
+        rest = fit(C[others], y[others])
+        if rest.values:
+            forecasts.append(_forecast(rest, predict, C[others], float(C[i]), float(y[i])))
+    return Rollout(law=law, forecasts=tuple(forecasts), warnings=tuple(_outside(forecasts)))
+
+
+def _forecast(
+    law: Law, predict: Callable[..., tuple[float, float, float]], fitted: np.ndarray, budget: float, seen: float
+) -> Forecast:
+    value, low, high = predict(law, budget)
+    return Forecast(
+        fitted_budgets=tuple(float(c) for c in fitted),
+        budget=budget,
+        predicted=value,
+        low=low if np.isfinite(low) else None,
+        high=high if np.isfinite(high) else None,
+        observed=seen,
+        ratio=value / seen,
+        r2=law.residuals.r2,
+    )
+
+
+def _warnings(forecasts: list[Forecast], law: str, n: int, least: int) -> list[str]:
+    if not forecasts:
+        return [f"{counted(n, 'budget')}: a roll-out of a {law} needs {least + 1}"]
+    warnings = _outside(forecasts)
+    next_one = [f for f in forecasts if f.budget == max(g.budget for g in forecasts)]
+    latest = max(next_one, key=lambda f: len(f.fitted_budgets))
+    tolerance = 0.02 if law == "saturating" else 0.25
+    if abs(latest.miss) > tolerance:
+        quality = "" if latest.r2 is None else f" although its own R² was {latest.r2:.3f}"
+        how = f"{latest.miss:+.1%}" if law == "saturating" else f"{latest.ratio:.2f} times"
+        warnings.append(
+            f"fitted up to {latest.fitted_budgets[-1]:.3g} FLOPs, the law misses {latest.budget:.3g} by {how}"
+            f"{quality}: expect no better of the next extrapolation"
+        )
+    return warnings
+
+
+def _outside(forecasts: list[Forecast]) -> list[str]:
+    missed = [
+        f
+        for f in forecasts
+        if (f.low is not None and f.observed < f.low) or (f.high is not None and f.observed > f.high)
+    ]
+    if not missed:
+        return []
+    return [f"{len(missed)} of {len(forecasts)} observed values lie outside their forecast's 95% interval of the curve"]
+
+
+def _known(law: str) -> tuple[Callable[..., Law], Callable[..., tuple[float, float, float]], int]:
+    if law not in _LAWS:
+        raise FitError(f"law {law!r} is unknown here", expected=f"one of {', '.join(_LAWS)}")
+    return _LAWS[law]
+
+
+def _sorted(records: Iterable[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    compute, value = pairs_of(records, "records")
+    C, y = columns(compute=compute, value=value)
+    positive(compute=C)
+    if (y == 0).any():
+        raise FitError(
+            "a value is zero", expected="values other than zero, since a miss is a share of what was observed"
+        )
+    if len(np.unique(C)) < len(C):
+        raise FitError("a budget stands twice in the records", expected="one value per budget")
+    order = np.argsort(C)
+    return C[order], y[order]

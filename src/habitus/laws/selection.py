@@ -1,0 +1,123 @@
+"""One learning rate per cell, chosen by training loss; and who is left out, and why."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from habitus.laws.runs import Run
+from habitus.typed import Typed
+
+TAIL_LOSS = "train/loss"  # mean of the last 100 steps
+
+
+class RateLoss(Typed):
+    learning_rate: float
+    loss: float
+    num_seeds: int
+
+
+class RateChoice(Typed):
+    """Which learning rate stands for a cell, with the losses of all that were tried."""
+
+    axis: str
+    budget: float
+    cell_id: str
+    learning_rate: float
+    tried: tuple[RateLoss, ...]
+    at_edge: bool  # the best of several stands first or last: the grid should be extended
+
+
+class Exclusion(Typed):
+    axis: str
+    budget: float
+    cell_id: str
+    learning_rate: float
+    seed: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The runs that laws are fitted to, and everything that was decided on the way."""
+
+    runs: tuple[Run, ...]  # at each cell's chosen rate, every seed
+    everything: tuple[Run, ...]  # all usable runs, at every rate
+    choices: tuple[RateChoice, ...]
+    exclusions: tuple[Exclusion, ...]
+
+
+def select(runs: Iterable[Run], allow_repeats: bool = False) -> Selection:
+    """Usable runs at the best learning rate of their cell, by tail training loss, never by validation.
+
+    Left out with a reason: failed or missing runs, runs without a training loss, off-diagonal cells of the
+    depth axis, and runs of more than one epoch unless `allow_repeats`.
+    """
+    usable, exclusions = [], []
+    for run in runs:
+        reason = _why_not(run, allow_repeats)
+        if reason:
+            exclusions.append(_excluded(run, reason))
+        else:
+            usable.append(run)
+    chosen: list[Run] = []
+    choices = []
+    for cell in _cells(usable).values():
+        if cell[0].axis == "init":
+            chosen += cell  # there the learning rate is what is swept
+            continue
+        choice = choose_rate(cell)
+        choices.append(choice)
+        chosen += [run for run in cell if run.learning_rate == choice.learning_rate]
+    return Selection(tuple(chosen), tuple(usable), tuple(choices), tuple(exclusions))
+
+
+def choose_rate(cell: list[Run]) -> RateChoice:
+    """The rate with the lowest tail training loss, averaged over seeds."""
+    rates = sorted({run.learning_rate for run in cell})
+    tried = []
+    for rate in rates:
+        losses = [run.metrics[TAIL_LOSS] for run in cell if run.learning_rate == rate]
+        tried.append(RateLoss(learning_rate=rate, loss=float(np.mean(losses)), num_seeds=len(losses)))
+    at = int(np.argmin([t.loss for t in tried]))
+    first = cell[0]
+    return RateChoice(
+        axis=first.axis,
+        budget=first.budget,
+        cell_id=first.cell_id,
+        learning_rate=tried[at].learning_rate,
+        tried=tuple(tried),
+        at_edge=len(tried) > 1 and at in (0, len(tried) - 1),
+    )
+
+
+def _cells(runs: Iterable[Run]) -> dict[tuple[str, float, str], list[Run]]:
+    cells: dict[tuple[str, float, str], list[Run]] = {}
+    for run in runs:
+        cells.setdefault((run.axis, run.budget, run.cell_id), []).append(run)
+    return cells
+
+
+def _why_not(run: Run, allow_repeats: bool) -> str:
+    if run.status != "done":
+        return f"{run.status}: {run.reason}" if run.reason and run.reason != run.status else run.status
+    if TAIL_LOSS not in run.metrics:
+        return "no tail training loss, so its learning rate cannot be judged"
+    if run.axis == "depth" and not run.on_diagonal:
+        return "off the depth-sum diagonal"
+    epochs = run.knobs.get("epochs", 0.0)
+    # A rounded-up last window is no second pass, hence the small allowance.
+    if epochs > 1.001 and not allow_repeats:
+        return f"{epochs:.2f} epochs: repeated events follow another law (--allow-repeats takes them in)"
+    return ""
+
+
+def _excluded(run: Run, reason: str) -> Exclusion:
+    return Exclusion(
+        axis=run.axis,
+        budget=run.budget,
+        cell_id=run.cell_id,
+        learning_rate=run.learning_rate,
+        seed=run.seed,
+        reason=reason,
+    )

@@ -1,0 +1,87 @@
+"""Steps to a target: how many updates each batch size needs, and which target is fair to all of them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from habitus.errors import FitError
+from habitus.laws.checks import Direction, columns, pairs_of, sign_of
+from habitus.typed import Typed
+
+Trajectory = Sequence[tuple[float, float]] | np.ndarray  # (step, value), in order of steps
+EWMA_HALF_LIFE = 5.0  # evaluations
+MARGIN = 0.01  # of the range
+
+
+class IsoTarget(Typed):
+    """A target that every batch size reaches, and how it was chosen."""
+
+    target: float
+    strictest: float
+    limiting_batch: float
+    rule: str
+
+
+def steps_to_target(
+    trajectory: Trajectory, target: float, direction: Direction = "min", ewma: float = EWMA_HALF_LIFE
+) -> float | None:
+    """The first evaluated step at which the smoothed metric is at the target or better; None if never.
+
+    `ewma` is the half-life of the smoothing, in evaluations; 0 takes the values as they are. The step is
+    that of the evaluation itself, not interpolated, so its resolution is the evaluation interval.
+    """
+    steps, values = _split(trajectory)
+    sign = sign_of(direction)
+    reached = np.flatnonzero(sign * smoothed(values, ewma) <= sign * target)
+    return float(steps[reached[0]]) if reached.size else None
+
+
+def iso_target(
+    trajectories: Mapping[float, Trajectory],
+    direction: Direction = "min",
+    ewma: float = EWMA_HALF_LIFE,
+    margin: float = MARGIN,
+) -> IsoTarget:
+    """The strictest value that every batch size reaches when smoothed, loosened by a share of the range.
+
+    The range is what the worst batch size covers between its first smoothed value and its best one.
+    """
+    if not trajectories:
+        raise FitError("no trajectories", expected="one per batch size")
+    sign = sign_of(direction)
+    best, first = {}, {}
+    for batch, trajectory in trajectories.items():
+        values = sign * smoothed(_split(trajectory)[1], ewma)
+        best[batch], first[batch] = float(values.min()), float(values[0])
+    limiting = max(best, key=lambda batch: best[batch])
+    strictest = best[limiting]
+    span = first[limiting] - strictest
+    return IsoTarget(
+        target=sign * (strictest + margin * span),
+        strictest=sign * strictest,
+        limiting_batch=limiting,
+        rule=(
+            f"the strictest value that every batch size reaches (EWMA, half-life {ewma:g} evaluations), "
+            f"less {margin:.0%} of what the batch size that limits it covers"
+        ),
+    )
+
+
+def smoothed(values: np.ndarray, half_life: float) -> np.ndarray:
+    """Exponentially weighted means of all values so far, with weights that sum to one from the start."""
+    if half_life <= 0:
+        return values
+    keep = 0.5 ** (1 / half_life)
+    result, total, weight = np.empty(len(values)), 0.0, 0.0
+    for i, value in enumerate(values):
+        total, weight = keep * total + value, keep * weight + 1
+        result[i] = total / weight
+    return result
+
+
+def _split(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+    step, value = pairs_of(trajectory, "the points of a trajectory")
+    steps, values = columns(step=step, value=value)
+    if (np.diff(steps) <= 0).any():
+        raise FitError("the steps of a trajectory do not increase", expected="evaluations in order, each once")
+    return steps, values

@@ -1,0 +1,165 @@
+"""The laws as plain tables, in the paper's order."""
+
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from habitus.laws.checks import counted
+from habitus.laws.laws_file import LawsFile
+from habitus.laws.power_law import NO_TREND, trend
+from habitus.laws.result import Law
+
+WIDTH = 80
+
+
+def tables(laws: LawsFile) -> str:
+    """Everything a reader of the paper looks for, as text."""
+    parts = [
+        _by_budget(laws, "share_optimum", "Embedder share s* (%)", scale=100),
+        _laws(laws, ("share_law",), "s*(C)"),
+        _by_budget(laws, "depth_optimum", "Depth axis: s* of the parabola (%)", scale=100),
+        _critical_batch(laws),
+        _by_budget(laws, "size_optimum", "Model size N*: valleys of one shape"),
+        _by_budget(laws, "size_parabola", "Model size N*: parabolas"),
+        _laws(laws, ("size_law", "size_law_parabola", "data_law", "data_law_6nd"), "Allocation laws"),
+        _laws(laws, ("loss_law", "surface", "surface_optimum_10x", "both_approaches"), "Loss laws"),
+        _by_budget(laws, "negatives_optimum", "Negatives K*"),
+        _laws(laws, ("negatives_law", "negatives_shared_alpha_law"), "K*(C)"),
+        _rollouts(laws),
+        _correlations(laws),
+        _drift(laws),
+        _exclusions(laws),
+        _warnings(laws),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def grid(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A title and aligned columns; empty without rows."""
+    body = [list(row) for row in rows]
+    if not body:
+        return ""
+    widths = [max(len(row[i]) for row in [list(header), *body]) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [list(header), *body]
+    ]
+    return "\n".join([title, lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def number(value: float) -> str:
+    """Four significant digits, and a word for an open end."""
+    if not math.isfinite(value):
+        return "open"
+    return f"{value:.4g}"
+
+
+def ends(law: Law, name: str, scale: float = 1.0) -> str:
+    """'[1.6, 2.9]', the 95% interval of a value; '-' where there is none."""
+    if name not in law.intervals.get("0.95", {}):
+        return "-"
+    low, high = law.interval(name)
+    beyond = scale == 100 and 1 < high < math.inf  # a share ends at 100%, an interval may not
+    return f"[{number(low * scale)}, {'>100' if beyond else number(high * scale)}]"
+
+
+def value(law: Law, name: str, scale: float = 1.0) -> str:
+    return number(law[name] * scale) if name in law.values else "-"
+
+
+def bullets(title: str, lines: Iterable[str]) -> str:
+    """A title and sentences, folded to the width of a terminal; empty without sentences."""
+    told = [textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines]
+    return "\n".join([title, *told]) if told else ""
+
+
+def _by_budget(laws: LawsFile, name: str, title: str, scale: float = 1.0) -> str:
+    rows = [
+        [e.metric, f"{e.budget:.3g}", value(e.law, "x_opt", scale), ends(e.law, "x_opt", scale), e.law.status]
+        for e in laws.entries
+        if e.name == name and e.budget is not None
+    ]
+    return grid(title, ["metric", "budget", "optimum", "95%", "status"], rows)
+
+
+def _laws(laws: LawsFile, names: Sequence[str], title: str) -> str:
+    """Each law with its values below it, since five values with intervals fill no readable line."""
+    lines = []
+    for entry in laws.entries:
+        if entry.name in names:
+            law = entry.law
+            lines.append(f"{entry.name} of {entry.metric}: {law.status}, n = {law.residuals.n}")
+            lines += [f"    {NO_TREND}"] if trend(law) == "none" else []
+            for name in law.values:
+                if name != "exponent_se":
+                    lines.append(f"    {name:<14}  {value(law, name):<10}  {ends(law, name)}".rstrip())
+    return "\n".join([f"{title}: values and 95% intervals", *lines]) if lines else ""
+
+
+def _critical_batch(laws: LawsFile) -> str:
+    rows, steps = [], []
+    for entry in (e for e in laws.entries if e.name == "critical_batch"):
+        law = entry.law
+        r2 = f"{law['r2']:.2f}" if "r2" in law.values else "-"
+        target = number(law.details.get("target", math.nan))
+        rows.append([entry.metric, target, value(law, "b_crit"), ends(law, "b_crit"), r2, law.status])
+        by_batch = zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
+        steps.append(f"{entry.metric}: steps by batch " + " ".join(f"{b:g}:{s:g}" for b, s in by_batch))
+    header = ["metric", "target", "B_crit", "95%", "R2", "status"]
+    return "\n".join(part for part in (grid("Critical batch size", header, rows), bullets("", steps).strip()) if part)
+
+
+def _rollouts(laws: LawsFile) -> str:
+    rows = []
+    for item in laws.rollouts:
+        for f in item.rollout.forecasts:
+            rows.append(
+                [
+                    item.name,
+                    item.metric,
+                    f"{f.fitted_budgets[-1]:.3g}",
+                    f"{f.budget:.3g}",
+                    number(f.predicted),
+                    number(f.observed),
+                    f"{f.ratio:.2f}x" if item.name == "size_law" else f"{f.miss:+.1%}",
+                ]
+            )
+    header = ["law", "metric", "fitted up to", "budget", "predicted", "observed", "miss"]
+    return grid("Roll-out: fit the lowest budgets, predict the rest", header, rows)
+
+
+def _correlations(laws: LawsFile) -> str:
+    parts = []
+    for name in dict.fromkeys(named.name for named in laws.correlations):
+        rows = []
+        for named in (n for n in laws.correlations if n.name == name):
+            for table in named.tables:
+                worst = table.worst()
+                if worst is not None:
+                    # All columns of a table are of one regime, which its set stands for.
+                    pair = " ~ ".join(
+                        c.removeprefix("batch/").removeprefix("catalogue/") for c in (worst.first, worst.second)
+                    )
+                    rows.append([named.runs, table.label, str(worst.n), pair, f"{worst.rho:+.2f}"])
+        header = ["runs", "budget", "n", "pair that agrees least", "rho"]
+        parts.append(grid(f"Spearman correlations, {name}: the lowest of each table", header, rows))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _drift(laws: LawsFile) -> str:
+    rows = [
+        [init, f"{b.size:.3g}", f"{b.learning_rate:g}", "no" if b.bracketed else "yes", f"{drift.span_decades:.2f}"]
+        for init, drift in laws.learning_rate_drift.items()
+        for b in drift.best
+    ]
+    return grid("Best learning rate by size", ["init", "size", "rate", "at edge", "span (decades)"], rows)
+
+
+def _exclusions(laws: LawsFile) -> str:
+    counts: dict[tuple[str, str], int] = {}
+    for e in laws.exclusions:
+        counts[(e.axis, e.reason)] = counts.get((e.axis, e.reason), 0) + 1
+    return bullets("Left out", (f"{axis}, {counted(n, 'run')}: {why}" for (axis, why), n in sorted(counts.items())))
+
+
+def _warnings(laws: LawsFile) -> str:
+    return bullets("Warnings", [*laws.notes, *laws.warnings()])

@@ -1,0 +1,115 @@
+"""Items that are in no dataset, from a table of their raw fields to vectors that every query can be scored with."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from habitus.data import Encoders, Table, as_list, as_number, open_table, require_columns, shown, vector_lengths
+from habitus.errors import DataError
+from habitus.model.bundle import Bundle
+from habitus.model.cache import EMBED_ROWS, embed_features
+from habitus.typed import Typed
+
+Progress = Callable[[str, float], None]
+
+
+class EmbeddedItems(Typed):
+    """What was written."""
+
+    path: str
+    num_items: int
+    joint_dim: int
+    unknown_values: dict[str, int]
+
+
+def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress | None = None) -> EmbeddedItems:
+    """Write a Parquet file with the ids and vectors of a table's items, in its order; says how many were unknown.
+
+    The table is Parquet, CSV or JSON lines with the item columns of the bundle's schema. Values of a category that
+    training did not see are encoded as unknown and counted. The file appears whole or not at all.
+    """
+    import duckdb
+
+    out = Path(out)
+    if out.exists():
+        raise DataError(f"{out} exists already", next_step="remove it, or name another file with --out")
+    if not out.parent.is_dir():
+        raise DataError(f"the folder {out.parent} does not exist", next_step=f"mkdir -p {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise DataError(f"the folder {out.parent} cannot be written to", next_step="name a file elsewhere")
+    ids = [bundle.schema.items.item, *bundle.schema.events.pair_columns]
+    fields = list(bundle.encoders.item_kinds)
+    beside = out.with_name(f".{out.name}.partial")
+    unknown = dict.fromkeys(bundle.encoders.item_values, 0)
+    try:
+        with tempfile.TemporaryDirectory(dir=out.parent) as scratch, duckdb.connect() as con:
+            table = open_table("items", items, con, Path(scratch))
+            require_columns(table, list(dict.fromkeys(ids + fields)))
+            _write(bundle, table, ids, fields, beside, unknown, progress)
+        beside.replace(out)
+    finally:
+        beside.unlink(missing_ok=True)
+    return EmbeddedItems(
+        path=str(out), num_items=table.num_rows, joint_dim=bundle.recipe.model.joint_dim, unknown_values=unknown
+    )
+
+
+def _write(
+    bundle: Bundle,
+    table: Table,
+    ids: list[str],
+    fields: list[str],
+    path: Path,
+    unknown: dict[str, int],
+    progress: Progress | None,
+) -> None:
+    joint_dim = bundle.recipe.model.joint_dim
+    kind = pa.list_(pa.float32(), joint_dim)
+    schema = pa.schema([(name, table.types[name]) for name in ids] + [("vector", kind)])
+    done = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for whole in table.batches(list(dict.fromkeys(ids + fields))):
+            for at in range(0, whole.num_rows, EMBED_ROWS):
+                batch = whole.slice(at, EMBED_ROWS)
+                _refuse_bad_values(bundle.encoders, batch, table, done)
+                features = bundle.encoders.encode_items(batch.select(fields), bundle.tokenizer)
+                for name in unknown:
+                    present = batch.column(name).is_valid().to_numpy(zero_copy_only=False)
+                    unknown[name] += int((present & (features.fields[name] == 0)).sum())
+                vectors = embed_features(bundle.model, [features], precision=bundle.recipe.train.precision)
+                flat = pa.array(vectors.cpu().numpy().ravel())
+                columns = [batch.column(name) for name in ids]
+                columns.append(pa.FixedSizeListArray.from_arrays(flat, joint_dim))
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+                done += batch.num_rows
+                if progress is not None:
+                    progress("embedding items", done / table.num_rows)
+
+
+def _refuse_bad_values(encoders: Encoders, batch: pa.RecordBatch, table: Table, first: int) -> None:
+    """Raise on numbers and vectors that cannot be read; what is merely missing is missing."""
+    for spec in encoders.fields.item:
+        if spec.kind not in ("number", "vector"):
+            continue
+        column = batch.column(spec.name)
+        present = column.is_valid().to_numpy(zero_copy_only=False)
+        if spec.kind == "number":
+            wrong = present & ~np.isfinite(as_number(column, encoders.item_kinds[spec.name]))
+            expected = "finite numbers; missing values as nulls"
+        else:
+            wrong = present & (vector_lengths(as_list(column)) != spec.size)
+            expected = f"vectors of length {spec.size}, as in training; missing ones as nulls"
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise DataError(
+                f"items, column {spec.name!r}: {int(wrong.sum()):,} values of rows {first + 1:,} to "
+                f"{first + batch.num_rows:,} cannot be used "
+                f"(first: {table.place(first + row)}: {shown(column[row].as_py())})",
+                expected=expected,
+                next_step="correct the file and run again",
+            )

@@ -1,0 +1,303 @@
+"""The verb: a budget and a metric to the next recipe, with every number's interval and source."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.laws import LawsFile, published_laws
+from habitus.planning import knobs
+from habitus.planning import warnings as plan_warnings
+from habitus.planning.facts import Known, StoreFacts, facts_beside, refuse_other_dataset
+from habitus.planning.hardware import Rate, device_of, hours_of_runs, memory_of, rate_on
+from habitus.planning.knobs import Laws
+from habitus.planning.paper_recipe import differences, printed_recipe
+from habitus.planning.predict import predictions
+from habitus.planning.result import Extrapolation, Memory, Plan, Quantity
+from habitus.planning.shape import MIN_STEPS, Fixed, Negatives, largest_batch, stage1_cell, stage2_cell
+from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
+from habitus.sizing import Cell
+from habitus.typed import nearest
+
+FARTHEST = 1000.0  # times the largest measured budget; beyond it a plan is refused unless asked for
+STAGE2_BATCH = 64
+_TEXT_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Everything but the budget and the metric."""
+
+    laws: Path | None = None  # a laws.json; else the published laws
+    dataset: Dataset | None = None
+    gpu: str | None = None
+    gpus: int = 1
+    stage2_share: float = 0.2
+    extrapolate: bool = False  # beyond FARTHEST
+    seed: int = 0
+
+
+def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
+    """Both recipes for a total budget and the metric that is served."""
+    options = options or PlanOptions()
+    _check(flops, options)
+    user = None if options.laws is None else LawsFile.read(options.laws)
+    _check_metric(metric, user)
+    facts = facts_beside(options.laws)
+    known = Known() if options.dataset is None else Known.of(options.dataset)
+    if options.dataset is None and facts.recipe is not None:
+        known = Known(seq_len=facts.recipe.data.seq_len, text_len=facts.recipe.model.text_len)
+    warnings = []
+    if user is not None:
+        told = refuse_other_dataset(known, facts, user, options.laws)
+        warnings += [told] if told else []
+    sources = knobs.both(user)
+    C2 = options.stage2_share * flops
+    C = flops - C2
+    reach = _extrapolation(C, metric, sources, options.extrapolate)
+    fixed = _fixed(known, facts, user)
+    decided = decide(C, C2, metric, sources, fixed, facts)
+    device = None if options.gpu is None else device_of(options.gpu)
+    cells = [decided.stage1] + ([decided.stage2.cell] if decided.stage2 else [])
+    quantities = dict(decided.quantities)
+    rate = None if device is None else rate_on(device, options.gpus, flops)
+    hours = hours_of_runs([(c.stage, C2 if c.stage == 2 else C, c.flops_per_step) for c in cells], facts)
+    if rate is not None:
+        hours = _hours(flops, rate)
+    if hours is not None:
+        quantities["hours"] = hours
+    memory = tuple(memory_of(cell, device, options.gpus) for cell in cells)
+    quantities["memory_gib"] = _gibibytes(memory)
+    printed = printed_recipe(flops)
+    expected, unpredicted = predictions(C, C2, metric, sources, facts.parents)
+    warnings += [
+        *plan_warnings.of_reach(reach),
+        *plan_warnings.of_laws(metric, sources),
+        *plan_warnings.of_quantities(decided.quantities, sources),
+        *plan_warnings.of_data(decided.stage1, known),
+        *plan_warnings.of_hardware(memory, rate),
+        *plan_warnings.of_prediction(metric, expected, sources),
+        *unpredicted,
+        *plan_warnings.of_printed(printed, flops),
+    ]
+    return Plan(
+        metric=metric,
+        flops=flops,
+        stage1_flops=C,
+        stage2_flops=C2,
+        flops_item_cache=decided.stage1.flops_item_cache,
+        optimizer=fixed.optimizer,
+        laws="published" if user is None else str(options.laws),
+        dataset_checksum=known.dataset_checksum,
+        quantities=quantities,
+        predictions=expected,
+        memory=memory,
+        extrapolation=reach,
+        printed=printed,
+        differences=() if user is None else differences(*(asked(C, C2, metric, s) for s in (sources, sources[1:]))),
+        warnings=tuple(dict.fromkeys(warnings)),
+        stage1=_recipe(decided.stage1, decided.quantities["learning_rate"], fixed, facts, options),
+        stage2=None
+        if decided.stage2 is None
+        else _recipe(decided.stage2.cell, decided.quantities["stage2_learning_rate"], fixed, facts, options),
+    )
+
+
+def asked(C: float, C2: float, metric: str, sources: list[Laws]) -> dict[str, Quantity]:
+    """What the laws ask for, before anything is built or capped."""
+    found = {
+        "params": knobs.size(C, metric, sources),
+        "embedder_share": knobs.share(C, metric, sources),
+        "batch_sequences": knobs.batch(C, metric, sources),
+    }
+    return {**found, "num_negatives": knobs.negatives(C2, metric, sources)} if C2 else found
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The knobs and the cells they become."""
+
+    quantities: dict[str, Quantity]
+    stage1: Cell
+    stage2: Negatives | None
+
+
+def decide(C: float, C2: float, metric: str, sources: list[Laws], fixed: Fixed, facts: StoreFacts) -> Decided:
+    """N, s, B from the laws; D from Equation 1; K from its law, capped; and the ranges that N's interval implies."""
+    wanted = asked(C, C2, metric, sources)
+    N, s, B = (wanted[name] for name in ("params", "embedder_share", "batch_sequences"))
+    chosen = largest_batch(C, N.value, s.value, int(B.value), fixed)
+    if chosen < B.value:
+        B = B.model_copy(update={"value": chosen, "how": f"{B.how}; lowered so that {MIN_STEPS} steps remain"})
+    cell = stage1_cell(C, N.value, s.value, chosen, fixed)
+    ends = [_end(C, end, s.value, chosen, fixed) for end in (N.low, N.high)]
+    quantities = {
+        "params": _built(N, cell.params),
+        "embedder_share": _built(s, cell.embedder_share),
+        "batch_sequences": B,
+        "learning_rate": knobs.learning_rate(chosen, ("allocation", "share"), sources),
+        **_derived(cell, ends, N),
+    }
+    if not C2:
+        return Decided(quantities, cell, None)
+    K = wanted["num_negatives"]
+    second = stage2_cell(C2, cell, K.value, facts.stage2_batch or STAGE2_BATCH, fixed)
+    told = f"{K.how}; {second.cap}" if second.cap else K.how
+    capped = second.cell.num_negatives
+    low = None if K.low is None else min(K.low, capped)
+    quantities["num_negatives"] = K.model_copy(update={"value": capped, "low": low, "how": told})
+    how = "what stage 2's budget pays at its batch and K"
+    quantities["stage2_steps"] = Quantity(value=second.cell.steps, source=K.source, how=how)
+    batch_source, batch_how = ("this study", "the runs' own") if facts.stage2_batch else ("default", "64, as printed")
+    quantities["stage2_batch_sequences"] = Quantity(
+        value=second.cell.batch_sequences,
+        source=batch_source,
+        how=batch_how,
+    )
+    quantities["stage2_learning_rate"] = knobs.learning_rate(
+        second.cell.batch_sequences, ("negatives", "allocation"), sources
+    )
+    return Decided(quantities, cell, second)
+
+
+def _built(wanted: Quantity, value: float) -> Quantity:
+    """The number of the model that can be built; the interval holds it too."""
+    low = None if wanted.low is None else min(wanted.low, value)
+    high = None if wanted.high is None else max(wanted.high, value)
+    return wanted.model_copy(update={"value": value, "low": low, "high": high})
+
+
+def _end(C: float, N: float | None, s: float, B: int, fixed: Fixed) -> Cell | None:
+    """The cell at an end of N's interval; None where it is open or cannot be built."""
+    if N is None:
+        return None
+    try:
+        return stage1_cell(C, N, s, B, fixed)
+    except ConfigError:
+        return None
+
+
+def _derived(cell: Cell, ends: list[Cell | None], N: Quantity) -> dict[str, Quantity]:
+    """What follows from N, s and B; its range is that of N's interval."""
+
+    def quantity(value: float, at_ends: list[float | None], how: str) -> Quantity:
+        known = [end for end in at_ends if end is not None]
+        both = len(known) == 2
+        low, high = (min(*known, value), max(*known, value)) if both else (None, None)
+        return Quantity(value=value, low=low, high=high, source=N.source, how=how)
+
+    def of(name: str, how: str) -> Quantity:
+        def read(c: Cell | None) -> float | None:
+            return None if c is None else float(getattr(c.model if hasattr(c.model, name) else c, name))
+
+        value = read(cell)
+        assert value is not None
+        return quantity(value, [read(end) for end in ends], how)
+
+    return {
+        "slots_seen": of("slots_seen", "D of Equation 1, given N, B and s"),
+        "data_ratio": of("data_ratio", "D/N as paid, not C/(6N²)"),
+        "steps": of("steps", "D over the slots of a batch"),
+        "joint_dim": of("joint_dim", "nearest embedder to the share"),
+        "width": of("width", "shape near width/depth = 40"),
+        "depth": of("depth", "shape near width/depth = 40"),
+    }
+
+
+def _fixed(known: Known, facts: StoreFacts, user: LawsFile | None) -> Fixed:
+    """What all runs behind the laws had in common: the optimizer is part of the law."""
+    stated = "adamw" if user is None else user.definitions.get("optimizer", "")
+    recipe = facts.recipe
+    return Fixed(
+        known=known,
+        text_depth=_TEXT_DEPTH if recipe is None else recipe.model.text_depth,
+        head_dim=None if recipe is None else recipe.model.head_dim,
+        optimizer=stated if stated in ("adamw", "muon") else "adamw",
+        precision="bf16" if recipe is None else recipe.train.precision,
+        copying=recipe is not None and recipe.model.copying,
+    )
+
+
+def _recipe(cell: Cell, rate: Quantity, fixed: Fixed, facts: StoreFacts, options: PlanOptions) -> Recipe:
+    evaluate = facts.evaluate or EvaluateRecipe()
+    common = facts.recipe.train if facts.recipe is not None else None
+    model = cell.model
+    if facts.recipe is not None:
+        model = model.model_copy(update={"init": facts.recipe.model.init})
+    return Recipe(
+        data=DataRecipe(seq_len=cell.seq_len),
+        model=model,
+        train=TrainRecipe(
+            stage=cell.stage,
+            parent="previous" if cell.stage == 2 else None,
+            num_negatives=cell.num_negatives,
+            batch_sequences=cell.batch_sequences,
+            steps=cell.steps,
+            optimizer=fixed.optimizer,
+            learning_rate=float(f"{rate.value:.4g}"),
+            schedule="cosine",
+            warmup=0.05 if common is None else common.warmup,
+            weight_decay=0.1 if common is None else common.weight_decay,
+            clip=1.0 if common is None else common.clip,
+            precision=fixed.precision,
+            log_q=common is not None and common.log_q,
+            dropout=0.0 if common is None else common.dropout,
+            seed=options.seed,
+        ),
+        evaluate=evaluate.model_copy(update={"regimes": ("batch", "catalogue"), "every": 0}),
+    )
+
+
+def _check(flops: float, options: PlanOptions) -> None:
+    if not flops > 0 or not math.isfinite(flops):
+        raise ConfigError(f"--flops {flops:g}", expected="a positive budget, as in 1e19")
+    if not 0 <= options.stage2_share < 1:
+        raise ConfigError(
+            f"--stage2-share {options.stage2_share:g}", expected="the share of stage 2, from 0 to below 1, as in 0.2"
+        )
+    if options.gpus < 1:
+        raise ConfigError(f"--gpus {options.gpus}", expected="1 or more")
+
+
+def _check_metric(metric: str, user: LawsFile | None) -> None:
+    laws = user or published_laws()
+    known = sorted(set(laws.metrics) | {e.metric for e in laws.entries})
+    if metric not in known:
+        names = {m: m.partition("/")[2] for m in known}
+        with_regime = [m for m in known if names[m] == metric] or [m for m in known if names[m].startswith(metric)]
+        hint = f"did you mean {' or '.join(with_regime)}?" if with_regime else nearest(metric, known)
+        raise ConfigError(
+            f"metric {metric!r} was not recorded by these laws" + (f" ({hint})" if hint.startswith("did") else ""),
+            expected=f"one of {', '.join(known)}",
+            next_step="fit it with `habitus fit STORE --metric ...` if the runs hold it",
+        )
+
+
+def _extrapolation(C: float, metric: str, sources: list[Laws], allowed: bool) -> Extrapolation | None:
+    """How far the budget is from those that were measured; refused beyond FARTHEST."""
+    seen = knobs.measured_budgets(metric, sources)
+    if seen is None:
+        return None
+    reach = Extrapolation(budget=C, smallest=seen[0], largest=seen[1], factor=C / seen[1])
+    if reach.factor > FARTHEST and not allowed:
+        raise ConfigError(
+            f"{C:.3g} FLOPs are {reach.factor:,.0f} times the largest measured budget, {seen[1]:.3g}: "
+            "a law says nothing there",
+            expected=f"at most {FARTHEST:,.0f} times, {FARTHEST * seen[1]:.3g} FLOPs for stage 1",
+            next_step="measure larger budgets (habitus study --flops or --gpu-hours), or insist with --extrapolate"
+            + ("" if sources[0].source == "published" else "; --published reaches farther"),
+        )
+    return reach
+
+
+def _hours(flops: float, rate: Rate) -> Quantity:
+    low, high = flops / rate.fast / 3600, flops / rate.slow / 3600
+    return Quantity(value=math.sqrt(low * high), low=low, high=high, source="default", how=rate.how)
+
+
+def _gibibytes(memory: tuple[Memory, ...]) -> Quantity:
+    largest = max(m.bytes["total"] + (m.bytes.get("item_cache", 0) if m.stage == 2 else 0) for m in memory)
+    return Quantity(
+        value=largest / 1024**3, source="default", how="counted by structure, of the larger stage, item cache included"
+    )

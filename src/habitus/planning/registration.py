@@ -1,0 +1,164 @@
+"""Pre-registration: the prediction is written with its hash before the run, and compared with the Record later."""
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from habitus.errors import ConfigError, RunError
+from habitus.planning.result import Plan
+from habitus.recipe import Recipe
+from habitus.record import Record
+from habitus.typed import Typed, content_hash
+
+NAME = "plan.json"
+
+
+class Registered(Plan):
+    """A plan as it was before the run. `registered_hash` is of everything else in the file."""
+
+    registered_at: str
+    registered_hash: str
+
+    @classmethod
+    def of(cls, plan: Plan, registered_at: str) -> "Registered":
+        values = {**plan.to_values(), "registered_at": registered_at}
+        return cls.parse({**values, "registered_hash": content_hash(values)}, "the plan")
+
+    def unchanged(self) -> bool:
+        values = self.to_values()
+        return values.pop("registered_hash") == content_hash(values)
+
+
+class Comparison(Typed):
+    """One number, as predicted and as measured. `inside` is absent where the prediction has no interval."""
+
+    name: str
+    stage: int
+    predicted: float
+    low: float | None = None
+    high: float | None = None
+    measured: float | None = None
+    inside: bool | None = None
+
+
+class Check(Typed):
+    registered_at: str
+    hash: str
+    same_recipe: dict[str, bool]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...] = ()
+
+
+def register(plan: Plan, path: Path) -> Registered:
+    """Write the plan with its hash; refused where the file exists, because a prediction is made once."""
+    if path.exists():
+        raise ConfigError(
+            f"{path} exists already",
+            expected="a new file: a prediction is registered once, before the run",
+            next_step="choose another name, or compare with it: habitus plan --check RUN --against " + str(path),
+        )
+    if path.suffix != ".json" or not path.parent.is_dir():
+        raise ConfigError(f"--register {path}", expected="a name that ends in .json, in a folder that exists")
+    registered = Registered.of(plan, datetime.now(UTC).isoformat(timespec="seconds"))
+    registered.write(path)
+    return registered
+
+
+def check(run: Path, against: Path | None = None) -> Check:
+    """What the registered plan said against what the run measured."""
+    plan_path = against or _plan_near(run)
+    plan = Registered.read(plan_path)
+    if not plan.unchanged():
+        raise ConfigError(
+            f"{plan_path} was changed after it was registered: its hash is not that of its content",
+            expected="the file as `habitus plan --register` wrote it",
+        )
+    records = _records(run)
+    notes = []
+    same = {}
+    for stage, record in records.items():
+        wanted = plan.stage1 if stage == 1 else plan.stage2
+        same[f"stage {stage}"] = wanted is not None and _decisive(record.recipe) == _decisive(wanted)
+        if record.status != "done":
+            notes.append(f"stage {stage} failed: {record.reason}")
+        if plan.dataset_checksum not in (None, record.dataset_checksum):
+            notes.append(f"stage {stage} was trained on another dataset than the plan was made for")
+    notes += [f"{name} did not run the registered recipe" for name, is_same in same.items() if not is_same]
+    return Check(
+        registered_at=plan.registered_at,
+        hash=plan.registered_hash,
+        same_recipe=same,
+        comparisons=tuple(_comparisons(plan, records)),
+        notes=tuple(notes),
+    )
+
+
+def _comparisons(plan: Plan, records: dict[int, Record]) -> list[Comparison]:
+    found = []
+    for prediction in plan.predictions:
+        record = records.get(prediction.stage)
+        measured = None if record is None else _measured(record, prediction.metric)
+        found.append(
+            _compared(prediction.metric, prediction.stage, prediction.value, prediction.low, prediction.high, measured)
+        )
+    seconds = [r.seconds.train + r.seconds.warmup for r in records.values() if r.seconds is not None]
+    hours = plan.quantities.get("hours")
+    stages = 1 if plan.stage2 is None else 2
+    if hours is not None and len(seconds) == stages:
+        found.append(_compared("hours", 0, hours.value, hours.low, hours.high, math.fsum(seconds) / 3600))
+    return found
+
+
+def _compared(
+    name: str, stage: int, predicted: float, low: float | None, high: float | None, measured: float | None
+) -> Comparison:
+    inside = None
+    if measured is not None and (low is not None or high is not None):
+        inside = (low is None or low <= measured) and (high is None or measured <= high)
+    return Comparison(name=name, stage=stage, predicted=predicted, low=low, high=high, measured=measured, inside=inside)
+
+
+def _measured(record: Record, metric: str) -> float | None:
+    if metric.startswith("train/"):
+        return None if record.train is None else getattr(record.train, metric.removeprefix("train/"), None)
+    found = record.metrics.get(metric)
+    return None if found is None else found.value
+
+
+def _decisive(recipe: Recipe) -> dict[str, Any]:
+    """A recipe without its parent, which the plan cannot know."""
+    values = recipe.to_values()
+    values["train"].pop("parent", None)
+    return values
+
+
+def _records(run: Path) -> dict[int, Record]:
+    """The Records of a run, or of the stages in a folder of runs, by stage."""
+    paths = [run / "record.json"] if (run / "record.json").exists() else sorted(run.glob("*/record.json"))
+    records: dict[int, Record] = {}
+    for path in paths:
+        record = Record.read(path)
+        if record.recipe.train.stage in records:
+            raise RunError(
+                f"{run} holds several runs of stage {record.recipe.train.stage}", expected="the folder of one run"
+            )
+        records[record.recipe.train.stage] = record
+    if not records:
+        raise RunError(
+            f"{run} holds no record.json",
+            expected="a folder that `habitus train` wrote, after the run has ended",
+            next_step="wait for the run, or name its folder",
+        )
+    return records
+
+
+def _plan_near(run: Path) -> Path:
+    for folder in (run, run.parent, run.parent.parent):
+        if (folder / NAME).exists():
+            return folder / NAME
+    raise ConfigError(
+        f"no {NAME} in {run} or the two folders above",
+        expected="the file that `habitus plan --register` wrote before the run",
+        next_step="name it: habitus plan --check RUN --against plan.json",
+    )

@@ -1,0 +1,192 @@
+"""The cells that a plan buys: Equation 1 solved for D given N, B and s; stage 2 with what its budget leaves for K."""
+
+import math
+from dataclasses import dataclass
+
+from habitus.errors import ConfigError
+from habitus.planning.facts import Known
+from habitus.sizing import (
+    Cell,
+    Request,
+    breakdown,
+    cell_of,
+    contextualizer_parts,
+    embedder_parts,
+    largest_num_negatives,
+    solve,
+    stage1_step_flops,
+    steps_for,
+    tokens_per_item,
+)
+
+MIN_STEPS = 200
+# Where no buildable model has exactly N*, how far beside it one may stand; the nearest wins.
+_BESIDE = (1.0, 1.04, 0.96, 1.08, 0.92, 1.13, 0.88, 1.2, 0.83, 1.3, 0.77, 1.5, 0.67)
+_NEAR = 0.1  # near enough to stop looking: 3% in N and 4% in s, for example
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What does not depend on the budget."""
+
+    known: Known
+    text_depth: int = 4
+    head_dim: int | None = None  # None: the solver's choice
+    optimizer: str = "adamw"
+    precision: str = "bf16"
+    copying: bool = False
+
+
+def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
+    """The buildable model nearest to N with share s, trained for as long as C pays at batch B."""
+    if _data_ratio(C, N, s, B, fixed) * N < B * fixed.known.seq_len:
+        raise too_small(C, fixed)  # not one step; and the search among shapes so large would take for ever
+    last: ConfigError | None = None
+    best, best_distance = None, math.inf
+    for factor in _BESIDE:
+        request = Request(
+            batch_sequences=B,
+            flops=C,
+            share=s,
+            data_ratio=_data_ratio(C, factor * N, s, B, fixed),
+            seq_len=fixed.known.seq_len,
+            text_len=fixed.known.text_len,
+            text_depth=fixed.text_depth,
+            head_dim=fixed.head_dim,
+            copying=fixed.copying,
+        )
+        try:
+            cell = solve(request, fixed.known.inputs)
+        except ConfigError as error:
+            last = error
+            continue
+        # The share has a broad valley and coarse steps, the size a narrow one: N counts twice.
+        distance = 2 * abs(math.log(cell.params / N)) + abs(math.log(cell.embedder_share / s))
+        if distance < best_distance:
+            best, best_distance = cell, distance
+        if distance < _NEAR:
+            break
+    if best is None:
+        assert last is not None
+        raise last
+    return recounted(best, fixed)
+
+
+def recounted(cell: Cell, fixed: Fixed) -> Cell:
+    """The same cell with the bytes of the plan's own optimizer and precision."""
+    return cell_of(
+        cell.model,
+        batch_sequences=cell.batch_sequences,
+        steps=cell.steps,
+        seq_len=cell.seq_len,
+        stage=cell.stage,
+        num_negatives=cell.num_negatives,
+        inputs=fixed.known.inputs,
+        precision=fixed.precision,  # type: ignore[arg-type]
+        optimizer=fixed.optimizer,  # type: ignore[arg-type]
+        wanted=cell.wanted,
+        catalogue_items=fixed.known.num_items,
+    )
+
+
+def _data_ratio(C: float, N: float, s: float, B: int, fixed: Fixed) -> float:
+    """D/N of Equation 1 at a real-numbered N: C = 6·D·(t·s·N + (1 − s)·N + 3·B·L·h), h from p_e = s·N."""
+    t = tokens_per_item(fixed.known.text_len, fixed.known.inputs)
+    h = _joint_dim(s * N, fixed)
+    per_slot = t * s * N + (1 - s) * N + 3 * B * fixed.known.seq_len * h
+    return C / (6 * per_slot) / N
+
+
+def _joint_dim(p_e: float, fixed: Fixed) -> float:
+    """h as a real number whose embedder has p_e parameters: p_e is a quadratic in h."""
+
+    def count(h: int) -> int:
+        return sum(embedder_parts(h, fixed.text_depth, fixed.known.text_len, fixed.known.inputs).values())
+
+    one, two = count(1), count(2)
+    a = (two - 2 * one) / 2
+    b = one - a
+    return max(4.0, (-b + math.sqrt(b * b + 4 * a * p_e)) / (2 * a))
+
+
+def largest_batch(C: float, N: float, s: float, B: int, fixed: Fixed) -> int:
+    """The largest power of two up to B that leaves MIN_STEPS steps of stage 1; refused where not even 1 does."""
+    while B >= 1:
+        steps = _data_ratio(C, N, s, B, fixed) * N / (B * fixed.known.seq_len)
+        if steps >= MIN_STEPS:
+            return B
+        B //= 2
+    raise too_small(C, fixed)
+
+
+def too_small(C: float, fixed: Fixed) -> ConfigError:
+    """The error that names the least budget with MIN_STEPS steps of the smallest model."""
+    least = least_flops(fixed)
+    return ConfigError(
+        f"{C:.3g} FLOPs for stage 1 do not pay {MIN_STEPS} steps of the model that the laws ask for, at any batch",
+        expected=f"at least {least:.2g} FLOPs for stage 1, {MIN_STEPS} steps of the smallest model",
+        next_step="raise --flops, or lower --stage2-share",
+    )
+
+
+def least_flops(fixed: Fixed) -> float:
+    """MIN_STEPS steps of the smallest buildable model, one window each."""
+    known = fixed.known
+    p_e = sum(embedder_parts(4, fixed.text_depth, known.text_len, known.inputs).values())
+    p = sum(contextualizer_parts(4, 4, 1, known.inputs, copying=fixed.copying).values())
+    t = tokens_per_item(known.text_len, known.inputs)
+    return float(MIN_STEPS * stage1_step_flops(p_e, p, B=1, L=known.seq_len, t=t, h=4))
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """K after its caps, and the cell that stage 2 becomes."""
+
+    cell: Cell
+    wanted: float
+    affordable: int
+    catalogue: int | None
+
+    @property
+    def cap(self) -> str:
+        """What held K back, in words; empty where nothing did."""
+        K = self.cell.num_negatives
+        if round(self.wanted) <= K:
+            return ""
+        if self.catalogue is not None and self.catalogue == K:
+            return f"capped at the {self.catalogue:,} items of the catalogue: every item is a candidate"
+        return f"capped so that {MIN_STEPS} steps remain"
+
+
+def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: Fixed) -> Negatives:
+    """Stage 2 of the same model: K capped by MIN_STEPS steps and by the catalogue."""
+    parts = breakdown(stage1.model, fixed.known.inputs)
+    p, h, L = parts.contextualizer_params, stage1.model.joint_dim, stage1.seq_len
+    affordable = largest_num_negatives(C2, p, B=B, L=L, h=h, min_steps=MIN_STEPS)
+    while affordable is None and B > 1:
+        B //= 2
+        affordable = largest_num_negatives(C2, p, B=B, L=L, h=h, min_steps=MIN_STEPS)
+    if affordable is None:
+        raise ConfigError(
+            f"stage 2's {C2:.3g} FLOPs do not pay {MIN_STEPS} steps of a model with {p:,} contextualizer parameters",
+            expected="a larger budget, or no second stage",
+            next_step="raise --flops or --stage2-share, or give --stage2-share 0",
+        )
+    catalogue = fixed.known.num_items
+    chosen = max(0, min(round(K), affordable, catalogue if catalogue is not None else affordable))
+    step_flops = cell_of(
+        stage1.model, batch_sequences=B, steps=1, seq_len=L, stage=2, num_negatives=chosen, inputs=fixed.known.inputs
+    ).flops_per_step
+    cell = cell_of(
+        stage1.model,
+        batch_sequences=B,
+        steps=steps_for(C2, step_flops),
+        seq_len=L,
+        stage=2,
+        num_negatives=chosen,
+        inputs=fixed.known.inputs,
+        precision=fixed.precision,  # type: ignore[arg-type]
+        optimizer=fixed.optimizer,  # type: ignore[arg-type]
+        catalogue_items=catalogue,
+    )
+    return Negatives(cell, K, affordable, catalogue)

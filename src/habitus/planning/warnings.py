@@ -1,0 +1,98 @@
+"""What a plan warns of: how far it reaches, what its laws doubt, what the data and the device cannot hold."""
+
+from collections.abc import Mapping, Sequence
+
+from habitus.planning.facts import Known
+from habitus.planning.hardware import Rate
+from habitus.planning.knobs import Laws, stage1_metrics
+from habitus.planning.result import Extrapolation, Memory, Prediction, PrintedRecipe, Quantity
+from habitus.sizing import Cell
+
+_TRUSTED = 1000.0
+
+
+def of_reach(reach: Extrapolation | None) -> list[str]:
+    """How far beyond, or below, the measured budgets the plan is."""
+    if reach is None:
+        return []
+    if reach.factor > 1.01:
+        far = " That is farther than any law should be trusted." if reach.factor > _TRUSTED else ""
+        return [
+            f"extrapolates: stage 1's {reach.budget:.3g} FLOPs are {reach.factor:,.1f} times the largest measured "
+            f"budget, {reach.largest:.3g}.{far}"
+        ]
+    if reach.budget < 0.99 * reach.smallest:
+        return [
+            f"extrapolates downwards: {reach.budget:.3g} FLOPs are {reach.smallest / reach.budget:,.1f} times less "
+            f"than the smallest measured budget, {reach.smallest:.3g}"
+        ]
+    return []
+
+
+def of_laws(metric: str, sources: Sequence[Laws]) -> list[str]:
+    """Roll-outs that missed and approaches that disagree, for the metric and for the training loss."""
+    laws = sources[0]
+    names = {*stage1_metrics(metric), "train/loss"}
+    told = []
+    for item in laws.file.rollouts:
+        if item.metric in names:
+            told += [f"{item.name} of {item.metric}: {w}" for w in item.rollout.warnings if "misses" in w]
+    for entry in laws.file.entries:
+        if entry.name == "both_approaches" and entry.metric in names and entry.law.status == "disagree":
+            told += [f"{entry.metric}: {w}" for w in entry.law.warnings]
+    if laws.source == "published":
+        loss = laws.file.find("critical_batch", "batch/loss", 1e17)
+        told += [f"critical batch of the loss: {w}" for w in loss.warnings]
+    stated = laws.file.definitions.get("optimizer")
+    if laws.source == "this study" and stated not in ("adamw", "muon"):
+        told.append(f"the laws' optimizer is {stated or 'not stated'}; the recipe takes adamw")
+    return told
+
+
+def of_quantities(quantities: Mapping[str, Quantity], sources: Sequence[Laws]) -> list[str]:
+    """What the laws used warn of, and knobs for which the study has no answer."""
+    told = []
+    for name, quantity in quantities.items():
+        told += [f"{name}: {doubt}" for doubt in quantity.doubts if not doubt.startswith("n = ")]
+    if sources[0].source == "this study":
+        lent = [name for name, quantity in quantities.items() if quantity.source == "published"]
+        if lent:
+            told.append(f"this study does not identify {', '.join(lent)}: the published laws stand in")
+    return told
+
+
+def of_data(cell: Cell, known: Known) -> list[str]:
+    """More slots than the dataset has means more than one pass."""
+    if not known.train_slots or known.train_slots >= cell.slots_seen:
+        return []
+    passes = cell.slots_seen / known.train_slots
+    return [
+        f"the dataset holds {known.train_slots:,} training slots and stage 1 sees {cell.slots_seen:,}: "
+        f"{passes:.1f} passes. The laws are of one pass; repeated events teach less"
+    ]
+
+
+def of_hardware(memory: Sequence[Memory], rate: Rate | None) -> list[str]:
+    """Stages that do not fit, and hours that nobody measured."""
+    told = [f"stage {m.stage} does not fit {m.device}: {m.change}" for m in memory if m.fits is False]
+    if rate is not None and not rate.measured:
+        told.append(f"hours are estimated: {rate.how}")
+    return told
+
+
+def of_prediction(metric: str, expected: Sequence[Prediction], sources: Sequence[Laws]) -> list[str]:
+    """A metric whose height no law gives."""
+    if any(prediction.metric == metric for prediction in expected):
+        return []
+    whose = "the paper prints no law of its height" if sources[0].source == "published" else "no law of its height"
+    return [f"{metric} is not predicted: {whose}"]
+
+
+def of_printed(printed: PrintedRecipe | None, flops: float) -> list[str]:
+    """The printed D/N is no promise about the budget."""
+    if printed is None:
+        return []
+    return [
+        f"the paper's D/N = {printed.data_ratio_6nd:.0f} is D = C/(6N), not what a budget buys: with the printed "
+        f"batch of {printed.batch_sequences} Equation 1 charges {printed.times_budget:.1f} times {flops:.3g} FLOPs"
+    ]

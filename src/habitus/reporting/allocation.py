@@ -1,0 +1,179 @@
+"""Size against data: iso-FLOP curves and the frontiers N*, D*, D/N and L*."""
+
+from typing import Any
+
+from habitus.laws import NO_TREND, Law, trend
+from habitus.reporting.curves import optima, power_line, reach, saturating_line
+from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Sheet, View
+from habitus.reporting.format import exponent, number, power_of_ten, raised, reason, sentence, significant
+from habitus.reporting.powers import compute_axis, paper_marks, paper_optima, why_no_law
+from habitus.reporting.study import Study
+from habitus.reporting.valleys import optimum_reading, run_sheet, valley_panel, views
+
+SIZE = Axis("model size N (parameters without vocabulary)", log=True, kind="count")
+KNOBS = (
+    "params",
+    "slots_seen",
+    "embedder_share",
+    "width",
+    "depth",
+    "joint_dim",
+    "batch_sequences",
+    "steps",
+    "flops_nominal",
+)
+
+
+def isoflop(study: Study) -> Block | None:
+    """Iso-FLOP curves per metric, with the shared-shape optima and the range that nobody can tell apart."""
+    metrics = study.fitted_metrics("allocation", "params")
+
+    def view(metric: str) -> View | None:
+        panel = valley_panel(study, "allocation", "params", metric, "size_optimum", SIZE)
+        laws = study.by_budget("size_optimum", metric)
+        words = optimum_reading(study, laws, metric, "model size", "count", "size_parabola")
+        if panel is None:
+            return None
+        return View(words, metric, (Panel(panel.title, panel.x, panel.y, (*_flat(study, laws), *panel.marks)),))
+
+    found = views(metrics, view)
+    sheet = run_sheet(study.chosen("allocation"), metrics, KNOBS)
+    how = (
+        "Lines are valleys whose shape all budgets share; diamonds are optima with 95% intervals; the thick bar at the "
+        "bottom of a valley holds all sizes within 0.1% of the best."
+    )
+    return Block("isoflop", "Iso-FLOP curves", found, sheet, how) if found else None
+
+
+def frontiers(study: Study) -> Block | None:
+    """N*(C), D*(C), D/N(C) and the metric along the frontier."""
+    metrics = [m for m in study.metrics if study.by_budget("size_optimum", m)]
+    raw: list[tuple[Any, ...]] = []
+    found = views(metrics, lambda metric: _frontier_view(study, metric, raw))
+    header = (
+        "metric",
+        "flops_budget",
+        "size",
+        "low95",
+        "high95",
+        "status",
+        "size_by_parabola",
+        "data_6nd",
+        "best_metric",
+    )
+    printed = any(paper_optima(study, "size_parabola", metric) for metric in metrics)
+    how = (
+        "Solid: this store's law and its 95% band; dashed: the paper's reading of these runs (parabolas, D = C/6N)"
+        + ("; grey diamonds: the paper's own optima" if printed else "")
+        + ". C = 6ND overstates D wherever compute is not 6ND."
+    )
+    return Block("frontiers", "Frontiers: N*, D*, D/N", found, Sheet(header, tuple(raw)), how) if found else None
+
+
+def _flat(study: Study, laws: dict[float, Law]) -> list[Mark]:
+    marks: list[Mark] = []
+    for budget, law in laws.items():
+        if law.ok and "flat_range" in law.values:
+            low, high = law["flat_range"]
+            marks.append(Line([low, high], [law["y_opt"], law["y_opt"]], study.colour(budget), thick=True))
+    return marks
+
+
+def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View | None:
+    laws = {b: law for b, law in study.by_budget("size_optimum", metric).items() if "x_opt" in law.values}
+    parabolas = study.by_budget("size_parabola", metric)
+    size, data, by_6nd = (study.law(n, metric) for n in ("size_law", "data_law", "data_law_6nd"))
+    if not laws:
+        return View(sentence(f"Not identified for {metric}: {why_no_law(size)}"), metric)
+    low, high = reach(list(laws))
+    for b, law in laws.items():
+        ends = law.interval("x_opt")
+        parabola = parabolas.get(b)
+        raw.append(
+            (metric, b, float(law["x_opt"]), *ends, law.status, parabola.values.get("x_opt") if parabola else None,
+             b / (6 * float(law["x_opt"])), law.values.get("y_opt"))
+        )  # fmt: skip
+    printed = paper_optima(study, "size_parabola", metric)
+    by_parabola = study.law("size_law_parabola", metric)
+    panels = [
+        Panel(
+            "model size N*", compute_axis(study), Axis("N*", log=True, kind="count"),
+            (*power_line(by_parabola, low, high, "muted", "parabolas", dashed=True),
+             *power_line(size, low, high, "main"), *optima(laws, "main", "count"), *paper_marks(printed, "count")),
+        )
+    ]  # fmt: skip
+    realised = _points_of(data)
+    six = _points_of(by_6nd)
+    paper_data = {b: b / (6 * n) for b, n in printed.items()}
+    data_marks = power_line(by_6nd, low, high, "muted", "C/6N", dashed=True) + power_line(data, low, high, "main")
+    data_marks += _dots(six, "muted", "count", "D = C/(6N*)", hollow=True)
+    data_marks += [*_dots(realised, "main", "count", "D realised"), *paper_marks(paper_data, "count")]
+    if data_marks:
+        panels.append(
+            Panel("data D* (slots)", compute_axis(study), Axis("D*", log=True, kind="count"), tuple(data_marks))
+        )
+    ratios = {b: d / float(laws[b]["x_opt"]) for b, d in realised.items() if b in laws}
+    ratios_six = {b: d / float(laws[b]["x_opt"]) for b, d in six.items() if b in laws}
+    paper_ratio = {b: d / printed[b] for b, d in paper_data.items()}
+    ratio_marks: list[Mark] = []
+    for values, colour, word, dashed in ((ratios_six, "muted", "C/6N", True), (ratios, "main", "realised", False)):
+        if values:
+            ratio_marks.append(Line(list(values), list(values.values()), colour, word, dashed))
+            ratio_marks += _dots(values, colour, "plain", f"D/N {word}", hollow=dashed)
+    ratio_marks += paper_marks(paper_ratio, "plain")
+    if ratio_marks:
+        panels.append(Panel("data per parameter D/N", compute_axis(study), Axis("D/N", log=True), tuple(ratio_marks)))
+    panels.append(_height_panel(study, laws, metric, low, high))
+    return View(_frontier_words(study, metric, ratios), metric, tuple(panels))
+
+
+def _height_panel(study: Study, laws: dict[float, Law], metric: str, low: float, high: float) -> Panel:
+    law = study.law("loss_law", metric)
+    marks = [*saturating_line(law, low, high, "main"), *optima(laws, "main", "plain", "y_opt")]
+    return Panel(f"best {metric}", compute_axis(study), Axis(metric), tuple(marks))
+
+
+def _points_of(law: Law | None) -> dict[float, float]:
+    return dict(zip(law.points.get("x", ()), law.points.get("y", ()), strict=True)) if law is not None else {}
+
+
+def _dots(values: dict[float, float], colour: str, kind: str, word: str, hollow: bool = False) -> list[Mark]:
+    if not values:
+        return []
+    tips = [f"{power_of_ten(b)}: {word} {number(v, kind)}" for b, v in values.items()]
+    return [Points(list(values), list(values.values()), colour, tips, hollow=hollow)]
+
+
+def _grows(law: Law) -> str:
+    """A power in words, unless its own error swallows it."""
+    if trend(law) == "none":
+        return f"shows {NO_TREND}: exponent {exponent(law)}"
+    return f"{'falls' if trend(law) == 'falls' else 'grows'} as C to the power {exponent(law)}"
+
+
+def _frontier_words(study: Study, metric: str, ratios: dict[float, float]) -> str:
+    law, paper = study.law("size_law", metric), study.paper("size_law", metric)
+    printed = ""
+    if paper is not None:
+        told_paper = paper.details.get("printed", paper.values)
+        printed = f"the paper: {told_paper['exponent']:.3f} ± {told_paper['exponent_se']:.3f} (1 SE)"
+    if law is None or "exponent" not in law.values:
+        return sentence(f"N*(C) is not identified for {metric}: {why_no_law(law)}", printed)
+    words = [f"N* for {metric} {_grows(law)}, from {law.residuals.n} budgets"]
+    data = study.law("data_law", metric)
+    if data is not None and "exponent" in data.values:
+        words.append(f"D* as realised {_grows(data)}")
+    if ratios:
+        first, last = min(ratios), max(ratios)
+        words.append(
+            f"D/N goes from {significant(ratios[first], 3)} at {power_of_ten(first)} to "
+            f"{significant(ratios[last], 3)} at {power_of_ten(last)}"
+        )
+    height = study.law("loss_law", metric)
+    if height is not None and height.ok:
+        sign = "+" if height.details.get("direction") == "min" else "−"
+        falling = f"{significant(float(height['coefficient']), 3)}·C{raised(-height['exponent'])}"
+        words.append(f"along the frontier {metric} is {significant(float(height['floor']))} {sign} {falling}")
+    elif height is not None:
+        words.append(f"how {metric} goes on along the frontier is not identified: {reason(height)}")
+    return sentence(*words, printed)

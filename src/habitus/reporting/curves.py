@@ -1,0 +1,101 @@
+"""Fitted curves as points to draw: valleys, parabolas, power laws with their intervals. Nothing is fitted here."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from habitus.laws import Law, predict_power_law, predict_saturating, sign_of
+from habitus.reporting.figure import Band, Line, Mark, Points
+from habitus.reporting.format import interval, number, power_of_ten, state
+
+_STEPS = 36
+
+
+def valley(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:
+    """The two-term curve of a law between two x; None where it has none."""
+    terms = {**law.details, **law.values}
+    if not {"alpha", "beta", "a", "b", "floor"} <= set(terms):
+        return None
+    sign = sign_of(law.details.get("direction", "min"))
+    x = np.geomspace(low, high, _STEPS)
+    y = terms["floor"] + sign * (terms["a"] * x ** terms["alpha"] + terms["b"] * x ** -terms["beta"])
+    return x.tolist(), y.tolist()
+
+
+def parabola(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:
+    """The parabola in log x of a law; None where it has none."""
+    if "coefficients" not in law.details:
+        return None
+    sign = sign_of(law.details.get("direction", "min"))
+    x = np.geomspace(low, high, _STEPS)
+    c0, c1, c2 = law.details["coefficients"]
+    u = np.log(x)
+    return x.tolist(), (sign * (c0 + c1 * u + c2 * u * u)).tolist()
+
+
+def power_line(
+    law: Law | None, low: float, high: float, colour: str, label: str = "", dashed: bool = False
+) -> list[Mark]:
+    """A power law and its 95% band between two budgets; nothing where there is no law."""
+    if law is None or not law.values or "coefficient" not in law.values:
+        return []
+    x = np.geomspace(low, high, 24).tolist()
+    if {"log_x", "log_y", "weights"} <= set(law.points):
+        told = [predict_power_law(law, value) for value in x]
+        band: list[Mark] = [Band(x, [t[1] for t in told], [t[2] for t in told], colour)] if not dashed else []
+        return [*band, Line(x, [t[0] for t in told], colour, label, dashed)]
+    y = [law["coefficient"] * value ** law["exponent"] for value in x]
+    return [Line(x, y, colour, label, dashed)]
+
+
+def saturating_line(law: Law | None, low: float, high: float, colour: str, label: str = "") -> list[Mark]:
+    """L*(C) and its 95% band."""
+    if law is None or not law.values:
+        return []
+    x = np.geomspace(low, high, 16).tolist()
+    told = [predict_saturating(law, value) for value in x]
+    marks: list[Mark] = [Line(x, [t[0] for t in told], colour, label)]
+    if all(math.isfinite(t[1]) and math.isfinite(t[2]) for t in told):
+        marks.insert(0, Band(x, [t[1] for t in told], [t[2] for t in told], colour))
+    return marks
+
+
+def optima(
+    laws: dict[float, Law], colour: str, kind: str, name: str = "x_opt", label: str = "", **look: bool
+) -> list[Mark]:
+    """Optima over budgets with their 95% intervals; those that do not hold are hollow."""
+    marks: list[Mark] = []
+    for holds in (True, False):
+        kept = [(b, law) for b, law in laws.items() if name in law.values and law.ok is holds]
+        if not kept:
+            continue
+        ends = [law.interval(name) for _, law in kept]
+        marks.append(
+            Points(
+                [b for b, _ in kept],
+                [float(law[name]) for _, law in kept],
+                colour,
+                [f"{power_of_ten(b)}: {told(law, kind, name)}" for b, law in kept],
+                [low for low, _ in ends],
+                [high for _, high in ends],
+                hollow=not holds,
+                large=True,
+                label=label if holds else "",
+            )
+        )
+    return marks
+
+
+def told(law: Law, kind: str = "plain", name: str = "x_opt") -> str:
+    """'2.4% [1.9%, 3.0%]', with its status where it does not hold."""
+    words = number(float(law[name]), kind) if name in law.values else "–"
+    return " ".join(
+        part for part in (words, interval(law, name, kind), f"({state(law)})" if not law.ok else "") if part
+    )
+
+
+def reach(values: Sequence[float]) -> tuple[float, float]:
+    """The smallest and largest positive value."""
+    known = [v for v in values if v > 0]
+    return min(known), max(known)

@@ -1,0 +1,240 @@
+"""What was run, what was left out, and what a reader must know: study map, exclusions, disclosure, warnings."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from habitus.laws import AXES, Run
+from habitus.reporting.figure import Block, Sheet, Table, View
+from habitus.reporting.format import (
+    count,
+    hours,
+    law_name,
+    listed,
+    plural,
+    power_of_ten,
+    pretty,
+    rate,
+    sentence,
+    significant,
+)
+from habitus.reporting.study import Study
+
+NOT_VARIED = (
+    "training context length, and with it attention's own L² term",
+    "regularisation of the embedder",
+    "the full grid of share × width × depth",
+    "intermediate evaluation batches",
+)
+
+
+def study_map(study: Study) -> Block:
+    """Axes against budgets: cells done, failed and not run."""
+    budgets = study.budgets
+    axes = [a for a in AXES if any(run.axis == a for run in study.runs)]
+    rows, raw = [], []
+    for axis in axes:
+        cells = []
+        for budget in budgets:
+            runs = [run for run in study.runs if run.axis == axis and run.budget == budget]
+            cells.append(_map_cell(runs))
+            if runs:
+                counts = Counter(run.status for run in runs)
+                raw.append(
+                    (
+                        axis,
+                        budget,
+                        len({r.cell_id for r in runs}),
+                        len(runs),
+                        counts["done"],
+                        counts["failed"],
+                        counts["missing"],
+                    )
+                )
+        rows.append((axis, *cells))
+    done = sum(run.status == "done" for run in study.runs)
+    cells_done = len({(r.axis, r.budget, r.cell_id) for r in study.runs if r.status == "done"})
+    where = f"{plural(len(axes), 'axis', 'axes')} and {plural(len(budgets), 'budget')}"
+    words = f"{plural(cells_done, 'cell')} in {plural(done, 'finished run')} over {where}"
+    lost = len(study.runs) - done
+    words += f"; {plural(lost, 'run')} failed or not run" if lost else "; none failed"
+    header = ("axis", *(power_of_ten(b) for b in budgets))
+    sheet = Sheet(("axis", "flops_budget", "cells", "runs", "done", "failed", "missing"), tuple(raw))
+    return Block("map", "Study map", (View(sentence(words), table=Table(header, tuple(rows))),), sheet)
+
+
+def exclusions(study: Study) -> Block:
+    groups: dict[tuple[str, str], list[float]] = {}
+    for e in study.laws.exclusions:
+        groups.setdefault((e.axis, e.reason), []).append(e.budget)
+    rows = tuple(
+        (axis, str(len(at)), listed(power_of_ten(b) for b in sorted(set(at))), why)
+        for (axis, why), at in sorted(groups.items())
+    )
+    aside: dict[tuple[str, str], list[float]] = {}
+    for axis, budget, why in study.left_out:
+        aside.setdefault((axis, pretty(why)), []).append(budget)
+    rows += tuple(
+        (axis, "not run", listed(power_of_ten(b) for b in sorted(set(at))), why) for (axis, why), at in aside.items()
+    )
+    excluded = study.laws.exclusions
+    raw: list[tuple[Any, ...]] = [(e.axis, e.budget, e.cell_id, e.learning_rate, e.seed, e.reason) for e in excluded]
+    raw += [(axis, budget, "", None, None, f"not run: {why}") for axis, budget, why in study.left_out]
+    words = "no run was left out of the laws"
+    if excluded:
+        words = f"{plural(len(excluded), 'run')} of {len(study.runs):,} left out of the laws"
+    if study.left_out:
+        words += f"; {plural(len(study.left_out), 'cell')} asked for and not run"
+    table = Table(("axis", "runs", "budgets", "reason"), rows or (("–", "0", "–", "–"),))
+    sheet = Sheet(("axis", "flops_budget", "cell_id", "learning_rate", "seed", "reason"), tuple(raw))
+    return Block("exclusions", "Exclusions", (View(sentence(words), table=table),), sheet)
+
+
+def disclosure(study: Study) -> Block:
+    """Definitions, ranges, optimizer, seeds, versions, checksums, and what was not varied."""
+    rows = list(dict.fromkeys((*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study))))
+    decided = [pretty(str(text)) for m in study.manifests for text in m.get("decided") or ()]
+    rows += [("decided by the sweeps", "; ".join(dict.fromkeys(decided)))] if decided else []
+    rows.append(("not varied", "; ".join(NOT_VARIED)))
+    rows += [("about the paper", pretty(note)) for note in study.published.notes]
+    table = Table(("what", "as it was here"), tuple(rows))
+    words = f"{plural(len(study.records), 'Record')} read; {listed(study.told)}"
+    return Block(
+        "disclosure", "Disclosure", (View(sentence(words), table=table),), Sheet(("what", "value"), tuple(rows))
+    )
+
+
+def warnings(study: Study) -> Block:
+    """Every doubt of the fits, for the metric chosen."""
+    found = _warnings(study)
+
+    def view(metric: str) -> View:
+        mine = [w for w in found if w[1] in (metric, "")]
+        groups: dict[tuple[str, str], list[float]] = {}
+        for law, _, budget, text in mine:
+            groups.setdefault((law, text), []).extend([] if budget is None else [budget])
+        rows = tuple((law, listed(power_of_ten(b) for b in at) or "–", text) for (law, text), at in groups.items())
+        words = f"{plural(len(mine), 'warning')} of the fits for {metric}, {len(found):,} for all metrics"
+        return View(sentence(words), metric, table=Table(("law", "budgets", "warning"), rows or (("–", "–", "none"),)))
+
+    sheet = Sheet(("law", "metric", "flops_budget", "warning"), tuple(found))
+    return Block("warnings", "Warnings", tuple(view(metric) for metric in study.metrics), sheet)
+
+
+def _warnings(study: Study) -> list[tuple[str, str, float | None, str]]:
+    """Law, metric, budget and text of all warnings; notes about the whole store have no metric."""
+    laws = study.laws
+    found: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in laws.notes]
+    found += [(law_name(e.name), e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
+    found += [
+        (f"roll-out of {law_name(r.name)}", r.metric, None, pretty(w))
+        for r in laws.rollouts
+        for w in r.rollout.warnings
+    ]
+    drifts = laws.learning_rate_drift.items()
+    return found + [(f"learning rates of {init}", "", None, pretty(w)) for init, d in drifts for w in d.warnings]
+
+
+def _map_cell(runs: list[Run]) -> str:
+    """'8 cells' or '7 of 8 cells, 2 runs failed'."""
+    if not runs:
+        return "–"
+    cells = {r.cell_id for r in runs}
+    done = {r.cell_id for r in runs if r.status == "done"}
+    words = plural(len(cells), "cell") if done == cells else f"{len(done)} of {plural(len(cells), 'cell')}"
+    for status, word in (("failed", "failed"), ("missing", "not run")):
+        lost = sum(r.status == status for r in runs)
+        words += f", {lost} {word}" if lost else ""
+    return words
+
+
+def _definitions(study: Study) -> list[tuple[str, str]]:
+    return [(name, text) for name, text in study.laws.definitions.items()]
+
+
+def _ranges(study: Study) -> list[tuple[str, str]]:
+    done = [run for run in study.runs if run.status == "done"]
+    rows = [
+        ("runs", f"{len(study.runs):,} planned, {len(done):,} finished, {len(study.laws.exclusions):,} left out"),
+        ("budgets", f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"),
+        ("seeds", listed(str(s) for s in sorted({run.seed for run in study.runs})[:12])),
+        ("learning rates", _span((run.learning_rate for run in done), rate)),
+    ]
+    for name, word in (
+        ("params", "sizes N"),
+        ("slots_seen", "data D"),
+        ("embedder_share", "shares s"),
+        ("epochs", "epochs"),
+    ):
+        values = [run.knobs[name] for run in done if name in run.knobs]
+        if values:
+            rows.append((word, _span(values, count if name in ("params", "slots_seen") else significant)))
+    return rows
+
+
+def _recipes(study: Study) -> list[tuple[str, str]]:
+    if not study.records:
+        return [("recipes", "read from a flat table, which holds none")]
+    recipes = [record.recipe for record in study.records]
+    kinds = {
+        "optimizer": (str(r.train.optimizer) for r in recipes),
+        "schedule": (f"{r.train.schedule}, warm-up {100 * r.train.warmup:g}%" for r in recipes),
+        "weight decay": (f"{r.train.weight_decay:g}" for r in recipes),
+        "gradient clipping": (f"{r.train.clip:g}" for r in recipes),
+        "precision": (str(r.train.precision) for r in recipes),
+        "start (init)": (str(r.model.init) for r in recipes),
+        "window": (f"{r.data.seq_len} events" for r in recipes),
+        "text": (f"{r.model.text_len} tokens" for r in recipes),
+        "loss": (
+            "cross-entropy over the unique targets of the global batch" if r.train.stage == 1
+            else f"mean of in-batch and {r.train.extra_pool} channel" + (", log q corrected" if r.train.log_q else "")
+            for r in recipes
+        ),
+        "evaluation": (
+            f"{r.evaluate.queries:,} queries, {r.evaluate.batch_sequences} windows per batch-local pool, "
+            f"catalogue of {r.evaluate.catalogue_items} items, seed {r.evaluate.seed}" for r in recipes
+        ),
+    }  # fmt: skip
+    return [(name, _counted(values)) for name, values in kinds.items()]
+
+
+def _machines(study: Study) -> list[tuple[str, str]]:
+    records = study.records
+    if not records:
+        return [("source", study.laws.source)]
+    rows = [
+        ("presets", listed(sorted({str(m.get("preset")) for m in study.manifests if m.get("preset")})) or "not stated"),
+        ("dataset checksum", _counted(r.dataset_checksum for r in records)),
+        (
+            "query sets",
+            _counted(r.evaluation.query_set_checksum for r in records if r.evaluation is not None) or "not stated",
+        ),
+        ("hardware", _counted(_flat(r.hardware) for r in records if r.hardware) or "not stated"),
+        ("versions", _counted(_flat(r.versions) for r in records if r.versions) or "not stated"),
+    ]
+    spent = sum(r.flops_nominal or 0.0 for r in records)
+    seconds = sum(r.seconds.warmup + r.seconds.train + r.seconds.evaluate for r in records if r.seconds is not None)
+    took = f" in {hours(seconds / 3600)} of runs" if seconds else ""
+    rows.append(("compute spent", f"{power_of_ten(spent)} nominal FLOPs{took}"))
+    return rows
+
+
+def _flat(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _counted(values: Iterable[str]) -> str:
+    """'adamw' or 'adamw (40 runs), muon (2 runs)'."""
+    counts = Counter(values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    told = [f"{value} ({plural(n, 'run')})" for value, n in counts.most_common(6)]
+    return ", ".join(told) + (f" and {len(counts) - 6} others" if len(counts) > 6 else "")
+
+
+def _span(values: Iterable[float], form: Callable[[float], str]) -> str:
+    known = list(values)
+    if not known:
+        return "not stated"
+    low, high = form(min(known)), form(max(known))
+    return low if low == high else f"{low} to {high}"

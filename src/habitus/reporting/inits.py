@@ -1,0 +1,120 @@
+"""Initialisation and learning rate: the init axis."""
+
+from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Sheet, Table, View
+from habitus.reporting.format import count, listed, power_of_ten, rate, sentence, significant
+from habitus.reporting.study import Study
+
+RATE = Axis("learning rate", log=True, kind="rate")
+
+
+def learning_rates(study: Study) -> Block | None:
+    """Loss against learning rate per size, and the best rate against size."""
+    rows = [
+        row for row in study.laws.runs if row.axis == "init" and "params" in row.knobs and "train/loss" in row.metrics
+    ]
+    if not rows:
+        return None
+    panels = []
+    for init in sorted({row.init for row in rows}):
+        marks: list[Mark] = []
+        sizes = sorted({row.knobs["params"] for row in rows if row.init == init})
+        for i, size in enumerate(sizes):
+            group = sorted(
+                (r for r in rows if r.init == init and r.knobs["params"] == size), key=lambda r: r.learning_rate
+            )
+            xs, ys = [r.learning_rate for r in group], [r.metrics["train/loss"] for r in group]
+            tips = [
+                f"{init} · N {count(size)} · rate {rate(x)} · loss {significant(y)}"
+                for x, y in zip(xs, ys, strict=True)
+            ]
+            colour = f"s{i % 8}"
+            marks += [Line(xs, ys, colour, count(size)), Points(xs, ys, colour, tips)]
+        panels.append(Panel(f"init = {init}", RATE, Axis("train/loss"), tuple(marks)))
+    drift_marks: list[Mark] = []
+    for i, (init, drift) in enumerate(study.laws.learning_rate_drift.items()):
+        colour = f"s{i % 8}"
+        xs, ys = [b.size for b in drift.best], [b.learning_rate for b in drift.best]
+        drift_marks.append(Line(xs, ys, colour, init))
+        for bracketed in (True, False):
+            kept = [b for b in drift.best if b.bracketed is bracketed]
+            tips = [
+                f"{init} · N {count(b.size)}: {rate(b.learning_rate)}{'' if bracketed else ', at the edge of its grid'}"
+                for b in kept
+            ]
+            if kept:
+                drift_marks.append(
+                    Points(
+                        [b.size for b in kept],
+                        [b.learning_rate for b in kept],
+                        colour,
+                        tips,
+                        hollow=not bracketed,
+                        large=True,
+                    )
+                )
+    if drift_marks:
+        size_axis = Axis("model size N", log=True, kind="count")
+        panels.append(
+            Panel("best learning rate", size_axis, Axis("learning rate", log=True, kind="rate"), tuple(drift_marks))
+        )
+    sheet = Sheet(
+        ("init", "params", "learning_rate", "seed", "train/loss"),
+        tuple((r.init, r.knobs["params"], r.learning_rate, r.seed, r.metrics["train/loss"]) for r in rows),
+    )
+    how = "Hollow: the best rate stands at the edge of its grid, so the true one may lie beyond."
+    return Block(
+        "init", "Initialisation: loss against learning rate", (View(_words(study), panels=tuple(panels)),), sheet, how
+    )
+
+
+def learning_rate_table(study: Study) -> Block | None:
+    drifts = study.laws.learning_rate_drift
+    if not drifts:
+        return None
+    rows, raw = [], []
+    spans = {"default": "default_span_decades", "mup_lr": "mup_span_decades"}  # the paper's MuP scales rates only
+    for init, drift in drifts.items():
+        printed = study.published.extra.get(spans.get(init, ""))
+        for b in drift.best:
+            rows.append(
+                (
+                    init,
+                    count(b.size),
+                    significant(b.loss),
+                    rate(b.learning_rate) + ("" if b.bracketed else " (edge)"),
+                    rate(b.vertex) if b.vertex else "–",
+                    f"{drift.span_decades:.2f}",
+                    f"{printed:.2f}" if isinstance(printed, float) else "–",
+                )
+            )
+            raw.append(
+                (init, b.size, b.loss, b.learning_rate, b.vertex, "yes" if b.bracketed else "no", drift.span_decades)
+            )
+    header = ("init", "N", "best loss", "best rate", "vertex", "span, decades", "paper's span")
+    sheet = Sheet(("init", "params", "best_loss", "best_rate", "vertex", "bracketed", "span_decades"), tuple(raw))
+    return Block(
+        "init-table",
+        "Initialisation: best loss and rate",
+        (View(_words(study), table=Table(header, tuple(rows))),),
+        sheet,
+    )
+
+
+def _words(study: Study) -> str:
+    drifts = study.laws.learning_rate_drift
+    if not drifts:
+        return "One model size only: nothing can drift."
+    told = listed(
+        f"{d.span_decades:.2f} decades with init = {init}"
+        + ("" if all(b.bracketed for b in d.best) else " (a lower bound: a best rate is at the edge of its grid)")
+        for init, d in drifts.items()
+    )
+    best: dict[str, float] = {}
+    for init, drift in drifts.items():
+        best[init] = min(b.loss for b in drift.best)
+    winner = min(best, key=lambda init: best[init])
+    words = f"over sizes the best learning rate spans {told}"
+    if len(best) > 1:
+        words += f"; the lowest training loss, {significant(best[winner])}, is with init = {winner}"
+    budgets = sorted({row.budget for row in study.laws.runs if row.axis == "init"})
+    return sentence(words, f"measured at {listed(power_of_ten(b) for b in budgets)}")

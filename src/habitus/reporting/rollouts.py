@@ -1,0 +1,208 @@
+"""What the laws would have said earlier, and how often their intervals held what they had not seen."""
+
+from typing import Any
+
+from habitus.laws import Forecast, NamedRollout
+from habitus.reporting.figure import Axis, Block, Mark, Panel, Points, Rule, Sheet, Table, View
+from habitus.reporting.format import count, minus, percent, power_of_ten, sentence, significant
+from habitus.reporting.powers import compute_axis
+from habitus.reporting.study import Study
+from habitus.reporting.valleys import views
+
+_VERDICTS = {True: "yes", False: "no", None: "–"}
+_LETTERS = {"size_law": "N*", "loss_law": "L*"}
+
+
+def rollout_figure(study: Study) -> Block | None:
+    """What each law fitted to the lowest k budgets said of the later ones."""
+    raw: list[tuple[Any, ...]] = []
+    metrics = [m for m in study.metrics if any(r.metric == m and r.rollout.forecasts for r in study.laws.rollouts)]
+
+    def view(metric: str) -> View | None:
+        panels, words = [], []
+        for item in (r for r in study.laws.rollouts if r.metric == metric and r.rollout.forecasts):
+            letter = _LETTERS.get(item.name, item.name)
+            marks: list[Mark] = [Rule(1.0, "y", "soft", "observed")]
+            for k in sorted({len(f.fitted_budgets) for f in item.rollout.forecasts}):
+                some = [f for f in item.rollout.forecasts if len(f.fitted_budgets) == k]
+                colour = f"s{(k - 3) % 8}"
+                lows, highs = [(f.low or 0) / f.observed for f in some], [_over(f.high, f.observed) for f in some]
+                tips = [_forecast_tip(f, letter) for f in some]
+                word = f"up to {power_of_ten(some[0].fitted_budgets[-1])}"
+                marks.append(
+                    Points(
+                        [f.budget * 1.07 ** (k - 3) for f in some],  # side by side, not on top of each other
+                        [f.ratio for f in some],
+                        colour,
+                        tips,
+                        lows,
+                        highs,
+                        large=True,
+                        label=word,
+                    )
+                )
+                raw.extend(
+                    (
+                        item.name,
+                        metric,
+                        "rollout",
+                        f.fitted_budgets[-1],
+                        f.budget,
+                        f.predicted,
+                        f.low,
+                        f.high,
+                        f.observed,
+                        f.ratio,
+                    )
+                    for f in some
+                )
+            panels.append(
+                Panel(f"{letter}: forecast / observed", compute_axis(study), Axis("forecast / observed"), tuple(marks))
+            )
+            words.append(_last_words(item, letter, metric))
+        return View(sentence(*words), metric, tuple(panels)) if panels else None
+
+    found = views(metrics, view)
+    header = (
+        "law",
+        "metric",
+        "kind",
+        "fitted_up_to",
+        "flops_budget",
+        "predicted",
+        "low95",
+        "high95",
+        "observed",
+        "ratio",
+    )
+    sheet = Sheet(header, tuple(raw))
+    how = (
+        "Each colour is a law that saw only the budgets named; 1 is a perfect forecast, bars are its own 95% interval."
+    )
+    return Block("rollout", "Roll-out: what the laws would have said earlier", found, sheet, how) if found else None
+
+
+def rollout_table(study: Study) -> Block | None:
+    rows, raw = [], []
+    for item in study.laws.rollouts:
+        kind = "count" if item.name == "size_law" else "plain"
+        for f in item.rollout.forecasts:
+            form = count if kind == "count" else significant
+            low, high = ("open" if end is None else form(end) for end in (f.low, f.high))
+            rows.append(
+                (
+                    _LETTERS.get(item.name, item.name), item.metric, power_of_ten(f.fitted_budgets[-1]),
+                    power_of_ten(f.budget), form(f.predicted), f"[{low}, {high}]", form(f.observed),
+                    f"{f.ratio:.2f}×" if item.name == "size_law" else _signed(f.miss), _VERDICTS[_inside(f)],
+                )
+            )  # fmt: skip
+            raw.append(
+                (
+                    item.name,
+                    item.metric,
+                    f.fitted_budgets[-1],
+                    f.budget,
+                    f.predicted,
+                    f.low,
+                    f.high,
+                    f.observed,
+                    f.ratio,
+                )
+            )
+    if not rows:
+        return None
+    last = [
+        _last_words(r, _LETTERS.get(r.name, r.name), r.metric)
+        for r in study.laws.rollouts
+        if r.metric == study.metric and r.rollout.forecasts
+    ]
+    header = ("law", "metric", "fitted up to", "budget", "forecast", "95%", "observed", "miss", "inside")
+    sheet = Sheet(
+        ("law", "metric", "fitted_up_to", "flops_budget", "predicted", "low95", "high95", "observed", "ratio"),
+        tuple(raw),
+    )
+    paper = (
+        "the paper's own training losses up to 10¹⁸ miss its 10¹⁹ by +7.6% although their R² is .999; its N* by 0.64×"
+    )
+    view = View(sentence(*last, paper), table=Table(header, tuple(rows)))
+    return Block("rollout-table", "Roll-out table", (view,), sheet)
+
+
+def calibration(study: Study) -> Block | None:
+    """How many observed values lay inside the 95% intervals of forecasts that had not seen them; those without an
+    interval are not judged."""
+    rows, raw, inside_all, all_of = [], [], 0, 0
+    for item in study.laws.rollouts:
+        for kind, found in (("roll-out", item.rollout), ("leave one out", item.leave_one_out)):
+            n = len(found.forecasts)
+            if not n:
+                continue
+            verdicts = [_inside(f) for f in found.forecasts]
+            inside, judged = verdicts.count(True), n - verdicts.count(None)
+            misses = [abs(f.miss) for f in found.forecasts]
+            rows.append(
+                (
+                    _LETTERS.get(item.name, item.name),
+                    item.metric,
+                    kind,
+                    f"{inside} of {judged}" if judged else "no interval",
+                    percent(sum(misses) / n),
+                    percent(max(misses)),
+                )
+            )
+            raw.append((item.name, item.metric, kind, n, judged, inside, sum(misses) / n, max(misses)))
+            inside_all, all_of = inside_all + inside, all_of + judged
+    if not rows:
+        return None
+    words = "no forecast of this store has an interval"
+    if all_of:
+        share = f"{100 * inside_all / all_of:.0f}%"
+        words = f"{inside_all} of {all_of} values that a law had not seen lie inside its 95% interval ({share})"
+    notes = (
+        "These are intervals of the curve, not of one more run, and a store's forecasts share their points: "
+        "read the share as a warning light. docs/laws.md says where simulated coverage of each law is kept.",
+    )
+    header = ("law", "metric", "kind", "inside 95%", "mean miss", "largest miss")
+    sheet = Sheet(("law", "metric", "kind", "n", "with_interval", "inside", "mean_miss", "largest_miss"), tuple(raw))
+    return Block(
+        "calibration",
+        "Calibration on this store",
+        (View(sentence(words), table=Table(header, tuple(rows), notes)),),
+        sheet,
+    )
+
+
+def _inside(f: Forecast) -> bool | None:
+    """Whether the interval holds what was observed; None where it has no ends, and would hold anything."""
+    if f.low is None and f.high is None:
+        return None
+    return (f.low is None or f.observed >= f.low) and (f.high is None or f.observed <= f.high)
+
+
+def _over(high: float | None, observed: float) -> float:
+    return float("inf") if high is None else high / observed
+
+
+def _forecast_tip(f: Forecast, letter: str) -> str:
+    return (
+        f"{letter} at {power_of_ten(f.budget)} from {len(f.fitted_budgets)} budgets up to "
+        f"{power_of_ten(f.fitted_budgets[-1])}: "
+        f"forecast {significant(f.predicted)}, observed {significant(f.observed)}, ratio {f.ratio:.3f}"
+    )
+
+
+def _last_words(item: NamedRollout, letter: str, metric: str) -> str:
+    """The forecast of the largest budget from all the others."""
+    top = max(f.budget for f in item.rollout.forecasts)
+    f = max((f for f in item.rollout.forecasts if f.budget == top), key=lambda f: len(f.fitted_budgets))
+    miss = f"{f.ratio:.2f} times the observed value" if item.name == "size_law" else f"a miss of {_signed(f.miss)}"
+    quality = f" (its own R² was {f.r2:.3f})" if f.r2 is not None else ""
+    where = {True: "inside its 95% interval", False: "outside its 95% interval", None: "without an interval"}
+    return (
+        f"{letter} of {metric} fitted up to {power_of_ten(f.fitted_budgets[-1])} forecasts {power_of_ten(top)} "
+        f"with {miss}, {where[_inside(f)]}{quality}"
+    )
+
+
+def _signed(miss: float) -> str:
+    return minus(f"{round(100 * miss, 1) + 0.0:+.1f}%")  # + 0.0: no sign of minus before a zero

@@ -1,0 +1,117 @@
+"""From values to places on an axis, and where its ticks stand."""
+
+import math
+from collections.abc import Iterable
+
+from habitus.reporting.figure import Axis, Band, Line, Mark, Points, Rule
+from habitus.reporting.format import count, power_of_ten, significant
+
+
+class Scale:
+    """A linear or logarithmic map of [low, high] onto [start, end] in pixels."""
+
+    def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
+        self.axis, self.start, self.end = axis, start, end
+        known = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log)]
+        if axis.zero_at is not None:
+            known.append(axis.zero_at)
+        low = min(known, default=1.0) if axis.low is None else axis.low
+        high = max(known, default=10.0) if axis.high is None else axis.high
+        self.low, self.high = self._with_room(low, high)
+
+    def _with_room(self, low: float, high: float) -> tuple[float, float]:
+        axis = self.axis
+        if axis.log:
+            if high / low < 1.2:
+                low, high = low / 1.3, high * 1.3
+            room = (high / low) ** 0.05
+            return (low / room if axis.low is None else low), (high * room if axis.high is None else high)
+        if high - low < 1e-12 * max(abs(high), 1e-300):
+            low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
+        room = 0.06 * (high - low)
+        return (low - room if axis.low is None else low), (high + room if axis.high is None else high)
+
+    def at(self, value: float) -> float:
+        """The place of a value; far outside values are kept near the edge."""
+        if self.axis.log:
+            if value <= 0:
+                value = self.axis.zero_at or self.low
+            share = math.log(value / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.start + max(-2.0, min(3.0, share)) * (self.end - self.start)
+
+    def holds(self, value: float) -> bool:
+        return math.isfinite(value) and (self.low <= value <= self.high or (value == 0 and self.axis.log))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Places and words of the ticks."""
+        if self.axis.ticks:
+            form = power_of_ten if self.axis.kind == "flops" else "{:g}".format
+            return [(t, form(t).replace("-", "−")) for t in self.axis.ticks if self.holds(t)]
+        values = self._log_ticks() if self.axis.log else self._linear_ticks()
+        told = [(value, self._word(value, values)) for value in values]
+        if self.axis.zero_at is not None:
+            told.insert(0, (0.0, "0"))
+        return told
+
+    def _log_ticks(self) -> list[float]:
+        low, high = self.low * 0.9999, self.high * 1.0001
+        if self.axis.zero_at is not None:
+            low = self.axis.zero_at * 1.5
+        decades = math.log10(high / low)
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        steps: tuple[float, ...] = (1,)
+        if decades < 1.2:
+            steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.7 else (1, 2, 3, 5)
+        elif decades < 3.3 and self.axis.kind != "flops":
+            steps = (1, 2, 5) if decades < 2.4 else (1, 3)
+        ticks = [s * 10.0**e for e in range(first, last + 1) for s in steps if low <= s * 10.0**e <= high]
+        while len(ticks) > 8:
+            ticks = ticks[::2]
+        return ticks if len(ticks) >= 2 else [t for t in self._linear_ticks() if t > 0]
+
+    def _linear_ticks(self) -> list[float]:
+        rough = (self.high - self.low) / 5
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = min((unit * m for m in (1, 2, 2.5, 5, 10)), key=lambda s: abs(s - rough))
+        first = math.ceil(self.low / step - 1e-9)
+        return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def _word(self, value: float, values: list[float]) -> str:
+        kind = self.axis.kind
+        if kind in ("flops", "rate"):
+            return power_of_ten(value)
+        if kind == "count":
+            return count(value)
+        if kind == "percent":
+            return f"{100 * value:.3g}%".replace("-", "−")
+        if self.axis.log:
+            return significant(value, 2) if value < 1e4 else count(value)
+        step = abs(values[1] - values[0]) if len(values) > 1 else abs(value) or 1.0
+        places = max(0, -math.floor(math.log10(step) + 1e-9))
+        while places < 8 and abs(step * 10**places - round(step * 10**places)) > 1e-6:
+            places += 1
+        return f"{value + 0.0:.{min(places, 8)}f}".replace("-", "−")
+
+
+_BARS = 3.0  # how far a bar stretches a logarithmic axis, as a factor: enough to see that it is wide
+
+
+def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[float]:
+    """All x or all y of the marks, so that an axis can hold them; on a logarithmic y the bars as well, up to a factor.
+
+    Bands do not stretch an axis.
+    """
+    found: list[float] = []
+    for mark in marks:
+        if isinstance(mark, Points | Line):
+            found += list(mark.x if which == "x" else mark.y)
+        if log and which == "y" and isinstance(mark, Points) and mark.bars == "y":
+            for y, low, high in zip(mark.y, mark.low, mark.high, strict=False):
+                found += [max(low, y / _BARS), min(high, y * _BARS)]
+        if isinstance(mark, Band) and which == "x":
+            found += list(mark.x)
+        if isinstance(mark, Rule) and mark.along == which:
+            found.append(mark.at)
+    return found

@@ -1,0 +1,303 @@
+"""Tables of the allocation axis: winners, exponents with their nearest cells, accounting, the training surrogate."""
+
+from habitus.laws import NO_TREND, Law, RunRow, trend
+from habitus.reporting.curves import told
+from habitus.reporting.figure import Block, Sheet, Table, View
+from habitus.reporting.format import (
+    count,
+    exponent,
+    listed,
+    minus,
+    percent,
+    plural,
+    power_of_ten,
+    raised,
+    sentence,
+    significant,
+    state,
+    value_of,
+)
+from habitus.reporting.study import Study
+from habitus.reporting.valleys import best_row
+
+
+def allocation_table(study: Study) -> Block | None:
+    """Winners on the grid and the optimum, budget by budget, by the loss."""
+    metric = "batch/loss" if study.by_budget("size_optimum", "batch/loss") else study.metric
+    laws = study.by_budget("size_optimum", metric)
+    extra = [m for m in ("batch/recall@10", "batch/ndcg@10") if m in study.metrics and m != metric]
+    rows, raw = [], []
+    for budget, law in laws.items():
+        runs = study.chosen("allocation", budget, ["params", metric])
+        if not runs:
+            continue
+        best = best_row(runs, metric)
+        size, slots = best.knobs["params"], best.knobs.get("slots_seen")
+        parabola, paper = study.law("size_parabola", metric, budget), study.paper("size_parabola", metric, budget)
+        optimum = value_of(law, "x_opt")
+        six = None if optimum is None else budget / (6 * optimum)
+        ratio = None if optimum is None or six is None else six / optimum
+        rows.append(
+            (
+                power_of_ten(budget),
+                count(size),
+                count(slots),
+                significant(best.metrics[metric]),
+                *(significant(best.metrics.get(m)) for m in extra),
+                significant(slots / size, 3) if slots else "–",
+                told(law, "count"),
+                told(parabola, "count") if parabola is not None else "–",
+                count(six),
+                significant(ratio, 3),
+                "–"
+                if paper is None
+                else f"{count(float(paper['x_opt']))}, grid {count(paper.details.get('best_on_grid'))}",
+            )
+        )
+        raw.append(
+            (
+                budget,
+                size,
+                slots,
+                best.metrics[metric],
+                optimum,
+                law.status,
+                parabola.values.get("x_opt") if parabola else None,
+                six,
+            )
+        )
+    if not rows:
+        return None
+    header = (
+        "budget", "best cell N", "its D", metric, *extra, "D/N", "N* [95%]", "by parabola [95%]", "D = C/6N*",
+        "D/N by 6ND", "paper N*",
+    )  # fmt: skip
+    held = [b for b, law in laws.items() if law.ok]
+    words = f"{len(held)} of {len(laws)} budgets have an interior optimum of {metric}"
+    data = study.law("data_law", metric)
+    realised = dict(zip(data.points.get("x", ()), data.points.get("y", ()), strict=True)) if data is not None else {}
+    off = [float(r[7]) / realised[r[0]] for r in raw if r[7] is not None and r[0] in realised]
+    more = ""
+    if off:
+        factors = f"{min(off):.2f} to {max(off):.2f}"
+        more = f"the 6ND convention gives {factors} times the D that these runs really saw at N*"
+    sheet = Sheet(
+        ("flops_budget", "grid_size", "grid_slots", metric, "optimum_size", "status", "parabola_size", "data_6nd"),
+        tuple(raw),
+    )
+    table = Table(
+        header, tuple(rows), ("D = C/(6N) is the paper's convention; what a budget really buys is the realised D.",)
+    )
+    return Block("allocation-table", "Compute-optimal allocation", (View(sentence(words, more), table=table),), sheet)
+
+
+def exponents(study: Study) -> Block | None:
+    """a_N and a_D per metric, by both readings, with the buildable cell nearest to each N*."""
+    rows, raw = [], []
+    for metric in study.metrics:
+        law = study.law("size_law", metric)
+        if law is None:
+            continue
+        parabola, data, six = (study.law(n, metric) for n in ("size_law_parabola", "data_law", "data_law_6nd"))
+        paper = study.paper("size_law", metric)
+        printed = "–"
+        if paper is not None:
+            values = paper.details.get("printed", paper.values)
+            printed = f"{values['exponent']:.3f} ± {values['exponent_se']:.3f}"
+        rows.append(
+            (
+                metric,
+                _exponent(law),
+                _exponent(parabola),
+                _exponent(data),
+                f"{six['exponent']:.3f}" if six is not None and "exponent" in six.values else "–",
+                " ".join(_nearest_cells(study, metric)) or "–",
+                printed,
+            )
+        )
+        raw.append(
+            (metric, law.values.get("exponent"), law.values.get("exponent_se"), law.status, law.residuals.n,
+             parabola.values.get("exponent") if parabola else None, data.values.get("exponent") if data else None)
+        )  # fmt: skip
+    if not rows:
+        return None
+    words = _exponent_words(study)
+    header = (
+        "metric",
+        "a_N ± SE [95%]",
+        "by parabolas",
+        "a_D realised",
+        "a_D by 6ND",
+        "nearest cells width/depth",
+        "paper a_N",
+    )
+    sheet = Sheet(("metric", "exponent", "se", "status", "n", "exponent_parabola", "data_exponent"), tuple(raw))
+    told_se = ("± is one standard error, which covers 61% with five budgets; brackets are 95% by Student's t.",)
+    view = View(sentence(words), table=Table(header, tuple(rows), told_se))
+    return Block("exponents", "Exponents and nearest cells", (view,), sheet)
+
+
+def accounting(study: Study) -> Block | None:
+    """The winning cells with their sizes: what the budget bought, and how far 6ND is off."""
+    metric = "batch/loss"
+    rows, raw = [], []
+    for axis in ("share", "allocation"):
+        for budget in study.budgets:
+            runs = study.chosen(axis, budget, ["params", "slots_seen", metric])
+            if not runs:
+                continue
+            best = best_row(runs, metric)
+            k = best.knobs
+            spent = k.get("flops_nominal")
+            six = 6 * k["params"] * k["slots_seen"] / budget
+            shape = (_whole(k.get(n)) for n in ("joint_dim", "width", "depth", "batch_sequences", "steps"))
+            off = "–" if spent is None else minus(f"{100 * (spent / budget - 1):+.2f}%")
+            rows.append(
+                (
+                    power_of_ten(budget), axis, *shape, count(k["params"]), count(k["slots_seen"]),
+                    "–" if spent is None else significant(spent, 4), off,
+                    significant(k["slots_seen"] / k["params"], 3), percent(k.get("embedder_share")), f"{six:.2f}",
+                )
+            )  # fmt: skip
+            raw.append(
+                (budget, axis, *(k.get(n) for n in _ACCOUNTED), six)
+            )  # fmt: skip
+    if not rows:
+        return None
+    header = (
+        "budget",
+        "axis",
+        "joint_dim",
+        "width",
+        "depth",
+        "B",
+        "steps",
+        "N",
+        "D",
+        "FLOPs",
+        "off budget",
+        "D/N",
+        "share",
+        "6ND / C",
+    )
+    ratios = [float(r[-1] or 0.0) for r in raw]
+    if max(abs(r - 1) for r in ratios) < 0.05:
+        words = "at the winning cells 6ND is the budget to within 5%"
+    else:
+        words = f"at the winning cells 6ND is {min(ratios):.2f} to {max(ratios):.2f} of the budget: C/(6N) misstates D"
+    sheet = Sheet(("flops_budget", "axis", *_ACCOUNTED, "six_nd_over_c"), tuple(raw))
+    table = Table(header, tuple(rows), ("FLOPs are nominal: Equation 1 over all steps.",))
+    return Block("accounting", "Iso-FLOP accounting of the winners", (View(sentence(words), table=table),), sheet)
+
+
+def train_surrogate(study: Study) -> Block | None:
+    """The allocation as the tail training loss would choose it."""
+    laws = study.by_budget("size_optimum", "train/loss")
+    rows, raw, apart = [], [], []
+    for budget, law in laws.items():
+        runs = study.chosen("allocation", budget, ["params", "train/loss"])
+        if not runs:
+            continue
+        best = best_row(runs, "train/loss")
+        size, slots = best.knobs["params"], best.knobs.get("slots_seen")
+        with_metric = [r for r in runs if "batch/loss" in r.metrics]
+        if with_metric and best_row(with_metric, "batch/loss").cell_id != best.cell_id:
+            apart.append(budget)
+        rows.append(
+            (
+                power_of_ten(budget), count(size), count(slots), significant(best.metrics["train/loss"]),
+                significant(slots / size, 3) if slots else "–", told(law, "count"),
+                significant(value_of(law, "y_opt")),
+            )
+        )  # fmt: skip
+        raw.append(
+            (
+                budget,
+                size,
+                slots,
+                best.metrics["train/loss"],
+                law.values.get("x_opt"),
+                law.values.get("y_opt"),
+                law.status,
+            )
+        )
+    if not rows:
+        return None
+    height, size_law, paper = (
+        study.law("loss_law", "train/loss"),
+        study.law("size_law", "train/loss"),
+        study.paper("loss_law", "train/loss"),
+    )
+    words = (
+        f"training and validation loss pick another cell at {listed(power_of_ten(b) for b in apart)}"
+        if apart
+        else "training and validation loss pick the same cells"
+    )
+    notes = []
+    if height is not None and height.values:
+        curve = f"{significant(float(height['floor']))} + {significant(float(height['coefficient']), 3)}"
+        notes.append(f"L*(C) = {curve}·C{raised(-height['exponent'])} ({height.status.replace('_', ' ')}).")
+    if size_law is not None and "exponent" in size_law.values:
+        power = f"shows {NO_TREND}" if trend(size_law) == "none" else f"∝ C{raised(size_law['exponent'])}"
+        notes.append(f"N* {power} (exponent {exponent(size_law)}) by training loss.")
+    if paper is not None:
+        p = paper.details["printed"]
+        curve = f"{p['floor']:g} + {p['coefficient']:g}·C{raised(-p['exponent'])}"
+        notes.append(f"The paper: L*(C) = {curve}; N* ∝ C{raised(0.612)} by training loss.")
+    header = ("budget", "best cell N", "its D", "train/loss", "D/N", "N* [95%]", "L*")
+    sheet = Sheet(
+        ("flops_budget", "grid_size", "grid_slots", "train/loss", "optimum_size", "optimum_loss", "status"), tuple(raw)
+    )
+    view = View(sentence(words), table=Table(header, tuple(rows), tuple(notes)))
+    how = (
+        "Training losses of different batch sizes have different candidate pools and are not comparable across budgets."
+    )
+    return Block("train-surrogate", "Allocation by training loss", (view,), sheet, how)
+
+
+_ACCOUNTED = (
+    "joint_dim", "width", "depth", "batch_sequences", "steps", "params", "slots_seen", "flops_nominal",
+    "embedder_share",
+)  # fmt: skip
+
+
+def _whole(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _exponent_words(study: Study) -> str:
+    """The range of the exponents that stand above their own error, and how many do not."""
+    laws = {m: law for m in study.metrics if (law := study.law("size_law", m)) is not None and "exponent" in law.values}
+    known = {m: float(law["exponent"]) for m, law in laws.items() if trend(law) != "none"}
+    if not laws:
+        return "no metric has a law N*(C)"
+    if not known:
+        return f"N*(C) shows {NO_TREND} for {plural(len(laws), 'metric')}"
+    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    words = f"the exponent of N* runs from {known[low]:.3f} ({low}) to {known[high]:.3f} ({high})"
+    swallowed = len(laws) - len(known)
+    return f"{words}; for {plural(swallowed, 'more metric')} N* shows {NO_TREND}" if swallowed else words
+
+
+def _exponent(law: Law | None) -> str:
+    if law is None or "exponent" not in law.values:
+        return "–" if law is None else f"not identified\n{state(law)}"
+    error = f"\n± {law['exponent_se']:.3f}" if "exponent_se" in law.values else ""
+    return exponent(law) + error + (f"\n{NO_TREND}" if trend(law) == "none" else "")
+
+
+def _nearest_cells(study: Study, metric: str) -> list[str]:
+    """width/depth of the cell nearest to N*, for every budget with an interior optimum."""
+    found = []
+    for budget, law in study.by_budget("size_optimum", metric).items():
+        runs = study.chosen("allocation", budget, ["params"])
+        if law.ok and runs:
+            best = min(runs, key=lambda r: abs(r.knobs["params"] / float(law["x_opt"]) - 1))
+            found.append(_cell_name(best))
+    return found
+
+
+def _cell_name(row: RunRow) -> str:
+    if "width" in row.knobs and "depth" in row.knobs:
+        return f"{row.knobs['width']:g}/{row.knobs['depth']:g}"
+    return row.cell_id

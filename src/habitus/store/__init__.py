@@ -1,0 +1,1 @@
+"""What rooms hand each other on disk, typed once."""

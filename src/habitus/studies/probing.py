@@ -1,0 +1,186 @@
+"""Short runs before the plan: which learning rate, and how fast this machine is."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from habitus.data import Dataset
+from habitus.sizing import Inputs
+from habitus.studies.options import StudyOptions, stopped
+from habitus.sweeps import (
+    Facts,
+    Known,
+    Planned,
+    Preset,
+    Speeds,
+    Store,
+    SweepProgress,
+    SweepResult,
+    centred_shapes,
+    device_kind,
+    evaluations_of,
+    speeds_of,
+    sweep,
+    usual_workers,
+)
+
+PROBES = "probes"
+_RATES = (0.5, 1.0, 2.0)  # of the preset's rule; extended where the best is at an edge
+_SHAPES = 3
+_STEEPEST = -0.35  # of the learning rate's exponent
+# Of the largest shapes: enough to time a step, far too few to learn anything. On a GPU workers slow each other, so that
+# there must be one run for each of them, and long enough to overlap.
+_LARGE_STEPS = {"cpu": 40, "cuda": 150}
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probes say."""
+
+    learning_rate: float  # of the rule at 512 windows and the smallest budget, replacing the preset's
+    learning_rate_exponent: float  # of the budget, likewise
+    told: str
+    speeds: Speeds
+    evaluate: dict[str, float]  # seconds of one evaluation: "batch" alone, or with "catalogue"
+    overhead: float  # seconds that a sweep takes beside its runs
+    seconds: float  # of the probes themselves, in this call
+    workers: int
+
+
+def probe(
+    preset: Preset,
+    dataset: Dataset,
+    out: Path,
+    options: StudyOptions,
+    progress: Callable[[SweepProgress], None],
+    note: Callable[[str], None],
+    hours_left: Callable[[], float | None],
+) -> Probed:
+    """Three sizes × three rates at the smallest budget and at a middle one, and a few steps of the largest sizes: on
+    as many workers at once as the study will have."""
+    began = time.monotonic()
+    common: dict[str, Any] = {
+        "workers": options.workers,
+        "backend": options.backend,
+        "device": options.device,
+        "allow_repeats": True,  # these runs are in no law
+        "progress": progress,
+        "note": note,
+    }
+    budgets = preset.budgets_of("allocation")
+    smallest = min(budgets)
+    middle = min(budgets, key=lambda budget: abs(math.log(budget * budget / smallest / max(budgets))))
+    kind = device_kind(options.device)
+    workers = options.workers or usual_workers(kind)
+    large_preset, budget = _large(preset, Facts.of(dataset), kind, workers)
+    results = []
+    for one, at in ((_small(preset), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
+        results.append(
+            sweep("allocation", dataset, out / PROBES, budgets=at, preset=one, max_hours=hours_left(), **common)
+        )
+        if not results[-1].complete:
+            raise stopped(out, "probes", results[-1].stopped)
+    small, large = results
+    store = Store.open(out / PROBES)
+    rate, exponent, told = _best_rate(small, store, preset)
+    speeds = speeds_of(store, kind, Inputs.of(dataset.fields))
+    evaluate = {"batch": _evaluation(small, store, speeds), "catalogue": _evaluation(large, store, speeds)}
+    return Probed(rate, exponent, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
+
+
+def seconds_of(planned: Planned, probed: Probed) -> float:
+    """The expected time of one run, by what it evaluates and how often."""
+    regime = "catalogue" if "catalogue" in planned.recipe.evaluate.regimes else "batch"
+    speeds = replace(probed.speeds, evaluate=probed.evaluate[regime])
+    return speeds.seconds(planned.cell, evaluations_of(planned.recipe))
+
+
+def _evaluation(result: SweepResult, store: Store, speeds: Speeds) -> float:
+    """Seconds of one evaluation, the median of these probes."""
+    records = [store.record(run.planned.hash) for run in result.runs]
+    return median([r.seconds.evaluate for r in records if r is not None and r.seconds] or [speeds.evaluate])
+
+
+def _small(preset: Preset) -> Preset:
+    """The preset with three shapes and the probe's rates on its allocation axis."""
+    allocation = preset.allocation.model_copy(
+        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "regimes": ("batch",), "seeds": 1}
+    )
+    return preset.model_copy(update={"allocation": allocation})
+
+
+def _large(preset: Preset, facts: Facts, kind: str, workers: int) -> tuple[Preset, float]:
+    """The preset with the top budget's shapes, and a budget that pays a few steps of them."""
+    top = max(preset.budgets_of("allocation"))
+    shapes, _ = centred_shapes(preset, Known(), top, preset.common.share)
+    ladder = tuple(shapes[-_SHAPES:])
+    width, depth = ladder[len(ladder) // 2]
+    p = 12 * depth * width * width
+    h = max(4.0, math.sqrt(preset.common.share * p / (12 * preset.common.text_depth + 2)))
+    slots = preset.batch_sequences(top) * facts.seq_len
+    step = 6 * slots * (p + facts.text_len * preset.common.share * p + 3 * slots * h)
+    allocation = preset.allocation.model_copy(
+        update={
+            "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
+            "regimes": ("batch", "catalogue"), "seeds": 1 if kind == "cpu" else -(-workers // _SHAPES),
+        }
+    )  # fmt: skip
+    common = preset.common.model_copy(update={"min_steps": 2})
+    budget = float(f"{min(_LARGE_STEPS[kind] * step, top):.3g}")
+    # The batch is that of the top budget, whatever the probe's own budget.
+    batches = ((budget, preset.batch_sequences(top)),)
+    changed = {"allocation": allocation, "common": common, "batch_by_budget": batches}
+    return preset.model_copy(update=changed), budget
+
+
+def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float, float, str]:
+    """The rule's rate and its exponent: a line through the multiples that trained best, a mean over sizes each."""
+    losses: dict[tuple[float, str], dict[float, float]] = {}
+    for run in result.runs:
+        record = store.record(run.planned.hash)
+        if record is not None and record.train is not None and record.status == "done":
+            row = run.planned.row
+            rule = preset.rule_rate(run.planned.recipe.train.batch_sequences, row.flops_budget)
+            losses.setdefault((row.flops_budget, row.cell_id), {})[row.learning_rate / rule] = record.train.loss
+    best: dict[float, list[float]] = {}
+    for (budget, _), by_rate in sorted(losses.items()):
+        best.setdefault(budget, []).append(math.log(min(by_rate, key=lambda m: by_rate[m])))
+    common, smallest = preset.common, min(preset.budgets)
+    if not best:
+        return common.learning_rate, common.learning_rate_exponent, "no probe finished: the preset's rate stays"
+    rate, exponent = rate_line(best, smallest, common.learning_rate, common.learning_rate_exponent)
+    tried = ", ".join(f"{m:.2g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
+    budgets = " and ".join(f"{budget:.3g}" for budget in best)
+    falling = f"·(C/{smallest:.3g})^{exponent:g}" if exponent else ""
+    told = (
+        f"learning rate {rate:g}·√(B/512){falling}, by the best of {tried} times the preset's for {len(losses)} cells "
+        f"at {budgets} FLOPs"
+    )
+    return rate, exponent, told
+
+
+def rate_line(
+    best: Mapping[float, Sequence[float]], smallest: float, rate: float, exponent: float
+) -> tuple[float, float]:
+    """The rate at the smallest budget and its exponent, out of ln of the best multiples of the old ones by budget."""
+    levels = {math.log(budget / smallest): sum(logs) / len(logs) for budget, logs in best.items()}
+    (first, low), (last, high) = min(levels.items()), max(levels.items())
+    slope = (high - low) / (last - first) if last > first else 0.0
+    # Rates fall with the length of a run. A rise, or a steep fall, is the noise of three rates and three sizes.
+    bounded = min(max(exponent + slope, _STEEPEST), 0.0)
+    level = (low + high) / 2 - (bounded - exponent) * (first + last) / 2
+    return float(f"{rate * math.exp(level):.2g}"), round(bounded, 2)
+
+
+def _overhead(results: list[SweepResult]) -> float:
+    """Seconds of a sweep call that no run accounts for; of the calls that ran something."""
+    found = []
+    for result in results:
+        if result.counts.get("published"):
+            busy = sum(run.seconds for run in result.runs) / max(1, min(result.workers, len(result.runs)))
+            found.append(max(0.0, result.seconds - busy))
+    return min(found, default=2.0)

@@ -1,0 +1,113 @@
+"""What a study says on the way: the plan, then axis, cells done, best so far, time left."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from habitus.laws import direction_of
+from habitus.record import Record
+from habitus.studies.state import State
+from habitus.sweeps import SweepProgress, SweepResult
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """Where a study is."""
+
+    axis: str  # probes, share, depth, ...
+    number: int  # of the axis, the probes being 0
+    axes: int
+    done: int
+    total: int
+    failed: int
+    best: str  # metric and value of the best run so far
+    seconds_left: float | None  # of the whole study
+
+
+class Story:
+    """Keeps the thread between sweeps: time left over all axes, and the best run so far."""
+
+    def __init__(
+        self,
+        store: Path,
+        metric: str,
+        progress: Callable[[StudyProgress], None] | None,
+        note: Callable[[str], None] | None,
+    ) -> None:
+        self.store, self.metric = store, metric
+        self.progress = progress or (lambda _progress: None)
+        self.note = note or (lambda _text: None)
+        self.on_state: Callable[[State], None] = lambda _state: None
+        self._state: State | None = None
+        self._seen: dict[str, float] = {}
+        self._looked = 0.0
+
+    def stated(self, state: State) -> None:
+        """Tell the plan, once."""
+        for text in state.notes:
+            self.note(text)
+        for line in plan_lines(state):
+            self.note(line)
+
+    def begin(self, state: State) -> None:
+        self._state = state
+
+    def sweeping(self, number: int, axes: int) -> Callable[[SweepProgress], None]:
+        """A listener for one sweep."""
+
+        def heard(where: SweepProgress) -> None:
+            left = where.seconds_left
+            if self._state is not None and left is not None:
+                left += sum(cost.seconds for cost in self._state.costs[number:])
+            name = "probes" if number == 0 else where.axis
+            self.progress(StudyProgress(name, number, axes, where.done, where.total, where.failed, self._best(), left))
+
+        return heard
+
+    def finished(self, result: SweepResult) -> None:
+        failed = result.number("failed")
+        ran = sum(result.counts.get(name, 0) for name in ("published",))
+        told = f"{result.axis}: {len(result.runs)} runs, {ran} of them now in {result.seconds:.0f} s"
+        told += f", {failed} failed" if failed else ""
+        left_out = len(result.design.left_out)
+        told += f"; {left_out} cell{'s' * (left_out > 1)} not run, the report says why" if left_out else ""
+        self.note(told)
+        for text in result.design.decided:
+            self.note(f"  {text}")
+
+    def _best(self) -> str:
+        """The best value of the metric among the Records so far; looked up now and then."""
+        if time.monotonic() - self._looked > 2.0:
+            self._looked = time.monotonic()
+            for path in self.store.glob("cells/*/record.json"):
+                if path.parent.name not in self._seen:
+                    record = Record.read(path)
+                    measured = record.metrics.get(self.metric) or record.metrics.get("batch/loss")
+                    if measured is not None:
+                        name = self.metric if self.metric in record.metrics else "batch/loss"
+                        self._seen[path.parent.name] = measured.value if name == self.metric else float("nan")
+        values = [value for value in self._seen.values() if value == value]
+        if not values:
+            return ""
+        best = min(values) if direction_of(self.metric) == "min" else max(values)
+        return f"{self.metric} {best:.4g}"
+
+
+def plan_lines(state: State) -> list[str]:
+    """The study's plan as a table: axis, runs, FLOPs, time."""
+    lines = [f"{'axis':<12}{'runs':>6}{'FLOPs':>11}{'time':>9}"]
+    for cost in state.costs:
+        lines.append(f"{cost.axis:<12}{cost.runs:>6}{cost.flops:>11.3g}{clock(cost.seconds):>9}")
+    runs = sum(cost.runs for cost in state.costs)
+    lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{clock(state.seconds):>9}")
+    lines.append(f"on {state.workers} worker{'s' * (state.workers > 1)}, after {clock(state.probe_seconds)} of probes")
+    return lines
+
+
+def clock(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

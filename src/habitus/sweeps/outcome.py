@@ -1,0 +1,151 @@
+"""What a sweep gives back, and what it says on the way."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from habitus.sweeps.cells import Design, Planned
+from habitus.sweeps.estimate import Speeds, seconds_of, wall_seconds
+from habitus.sweeps.lease import holder
+from habitus.sweeps.store import Store
+
+Status = Literal["done", "failed", "missing"]
+
+
+@dataclass(frozen=True)
+class SweepProgress:
+    """Where a sweep is."""
+
+    axis: str
+    done: int
+    failed: int
+    total: int
+    running: int
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """One planned run and how it ended."""
+
+    planned: Planned
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0  # estimated, or as taken where it is done
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """All runs of a sweep, finished or not."""
+
+    axis: str
+    store: Path
+    design: Design
+    runs: tuple[CellStatus, ...]
+    manifests: tuple[Path, ...] = ()
+    seconds: float = 0.0  # of this call
+    estimated_seconds: float = 0.0  # of what is missing, on the workers asked for
+    estimate_source: str = ""
+    workers: int = 1
+    stopped: str = ""  # why runs are missing, where they are
+    counts: dict[str, int] = field(default_factory=dict)  # published, failed, duplicates, abandoned by this call
+    dry_run: bool = False
+
+    def number(self, status: Status) -> int:
+        return sum(run.status == status for run in self.runs)
+
+    @property
+    def complete(self) -> bool:
+        return self.number("missing") == 0
+
+    @property
+    def flops_missing(self) -> float:
+        return float(sum(run.planned.cell.flops for run in self.runs if run.status == "missing"))
+
+    def to_values(self) -> dict[str, Any]:
+        """Plain values for --json."""
+        return {
+            "axis": self.axis,
+            "store": str(self.store),
+            "dry_run": self.dry_run,
+            "done": self.number("done"),
+            "failed": self.number("failed"),
+            "missing": self.number("missing"),
+            "complete": self.complete,
+            "stopped": self.stopped,
+            "seconds": round(self.seconds, 3),
+            "flops": self.design.flops,
+            "flops_missing": self.flops_missing,
+            "workers": self.workers,
+            "estimated_seconds": round(self.estimated_seconds, 3),
+            "estimate_source": self.estimate_source,
+            "counts": self.counts,
+            "decided": list(self.design.decided),
+            "manifests": [str(path) for path in self.manifests],
+            "cells": [
+                {
+                    **run.planned.row.to_values(),
+                    "bytes": run.planned.cell.bytes["total"],
+                    "seconds": round(run.seconds, 3),
+                    "status": run.status,
+                    **({"reason": run.reason} if run.reason else {}),
+                }
+                for run in self.runs
+            ],
+            "left_out": [out.to_values() for out in self.design.left_out],
+        }
+
+
+def statuses(store: Store | None, design: Design, speeds: Speeds) -> list[CellStatus]:
+    """Every run of a design with how it ended, or how long it is expected to take."""
+    estimates = seconds_of(speeds, design.distinct())
+    found = []
+    for planned in design.distinct():
+        record = store.record(planned.hash) if store else None
+        if record is None:
+            found.append(CellStatus(planned, "missing", "", estimates[planned.hash]))
+        else:
+            took = record.seconds.warmup + record.seconds.train + record.seconds.evaluate if record.seconds else 0.0
+            found.append(CellStatus(planned, record.status, record.reason or "", took))
+    return found
+
+
+class Watch:
+    """Looks at the store now and then and tells where the sweep is."""
+
+    def __init__(
+        self,
+        axis: str,
+        store: Store,
+        design: Design,
+        seconds: Mapping[str, float],
+        workers: int,
+        progress: Callable[[SweepProgress], None],
+    ) -> None:
+        self.axis, self.store, self.workers, self.progress = axis, store, workers, progress
+        self._seconds = dict(seconds)
+        self._left = {planned.hash for planned in design.distinct()}
+        self._total = len(self._left)
+        self._failed = 0
+        self._began, self._looked = time.monotonic(), 0.0
+        self._expected = wall_seconds(list(seconds.values()), workers)
+
+    def __call__(self, every: float = 1.0) -> None:
+        now = time.monotonic()
+        if now - self._looked < every:
+            return
+        self._looked = now
+        for digest in list(self._left):
+            if self.store.has_record(digest):
+                self._left.discard(digest)
+                record = self.store.record(digest)
+                self._failed += record is not None and record.status == "failed"
+        running = sum(holder(self.store.cell(digest)) is not None for digest in self._left)
+        expected = wall_seconds([self._seconds.get(digest, 0.0) for digest in self._left], self.workers)
+        finished = self._expected - expected
+        # What is left, at the pace so far once there is one.
+        pace = (now - self._began) / finished if finished > 0.05 * self._expected else 1.0
+        done = self._total - len(self._left)
+        self.progress(SweepProgress(self.axis, done, self._failed, self._total, running, expected * pace))

@@ -1,0 +1,282 @@
+"""The verb: run every cell of an axis that the store does not have yet."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.sweeps.cells import Design, Facts, LeftOut, Planned
+from habitus.sweeps.design import check_axis, design
+from habitus.sweeps.draft import Asked
+from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speeds_of, usual_workers, wall_seconds
+from habitus.sweeps.jobs import Job, Tally, WorkerOptions, deadline
+from habitus.sweeps.lease import LEASE_SECONDS
+from habitus.sweeps.manifest import ManifestFile, manifests, request_of, write_manifest
+from habitus.sweeps.outcome import SweepProgress, SweepResult, Watch, statuses
+from habitus.sweeps.preset import Preset, load_preset
+from habitus.sweeps.prior_results import Known
+from habitus.sweeps.rates import Rates, rate_grid
+from habitus.sweeps.refit import known_for, winners
+from habitus.sweeps.rounds import more_rates, more_sizes
+from habitus.sweeps.sharing import shared_gpu
+from habitus.sweeps.store import INFO, Store
+from habitus.sweeps.worker import Worker
+
+Note = Callable[[str], None]
+
+
+def sweep(
+    axis: str,
+    dataset: Dataset,
+    store: str | Path,
+    *,
+    budgets: Sequence[float] = (),
+    preset: str | Path | Preset = "standard",
+    learning_rates: Rates = None,
+    seeds: int | None = None,
+    workers: int | None = None,
+    backend: Literal["local", "ray"] = "local",
+    device: str = "auto",
+    max_hours: float | None = None,
+    allow_repeats: bool = False,
+    dry_run: bool = False,
+    lease_seconds: float = LEASE_SECONDS,
+    progress: Callable[[SweepProgress], None] | None = None,
+    note: Note | None = None,
+) -> SweepResult:
+    """Run the cells of an axis at some budgets; what the store already has is not run again.
+
+    With `dry_run` nothing is written but what `habitus fit` writes, and the result holds every cell with its cost.
+    """
+    check_axis(axis)
+    _check(workers, seeds, max_hours, backend)
+    note = note or (lambda _text: None)
+    kind = device_kind(device)
+    workers = workers or usual_workers(kind)
+    # Sums depend on the number of threads on a CPU only; beside a GPU the workers divide the cores.
+    threads = 1 if kind == "cpu" else max(1, usual_workers("cpu") // workers)
+    options = WorkerOptions(device=device if device != "auto" else kind, threads=threads, lease_seconds=lease_seconds)
+    asked = Asked(tuple(sorted(set(budgets))), learning_rates, seeds, allow_repeats)
+    running = _Sweep(
+        axis=axis,
+        dataset=dataset,
+        facts=Facts.of(dataset),
+        path=Path(store),
+        preset=load_preset(preset),
+        asked=asked,
+        workers=workers,
+        backend=backend,
+        kind=kind,
+        options=options,
+        progress=progress or (lambda _progress: None),
+        note=note,
+    )
+    return running.planned() if dry_run else running.run(max_hours)
+
+
+@dataclass
+class _Sweep:
+    """One sweep under way."""
+
+    axis: str
+    dataset: Dataset
+    facts: Facts
+    path: Path
+    preset: Preset
+    asked: Asked
+    workers: int
+    backend: str
+    kind: str
+    options: WorkerOptions
+    progress: Callable[[SweepProgress], None]
+    note: Note
+
+    def planned(self) -> SweepResult:
+        """The result of a dry run."""
+        store = self._held()
+        designed, files = self._design(store)
+        return replace(self._result(store, designed, files, Tally(), 0.0), dry_run=True)
+
+    def run(self, max_hours: float | None) -> SweepResult:
+        began = time.monotonic()
+        left = deadline(None if max_hours is None else max_hours * 3600)
+        designed, files = self._design(self._held())
+        self._refuse_nothing(designed)
+        store = Store.create(self.path, self.dataset, self.preset.evaluate)
+        known = {budget for file in files for budget in file.manifest.budgets()}
+        fresh = _at(designed, [budget for budget in designed.budgets if budget not in known])
+        if fresh.cells or fresh.left_out:
+            files.append(write_manifest(store, fresh, self.preset, self._request()))
+        total, stopped = Tally(), ""
+        while True:
+            total.add(self._run_jobs(store, designed, left()))
+            if any(not store.settled(planned.hash) for planned in designed.distinct()):
+                remaining = left()
+                stopped = "time is up" if remaining is not None and remaining <= 0 else "asked to stop"
+                break
+            more = self._extended(store, designed, files)
+            if more is None:
+                break
+            designed = more
+        result = self._result(store, designed, files, total, time.monotonic() - began)
+        return replace(result, stopped=stopped)
+
+    def _held(self) -> Store | None:
+        """The store, where there is one already, known to be for this dataset and evaluation."""
+        if not (self.path / INFO).exists():
+            return None
+        store = Store.open(self.path)
+        store.check(self.dataset.checksum, self.preset.evaluate)
+        return store
+
+    def _design(self, store: Store | None) -> tuple[Design, list[ManifestFile]]:
+        """The cells asked for: those of earlier sweeps with the same request stay as they were designed."""
+        budgets = self.asked.budgets or self.preset.budgets_of(self.axis)
+        files = []
+        parts = []
+        missing = list(budgets)
+        for file in manifests(store.path, self.axis) if store else ():
+            here = [budget for budget in missing if budget in file.manifest.budgets()]
+            if file.manifest.request == self._request() and here:
+                assert store is not None
+                parts.append(file.design(store, self.facts, here))
+                files.append(file)
+                missing = [budget for budget in missing if budget not in here]
+        if missing:
+            known = known_for(self.axis, store, self.note) if store else Known()
+            found = winners(known, store, self.facts) if store and self.axis == "negatives" else {}
+            asked = replace(self.asked, budgets=tuple(missing))
+            parts.append(design(self.axis, self.facts, self.preset, known=known, asked=asked, winners=found))
+        return _joined(self.axis, parts), files
+
+    def _request(self) -> dict[str, object]:
+        return request_of(self.preset, self.asked.learning_rates, self.asked.seeds, self.asked.allow_repeats)
+
+    def _refuse_nothing(self, designed: Design) -> None:
+        for budget in self.asked.budgets or self.preset.budgets_of(self.axis):
+            if not any(planned.row.flops_budget == budget for planned in designed.cells):
+                reasons = [out.reason for out in designed.left_out if out.flops_budget == budget]
+                raise ConfigError(
+                    f"no cell of the {self.axis} axis can be run at {budget:g} FLOPs: "
+                    + (reasons[0] if reasons else "the preset names none"),
+                    expected=f"a budget near those of preset {self.preset.name}: "
+                    + ", ".join(f"{b:g}" for b in self.preset.budgets_of(self.axis)),
+                    next_step="see `--dry-run`, or choose another budget, preset or dataset",
+                )
+
+    def _run_jobs(self, store: Store, designed: Design, seconds_left: float | None) -> Tally:
+        speeds = speeds_of(store, self.kind, self.facts.inputs)
+        cells = [planned for planned in designed.distinct() if not store.settled(planned.hash)]
+        seconds = seconds_of(speeds, cells)
+        parents = {planned.hash for planned in designed.parents}
+        # Parents first, since others wait for them; then the longest, so that no worker is left with one at the end.
+        cells.sort(key=lambda planned: (planned.hash not in parents, -seconds[planned.hash]))
+        jobs = [
+            Job(
+                digest=planned.hash,
+                flops_budget=planned.row.flops_budget,
+                seconds=seconds[planned.hash],
+                bytes=planned.cell.bytes["total"] + planned.cell.bytes.get("item_cache", 0),
+                steps=planned.recipe.train.steps,
+            )
+            for planned in cells
+        ]
+        if not jobs or (seconds_left is not None and seconds_left <= 0):
+            return Tally()
+        options = replace(self.options, seconds_left=seconds_left)
+        watch = Watch(self.axis, store, designed, seconds, self.workers, self.progress)
+        if self.backend == "ray":
+            from habitus.sweeps.ray_tasks import run_on_ray
+
+            return run_on_ray(store, self.dataset, jobs, options, self.workers, watch=watch, note=self.note)
+        workers = min(self.workers, len(jobs))
+        if workers == 1:
+            worker = Worker(store, self.dataset, options, progress=lambda _digest, _where: watch(), note=self.note)
+            return worker.work(jobs)
+        from habitus.sweeps.pool import Pool
+
+        room = device_bytes(self.kind)
+        shared = shared_gpu(self.note) if self.kind == "cuda" else {}
+        pool = Pool(store, self.dataset, jobs, options, workers, device_bytes=room, environment=shared, note=self.note)
+        return pool.run(watch)
+
+    def _extended(self, store: Store, designed: Design, files: list[ManifestFile]) -> Design | None:
+        """The design with what its Records ask for next, written into its manifests; None where nothing is."""
+        choice = self.preset.axis(self.axis)
+        added: list[Planned] = []
+        left_out: list[LeftOut] = []
+        if self.axis != "init":  # there the learning rate is what is swept
+            grid = len(rate_grid(self.asked.learning_rates, choice.learning_rates, 1.0))
+            added = more_rates(store, self.facts, designed.cells, grid, choice.extend)
+        if not added and self.axis == "allocation":
+            added, left_out = more_sizes(store, self.facts, self.preset, self.asked, designed.cells)
+        left_out = [out for out in left_out if out not in designed.left_out]
+        known = {planned.hash for planned in designed.cells}
+        added = [planned for planned in added if planned.hash not in known]
+        if not added and not left_out:
+            return None
+        for planned in added:
+            store.add(planned.hash, planned.recipe)
+        for file in files:
+            here = file.manifest.budgets()
+            cells = [planned for planned in added if planned.row.flops_budget in here]
+            file.extend(cells, [out for out in left_out if out.flops_budget in here])
+        names = sorted({f"{p.row.cell_id} at {p.row.flops_budget:.3g} FLOPs" for p in added})
+        if names:
+            self.note(
+                f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells whose best learning rate or size "
+                "sits at an edge: " + ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
+            )
+        return replace(designed, cells=(*designed.cells, *added), left_out=(*designed.left_out, *left_out))
+
+    def _result(
+        self, store: Store | None, designed: Design, files: Sequence[ManifestFile], tally: Tally, seconds: float
+    ) -> SweepResult:
+        speeds = speeds_of(store, self.kind, self.facts.inputs)
+        runs = statuses(store, designed, speeds)
+        missing = [run.seconds for run in runs if run.status == "missing"]
+        return SweepResult(
+            axis=self.axis,
+            store=self.path,
+            design=designed,
+            runs=tuple(runs),
+            manifests=tuple(file.path for file in files),
+            seconds=seconds,
+            estimated_seconds=wall_seconds(missing, self.workers),
+            estimate_source=speeds.source,
+            workers=self.workers,
+            counts=tally.counts(),
+        )
+
+
+def _check(workers: int | None, seeds: int | None, max_hours: float | None, backend: str) -> None:
+    for name, value in (("workers", workers), ("seeds", seeds)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} = {value}", expected="1 or more")
+    if max_hours is not None and not max_hours > 0:
+        raise ConfigError(f"max_hours = {max_hours:g}", expected="more than 0")
+    if backend not in ("local", "ray"):
+        raise ConfigError(f"backend {backend!r}", expected="local or ray")
+
+
+def _at(designed: Design, budgets: Sequence[float]) -> Design:
+    """The part of a design at some budgets."""
+    return replace(
+        designed,
+        cells=tuple(p for p in designed.cells if p.row.flops_budget in budgets),
+        left_out=tuple(out for out in designed.left_out if out.flops_budget in budgets),
+        parents=tuple(p for p in designed.parents if p.row.flops_budget in budgets),
+    )
+
+
+def _joined(axis: str, parts: Sequence[Design]) -> Design:
+    return Design(
+        axis,
+        tuple(planned for part in parts for planned in part.cells),
+        tuple(out for part in parts for out in part.left_out),
+        tuple(planned for part in parts for planned in part.parents),
+        tuple(dict.fromkeys(text for part in parts for text in part.decided)),
+    )

@@ -1,0 +1,249 @@
+"""The run store: one folder per content-hashed Recipe, one Record each. docs/store.md describes the format."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError, RunError
+from habitus.files import sha256_of, write_atomic
+from habitus.recipe import Recipe
+from habitus.record import Record
+from habitus.sweeps.preset import EvaluationChoice
+from habitus.typed import Typed
+
+STORE_VERSION = 1
+INFO = "store.json"
+RECORD = "record.json"
+SEAL = "seal.json"
+ATTEMPTS = "attempts"
+
+
+class EvaluationFiles(Typed):
+    """What every run of the store is evaluated on."""
+
+    queries: int
+    batch_sequences: int
+    catalogue_items: int | Literal["all"]
+    seed: int
+    query_set_checksum: str = Field(description="As every Record carries it.")
+    queries_sha256: str = Field(description="Of evaluation/queries.npy: log rows of the queries.")
+    candidates_sha256: str | None = Field(None, description="Of evaluation/candidates.npy, where not all items are.")
+
+
+class StoreInfo(Typed):
+    """store.json, written by the first sweep and never again."""
+
+    version: int = STORE_VERSION
+    dataset_checksum: str
+    evaluation: EvaluationFiles
+
+
+class Seal(Typed):
+    """seal.json beside a Record: its checksum and who published it."""
+
+    record_sha256: str
+    worker: str
+    claims: int = Field(description="How often the cell was claimed.")
+
+
+class Store:
+    """A store folder that has been checked. Cells are read and written through it."""
+
+    def __init__(self, path: Path, info: StoreInfo) -> None:
+        self.path = path
+        self.info = info
+        self._read: dict[str, tuple[int, Record]] = {}  # by hash, with the time of the file
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Store":
+        """The store in a folder; refuses what is no store, or one from a newer version."""
+        path = Path(path)
+        text = path / INFO
+        if not text.exists():
+            raise RunError(
+                f"{path} holds no {INFO}",
+                expected="a folder that `habitus sweep` wrote",
+                next_step=f"habitus sweep share --data DATASET --store {path}",
+            )
+        try:
+            version = json.loads(text.read_text(encoding="utf-8")).get("version")
+        except (OSError, ValueError, AttributeError) as error:
+            raise RunError(f"{text} cannot be read: {error}", expected="the file as a sweep wrote it") from None
+        if version != STORE_VERSION:
+            newer = isinstance(version, int) and version > STORE_VERSION
+            raise RunError(
+                f"{path} is a store of version {version}",
+                expected=f"version {STORE_VERSION}",
+                next_step="update habitus" if newer else "sweep into a new store",
+            )
+        return cls(path, StoreInfo.read(text))
+
+    @classmethod
+    def create(cls, path: str | Path, dataset: Dataset, choice: EvaluationChoice) -> "Store":
+        """The store for this dataset and evaluation: opened where there is one, which must be for the same."""
+        path = Path(path)
+        if not (path / INFO).exists():
+            if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / "evaluation").is_dir())):
+                raise RunError(f"{path} exists and is no store", expected="a new folder, or a store")
+            (path / "evaluation").mkdir(parents=True, exist_ok=True)
+            info = StoreInfo(dataset_checksum=dataset.checksum, evaluation=_evaluation_files(path, dataset, choice))
+            write_once(path / INFO, info.to_json().encode())
+        store = cls.open(path)
+        store.check(dataset.checksum, choice)
+        for name in ("cells", "sweeps", "workers"):
+            (path / name).mkdir(exist_ok=True)
+        return store
+
+    def check(self, dataset_checksum: str, choice: EvaluationChoice | None = None) -> None:
+        """Refuse another dataset or another evaluation than the store's."""
+        if dataset_checksum != self.info.dataset_checksum:
+            raise RunError(
+                f"{self.path} belongs to another dataset (checksum {self.info.dataset_checksum[:12]}, "
+                f"not {dataset_checksum[:12]})",
+                expected="one dataset per store, or losses are not comparable",
+                next_step="name another --store",
+            )
+        for name, asked in choice.to_values().items() if choice else ():
+            held = getattr(self.info.evaluation, name)
+            if held != asked:
+                raise ConfigError(
+                    f"evaluation of {name} = {asked}, and {self.path} was begun with {name} = {held}",
+                    expected="one evaluation for the whole store, or losses are not comparable",
+                    next_step="name another --store, or a preset with that evaluation",
+                )
+
+    @property
+    def laws(self) -> Path:
+        return self.path / "laws.json"
+
+    def cell(self, digest: str) -> Path:
+        return self.path / "cells" / digest
+
+    def has_record(self, digest: str) -> bool:
+        return (self.cell(digest) / RECORD).exists()
+
+    def settled(self, digest: str) -> bool:
+        """Whether the Record is there and nothing is left to be put in its place."""
+        cell = self.cell(digest)
+        return (cell / RECORD).exists() and not (cell / ATTEMPTS).exists()
+
+    def add(self, digest: str, recipe: Recipe) -> None:
+        """Make the folder of a cell, so that any worker can run it."""
+        cell = self.cell(digest)
+        if not (cell / "recipe.toml").exists():
+            cell.mkdir(parents=True, exist_ok=True)
+            recipe.write(cell / "recipe.toml")
+
+    def recipe(self, digest: str) -> Recipe:
+        """The recipe of a cell, checked against the name of its folder."""
+        path = self.cell(digest) / "recipe.toml"
+        recipe = Recipe.read(path)
+        if recipe.hash(self.info.dataset_checksum) != digest:
+            raise RunError(
+                f"{path} is not the recipe that its folder is named after",
+                expected="recipes as the sweep wrote them",
+                next_step=f"delete {path.parent} and run the sweep again",
+            )
+        return recipe
+
+    def record(self, digest: str) -> Record | None:
+        """The Record of a cell, once it is known to be as it was published; None where there is none yet."""
+        path = self.cell(digest) / RECORD
+        try:
+            modified = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if digest in self._read and self._read[digest][0] == modified:
+            return self._read[digest][1]
+        try:
+            record = Record.read(path)
+        except ConfigError as error:
+            raise self._edited(path, error.problem) from None
+        if record.recipe_hash != digest or record.recipe.hash(self.info.dataset_checksum) != digest:
+            raise self._edited(path, "its recipe is not the one that the folder is named after")
+        seal = path.with_name(SEAL)
+        if seal.exists() and Seal.read(seal).record_sha256 != sha256_of(path):
+            raise self._edited(path, "its checksum is not the one that it was published with")
+        self._read[digest] = (modified, record)
+        return record
+
+    def digests(self) -> list[str]:
+        """All cells, with a Record or not."""
+        folder = self.path / "cells"
+        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+    def newest_record(self) -> float:
+        """When the last Record was published, by the file server's clock; 0 where there is none."""
+        return max((path.stat().st_mtime for path in self.path.glob(f"cells/*/{RECORD}")), default=0.0)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What the workers wrote down, one worker after the other."""
+        for path in sorted((self.path / "workers").glob("*.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    yield json.loads(line)
+                except ValueError:  # the last line of a worker that was killed
+                    continue
+
+    def _edited(self, path: Path, why: str) -> RunError:
+        return RunError(
+            f"{path} has been changed since it was published: {why}",
+            expected="Records as runs wrote them: laws are only as good as they are",
+            next_step=f"bring the file back, or delete {path.parent} and run the sweep again",
+        )
+
+
+def write_once(path: Path, content: bytes) -> bool:
+    """Publish a whole file under a name that may be taken only once; False where another was first."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(beside, path)
+    except (FileExistsError, FileNotFoundError):  # the second where the folder was cleared under our hands
+        return False
+    finally:
+        beside.unlink(missing_ok=True)
+    return True
+
+
+def _evaluation_files(path: Path, dataset: Dataset, choice: EvaluationChoice) -> EvaluationFiles:
+    """The queries and candidates of the store, written as files that anyone can compare."""
+    import io
+
+    import numpy as np
+
+    from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
+
+    options = EvaluateOptions(
+        queries=choice.queries,
+        batch_sequences=choice.batch_sequences,
+        catalogue_items=choice.catalogue_items,
+        seed=choice.seed,
+    )
+    queries = query_set(dataset, options)
+    candidates = catalogue_subset(dataset, queries, options)
+    arrays = {"queries": np.concatenate([batch.events for batch in queries])}
+    if candidates is not None:
+        arrays["candidates"] = candidates
+    checksums = {}
+    for name, array in arrays.items():
+        file = path / "evaluation" / f"{name}.npy"
+        content = io.BytesIO()
+        np.save(content, array.astype(np.int64))
+        write_atomic(file, content.getvalue())
+        checksums[name] = sha256_of(file)
+    return EvaluationFiles(
+        **choice.to_values(),
+        query_set_checksum=queries.checksum(),
+        queries_sha256=checksums["queries"],
+        candidates_sha256=checksums.get("candidates"),
+    )

@@ -1,0 +1,122 @@
+"""Whether a run should be compiled, how the compiler is set up, and where its kernels are kept between runs."""
+
+import gc
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from habitus.data import Dataset
+from habitus.recipe import Recipe
+from habitus.sizing import Inputs, cell_of_recipe
+from habitus.typed import content_hash
+
+# What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (19 to 29 s
+# on an H200, docs/notebook.md) begins to pay. Guesses on the safe side; only the choice depends on them.
+UNCOMPILED_FLOPS_PER_SECOND = 60e12
+WORTH_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
+WORTH_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
+
+
+def use_compile_cache() -> Path:
+    """The folder where compiled kernels outlive the process: the user's cache, unless the environment names one."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
+
+
+@cache
+def compiler_loading() -> "Future[None]":
+    """PyTorch's compiler on its way in, by a thread that whoever asks first starts, while others load data."""
+    use_compile_cache()
+    pool = ThreadPoolExecutor(1)
+    loading = pool.submit(_load_compiler)
+    pool.shutdown(wait=False)
+    return loading
+
+
+def _load_compiler() -> None:
+    """Import the compiler, and let it do beside that what it would do before its first kernel."""
+    # All of this is remembered. But two threads that ask at the same time would both do the work, so that nothing
+    # should be compiled before this function's end. What fails here fails again, and is told, where it is needed.
+    with ThreadPoolExecutor(1) as beside:
+        import triton.compiler  # noqa: F401 (no two threads should import the same)
+        from torch._inductor.runtime import triton_compat
+
+        beside.submit(lambda: triton_compat.triton_key())  # reads and hashes all of Triton: half a second
+        from torch._inductor import async_compile, codecache
+
+        beside.submit(lambda: async_compile.AsyncCompile.wakeup())  # hashes PyTorch, starts processes that compile
+        beside.submit(lambda: codecache.CacheBase.get_system())
+        from torch._inductor import compile_fx  # noqa: F401 (most of a second)
+
+
+def set_up_compiler() -> None:
+    """Settings of PyTorch's compiler for training. They hold in the thread that sets them."""
+    from torch._inductor import config
+
+    # The embedder holds a Function of our own; unless told so, PyTorch works its graphs out in every process.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    # Variants of small kernels would be compiled and timed, and gain nothing here. Odd sizes get their zeros in
+    # `habitus.model.layers`.
+    config.triton.autotune_pointwise = False
+    config.shape_padding = False
+    torch._dynamo.config.run_gc_after_compile = False  # see `without_collecting`
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Leave the garbage collector out while imports and a compiler make a great many objects that stay.
+
+    Nor does it look at them afterwards, a third of a second, until the run is over (`habitus.training.environment`).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+def is_worth_it(recipe: Recipe, dataset: Dataset, device: torch.device, asked: bool | None) -> bool:
+    """Whether to compile: as asked, or where it saves more time than it takes, judged by the run's FLOPs."""
+    if asked is not None:
+        return asked
+    seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / UNCOMPILED_FLOPS_PER_SECOND
+    return seconds > (WORTH_SECONDS_CACHED if is_known(recipe, dataset, device) else WORTH_SECONDS)
+
+
+def is_known(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
+    """Whether a run of this shape has left its kernels in the cache."""
+    return _mark(recipe, dataset, device).exists()
+
+
+def remember(recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
+    """Note that the kernels of such a run lie in the cache."""
+    mark = _mark(recipe, dataset, device)
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError:  # a cache that cannot be written to is no cache; the run does not depend on it
+        return
+
+
+def _mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
+    """A file whose presence says so: everything that kernels are compiled for is in its name."""
+    shape = {
+        "model": recipe.model.to_values(),
+        "fields": dataset.fields.to_values(),
+        "stage": recipe.train.stage,
+        "batch_sequences": recipe.train.batch_sequences,
+        "seq_len": recipe.data.seq_len,
+        "precision": recipe.train.precision,
+        **({"dropout": True} if recipe.train.dropout else {}),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device),
+    }
+    return use_compile_cache() / "habitus-runs" / content_hash(shape)[:24]

@@ -1,0 +1,227 @@
+"""AdamW and Muon over the parameters of a model: few launches, no host in between, all state in tensors.
+
+    optimizer = build_optimizer(model, recipe.train)
+    ...
+    clip_gradients(model.parameters(), recipe.train.clip)
+    optimizer.step(rate)          # a float, or a 0-dim tensor that a captured step has computed itself
+    optimizer.zero_grad()
+
+Gradients are expected to be reduced over all ranks already. Parameters may be DTensors (FSDP2): AdamW and the
+momentum of Muon work on the local shards, and Muon's update is gathered before it is orthogonalised.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from habitus.errors import ModelError
+from habitus.model import BehaviorModel, ParameterInfo
+from habitus.recipe import TrainRecipe
+from habitus.training.optimizer_shards import local, norms_over_ranks, own_shard, whole
+from habitus.training.orthogonal import orthogonalised
+
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+MOMENTUM = 0.95
+# The RMS that AdamW's updates tend to have; with it one learning rate suits both.
+MUON_RMS = 0.2
+
+
+def build_optimizer(model: BehaviorModel, recipe: TrainRecipe) -> "Optimizer":
+    """The recipe's optimizer over everything that the model still trains."""
+    return Optimizer(model.parameter_groups(), recipe)
+
+
+class Optimizer:
+    """AdamW for everything, or Muon for hidden matrices and AdamW for the rest."""
+
+    def __init__(self, infos: Sequence[ParameterInfo], recipe: TrainRecipe) -> None:
+        muon = recipe.optimizer == "muon"
+        self.infos = tuple(infos)
+        self.recipe = recipe
+        device = self.infos[0].parameter.device
+        self.count = torch.zeros((), device=device)  # steps taken, float32 as the fused kernel wants it
+        self.states: dict[str, Tensor] = {}
+        self._adam = [self._adam_group(group) for group in _alike(i for i in infos if not (muon and i.muon))]
+        self._muon = [self._muon_group(group) for group in _alike(i for i in infos if muon and i.muon)]
+
+    @torch.no_grad()
+    def step(self, lr: float | Tensor) -> None:
+        """Move every parameter that has a gradient. A tensor as rate must be 0-dim, float32 and on the device."""
+        if isinstance(lr, Tensor) and lr.device.type == "cpu":
+            lr = lr.item()
+        self.count += 1
+        for adam in self._adam:
+            adam.step(lr, self.count)
+        for muon in self._muon:
+            muon.step(lr)
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Forget the gradients; `set_to_none=False` writes zeros into the same memory, as a captured step needs."""
+        for info in self.infos:
+            if set_to_none:
+                info.parameter.grad = None
+            elif info.parameter.grad is not None:
+                info.parameter.grad.zero_()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything that a resumed run needs, by name; the live tensors, not copies."""
+        return {"count": self.count, **self.states}
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `state_tensors` of the same model and recipe gave; in place, so that graphs stay valid."""
+        own = self.state_tensors()
+        if own.keys() != tensors.keys():
+            odd = sorted(own.keys() ^ tensors.keys())
+            raise ModelError(
+                f"the optimizer's state differs in {len(odd)} tensors, {odd[0]!r} among them",
+                expected=f"the state of {self.recipe.optimizer} for this model",
+                next_step="resume with the recipe that the checkpoint was written with",
+            )
+        for name, tensor in own.items():
+            if tensor.shape != tensors[name].shape:
+                raise ModelError(
+                    f"state {name!r} has shape {tuple(tensors[name].shape)}",
+                    expected=f"{tuple(tensor.shape)}",
+                    next_step="resume with the recipe that the checkpoint was written with",
+                )
+            tensor.copy_(tensors[name])
+
+    def _adam_group(self, infos: list[ParameterInfo]) -> "_Adam":
+        firsts = [self._state(f"first.{info.name}", info.parameter) for info in infos]
+        seconds = [self._state(f"second.{info.name}", info.parameter) for info in infos]
+        return _Adam(*self._common(infos), firsts=firsts, seconds=seconds)
+
+    def _muon_group(self, infos: list[ParameterInfo]) -> "_Muon":
+        momenta = [self._state(f"momentum.{info.name}", info.parameter) for info in infos]
+        return _Muon(*self._common(infos), momenta=momenta, stacked=[info.stacked for info in infos])
+
+    def _common(self, infos: list[ParameterInfo]) -> tuple[list[nn.Parameter], float, float]:
+        decay = self.recipe.weight_decay if infos[0].weight_decay else 0.0
+        return [info.parameter for info in infos], infos[0].lr_multiplier, decay
+
+    def _state(self, name: str, parameter: nn.Parameter) -> Tensor:
+        # A DTensor's state is sharded as it is.
+        self.states[name] = torch.zeros_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
+        return self.states[name]
+
+
+@dataclass
+class _Adam:
+    """AdamW over parameters of one rate multiplier and one weight decay, as one fused operation."""
+
+    parameters: list[nn.Parameter]
+    lr_multiplier: float
+    weight_decay: float
+    firsts: list[Tensor]
+    seconds: list[Tensor]
+
+    def step(self, lr: float | Tensor, count: Tensor) -> None:
+        here = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if not here:
+            return
+        torch._fused_adamw_(
+            [local(self.parameters[i]) for i in here],
+            [_gradient(self.parameters[i]) for i in here],
+            [local(self.firsts[i]) for i in here],
+            [local(self.seconds[i]) for i in here],
+            [],
+            [count] * len(here),  # read only
+            lr=lr if self.lr_multiplier == 1 else lr * self.lr_multiplier,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=self.weight_decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+@dataclass
+class _Muon:
+    """Muon (momentum, orthogonalised) over matrices of one rate multiplier.
+
+    Matrices of one shape, of all layers and of both orientations, are orthogonalised in one batch.
+    """
+
+    parameters: list[nn.Parameter]
+    lr_multiplier: float
+    weight_decay: float
+    momenta: list[Tensor]
+    stacked: list[int]
+
+    def step(self, lr: float | Tensor) -> None:
+        here = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if not here:
+            return
+        parameters = [self.parameters[i] for i in here]
+        gradients = [_gradient(parameter) for parameter in parameters]
+        momenta = [local(self.momenta[i]) for i in here]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        updates = list(torch._foreach_lerp(gradients, momenta, MOMENTUM))  # Nesterov: a look ahead
+        updates = [whole(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
+        # An orthogonal update twice as wide has √2 times the largest singular value where AdamW's, aligned as it is,
+        # has twice: what MuP corrects by a factor there, it corrects by its root here.
+        rate = lr * self.lr_multiplier**0.5
+        updates = _orthogonal(updates, [self.stacked[i] for i in here], rate)
+        updates = [own_shard(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
+        own = [local(parameter) for parameter in parameters]
+        if self.weight_decay:
+            torch._foreach_mul_(own, 1 - rate * self.weight_decay)
+        torch._foreach_sub_(own, updates)
+
+
+def _orthogonal(updates: list[Tensor], stacked: list[int], rate: float | Tensor) -> list[Tensor]:
+    """Each update made of orthogonal matrices whose entries have an RMS of rate·MUON_RMS."""
+    blocks = [update.unflatten(0, (parts, -1)) for update, parts in zip(updates, stacked, strict=True)]
+    batches: dict[tuple[int, ...], list[int]] = {}
+    for number, block in enumerate(blocks):
+        batches.setdefault(tuple(sorted(block.shape[1:])), []).append(number)
+    for (_, longer), numbers in batches.items():
+        wide = [number for number in numbers if blocks[number].shape[1] <= blocks[number].shape[2]]
+        tall = [number for number in numbers if blocks[number].shape[1] > blocks[number].shape[2]]
+        # A few copies of everything, whatever the depth: tall matrices lie on their side for a while.
+        joined = [torch.cat([blocks[n] for n in wide])] if wide else []
+        joined += [torch.cat([blocks[n] for n in tall]).mT] if tall else []
+        batch = orthogonalised(joined[0] if len(joined) == 1 else torch.cat(joined))
+        batch *= rate * (MUON_RMS * longer**0.5)
+        num_wide = sum(stacked[n] for n in wide)
+        made = list(batch[:num_wide].split([stacked[n] for n in wide])) if wide else []
+        made += list(batch[num_wide:].mT.contiguous().split([stacked[n] for n in tall])) if tall else []
+        for number, block in zip(wide + tall, made, strict=True):
+            blocks[number] = block
+    return [block.flatten(0, 1) for block in blocks]
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """The norm of all gradients together, 0-dim on the device; gradients above `max_norm` are scaled down to it.
+
+    Nothing waits for the host. A norm that is not finite leaves gradients that are not finite either.
+    """
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [_gradient(parameter) for parameter in held]
+    if not gradients:
+        return torch.zeros(())
+    norms = torch.stack(torch._foreach_norm(gradients))
+    norm = torch.linalg.vector_norm(norms_over_ranks(norms, held))
+    if norm.device.type == "cpu" and norm <= max_norm:
+        return norm  # looking is free here
+    torch._foreach_mul_(gradients, (max_norm / norm).clamp(max=1.0))
+    return norm
+
+
+def _alike(infos: Iterable[ParameterInfo]) -> list[list[ParameterInfo]]:
+    """Parameters that one operation can move: of one rate multiplier and one weight decay."""
+    groups: dict[tuple[float, bool], list[ParameterInfo]] = {}
+    for info in infos:
+        groups.setdefault((info.lr_multiplier, info.weight_decay), []).append(info)
+    return list(groups.values())
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return local(parameter.grad)

@@ -1,0 +1,162 @@
+"""The Record of a run, put together from what was counted and measured, and published once."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from habitus.data import Dataset
+from habitus.errors import RunError
+from habitus.evaluation import Evaluation
+from habitus.files import write_atomic
+from habitus.recipe import Recipe
+from habitus.record import Metric, Record, Seconds, TrainLosses, TrajectoryPoint
+from habitus.sizing import (
+    Inputs,
+    Workload,
+    breakdown,
+    cell_of_recipe,
+    executed_step_flops,
+    item_cache_flops,
+    tokens_per_item,
+)
+from habitus.training.checks import Parent
+from habitus.training.environment import hardware, memory, softmax_backend, versions
+from habitus.training.options import TrainOptions
+from habitus.training.stages import Work
+from habitus.training.windows import WindowOrder
+
+
+@dataclass
+class Outcome:
+    """What a run has to say at its end, beside what follows from recipe and dataset."""
+
+    steps: int
+    work: Work
+    tail: tuple[float, float | None, float] | None
+    seconds: dict[str, float]
+    trajectory: list[TrajectoryPoint] = field(default_factory=list)
+    evaluation: Evaluation | None = None
+    problem: str | None = None
+    made_cache: bool = False
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+def make_record(
+    recipe: Recipe,
+    dataset: Dataset,
+    parent: Parent | None,
+    outcome: Outcome,
+    options: TrainOptions,
+    device: torch.device,
+    world: int,
+) -> Record:
+    """The Record of a run that is over, well or badly."""
+    inputs = Inputs.of(dataset.fields)
+    parts = breakdown(recipe.model, inputs)
+    cell = cell_of_recipe(recipe, inputs)
+    order = WindowOrder(dataset, recipe.train.batch_sequences, recipe.train.seed)
+    counts = order.totals(0, outcome.steps)
+    slots = outcome.steps * recipe.train.batch_sequences * recipe.data.seq_len
+    executed = executed_flops(recipe, inputs, outcome.work, slots, counts, device)
+    train = None
+    if outcome.tail is not None:
+        in_batch, extra, loss = outcome.tail
+        train = TrainLosses(in_batch_loss=in_batch, extra_loss=extra, loss=loss)
+    metrics: dict[str, Metric] = {}
+    evaluation = None
+    if outcome.evaluation is not None:
+        metrics = dict(outcome.evaluation.metrics)
+        evaluation = outcome.evaluation.specification[recipe.evaluate.regimes[-1]]
+    seconds = Seconds(**{name: outcome.seconds.get(name, 0.0) for name in ("warmup", "train", "evaluate")})
+    return Record(
+        recipe=recipe,
+        recipe_hash=recipe.hash(dataset.checksum),
+        parent_hash=None if parent is None else parent.record.recipe_hash,
+        dataset_checksum=dataset.checksum,
+        status="done" if outcome.problem is None else "failed",
+        reason=outcome.problem,
+        params=parts.as_record(),
+        embedder_share=parts.share,
+        embedder_flop_share=cell.embedder_flop_share,
+        flops_budget=options.flops_budget,
+        flops_nominal=float(cell.flops_per_step * outcome.steps),
+        flops_executed=executed,
+        flops_item_cache=_cache_flops(recipe, inputs, dataset.num_items) if outcome.made_cache else None,
+        steps=outcome.steps,
+        slots_seen=slots,
+        events_seen=counts["events"],
+        queries_seen=counts["queries"],
+        unique_events=order.unique_events(outcome.steps),
+        epochs=outcome.steps * recipe.train.batch_sequences / order.num_windows,
+        train=train,
+        metrics=metrics,
+        evaluation=evaluation,
+        trajectory=tuple(outcome.trajectory),
+        throughput=_throughput(outcome, slots, counts["events"], cell.flops_per_step, executed),
+        memory=memory(device),
+        hardware=hardware(device, options, world)
+        | {"precision": recipe.train.precision}
+        | {"softmax": softmax_backend(device, recipe.model.joint_dim, recipe.train.precision)}
+        | outcome.engine,
+        versions=versions(),
+        seed=recipe.train.seed,
+        seconds=seconds,
+    )
+
+
+def executed_flops(
+    recipe: Recipe, inputs: Inputs, work: Work, slots: int, counts: dict[str, int], device: torch.device
+) -> float:
+    """FLOPs as run. All counts but the scores enter linearly, so the totals of the run stand for its steps."""
+    whole = slots * recipe.data.seq_len  # under a mask, on CPU, every slot meets every slot of its window
+    linear = Workload(
+        slots=slots,
+        items=work.items,
+        text_tokens=work.text_tokens,
+        text_pairs=work.text_pairs,
+        context_pairs=counts["pairs"] if device.type == "cuda" else whole,
+        queries=work.scores,
+        candidates=1,
+        copied_pairs=whole,
+    )
+    return sum(executed_step_flops(recipe.model, inputs, linear).values())
+
+
+def publish(record: Record, path: Path) -> None:
+    """Write record.json; where one is there already, the first one wins and this is an error."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.whole")
+    write_atomic(beside, record.to_json().encode())
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise RunError(
+            f"{path} was written by another process meanwhile", expected="one process per run folder"
+        ) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _throughput(outcome: Outcome, slots: int, events: int, step_flops: int, executed: float) -> dict[str, float]:
+    """Rates over the time spent in steps, the first one (which compiles and warms up) left out."""
+    spent = outcome.seconds.get("train", 0.0)
+    timed = outcome.seconds.get("timed_steps", 0.0)
+    if spent <= 0 or timed <= 0 or not outcome.steps:
+        return {}
+    share = timed / outcome.steps
+    return {
+        "steps_per_second": timed / spent,
+        "slots_per_second": slots * share / spent,
+        "events_per_second": events * share / spent,
+        "nominal_flops_per_second": step_flops * timed / spent,
+        "executed_flops_per_second": executed * share / spent,
+    }
+
+
+def _cache_flops(recipe: Recipe, inputs: Inputs, num_items: int) -> float:
+    parts = breakdown(recipe.model, inputs)
+    return float(
+        item_cache_flops(parts.embedder_params, t=tokens_per_item(recipe.model.text_len, inputs), items=num_items)
+    )

@@ -1,0 +1,74 @@
+"""What a plan expects after stage 2: stage 1's law and the measured gains over the parents, worked by hand."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from habitus.laws import saturating
+from habitus.laws.laws_file import Entry, LawsFile, RunRow
+from habitus.planning import PlanOptions, plan
+from habitus.planning.facts import Parent
+from habitus.planning.knobs import Laws
+from habitus.planning.predict import predictions
+from habitus.planning.result import Prediction
+
+METRIC = "catalogue/recall@10"
+BUDGETS = [1e11, 3e11, 1e12, 3e12, 1e13]
+
+
+def run(budget: float, K: float, value: float, chosen: bool = True) -> RunRow:
+    return RunRow(
+        axis="negatives", budget=budget, cell_id=f"k{K}", learning_rate=0.01, seed=0, init="", chosen=chosen,
+        knobs={"num_negatives": K}, metrics={METRIC: value},
+    )  # fmt: skip
+
+
+def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> tuple[list[Prediction], list[str]]:
+    """For 1e13 FLOPs of stage 1; parents had the budget of the stage-2 runs that continue them."""
+    law = saturating(BUDGETS, [0.5 - 40 * C**-0.2 for C in BUDGETS], direction="max")
+    entry = Entry(name="loss_law", metric=METRIC, axis="allocation", law=law)
+    laws = Laws(LawsFile(source="x", seed=0, metrics=(METRIC,), entries=(entry,), runs=tuple(runs)), "this study")
+    known = {(r.budget, r.knobs["num_negatives"], 0.01, 0): Parent(r.budget, {METRIC: parents[r.budget]}) for r in runs}
+    found, why_not = predictions(1e13, share * 1e13, METRIC, [laws], known)
+    return [p for p in found if p.metric == METRIC], why_not
+
+
+RUNS = [
+    run(1e11, 0, 0.20), run(1e11, 100, 0.26), run(1e11, 200, 0.4, chosen=False),
+    run(1e12, 0, 0.34), run(1e12, 100, 0.33),
+]  # fmt: skip
+PARENTS = {1e11: 0.25, 1e12: 0.31}
+
+
+def test_stage_two_is_stage_ones_law_and_the_gain_over_the_parent() -> None:
+    (first, second), why_not = predicted(RUNS, PARENTS, share=1.0)
+    assert why_not == []
+    # Gains of the best chosen K: 0.26 − 0.25 and 0.34 − 0.31, mean 0.02, deviation √2/100.
+    assert second.value == pytest.approx(first.value + 0.02)
+    # One more gain: t(1) = 12.706 times √2/100 times √(1 + 1/2), beside stage 1's own error.
+    half = 12.7062 * math.sqrt(2) / 100 * math.sqrt(1.5)
+    assert first.low is not None and second.low is not None
+    assert second.low == pytest.approx(second.value - math.hypot(first.value - first.low, half), rel=1e-4)
+    assert "+0.01 to +0.03; stage 2 had 1 times its parent's compute there, 1 times here" in second.how
+
+
+def test_a_stage_two_with_less_compute_may_gain_nothing() -> None:
+    steady = [run(budget, 0, value) for budget, value in ((1e11, 0.27), (1e12, 0.33))]  # two gains of 0.02
+    (first, same), _ = predicted(steady, PARENTS, share=1.0)
+    (_, less), _ = predicted(steady, PARENTS, share=0.25)
+    assert first.low is not None and same.low is not None and less.low is not None
+    assert same.low == pytest.approx(first.low + 0.02)
+    assert less.low == pytest.approx(less.value - math.hypot(first.value - first.low, 0.02))
+    assert less.value == pytest.approx(same.value)
+
+
+def test_one_gain_has_no_interval_and_is_not_printed(laws_path: Path) -> None:
+    found, why_not = predicted(RUNS[:2], PARENTS, share=0.25)
+    assert [p.stage for p in found] == [1]
+    told = "after stage 2 is not predicted: what stage 2 adds to its parent is measured at"
+    assert why_not == [f"{METRIC} {told} one budget, which gives it no interval"]
+    # A laws.json without its store knows no parents.
+    made = plan(1e13, METRIC, PlanOptions(laws=laws_path))
+    assert f"{METRIC} {told} no budget" in made.warnings
+    assert {p.stage for p in made.predictions} == {1}

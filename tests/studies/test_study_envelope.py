@@ -1,0 +1,181 @@
+"""Presets that are adapted to a dataset and scaled to an envelope, without running anything."""
+
+from math import log
+from pathlib import Path
+
+import pytest
+
+from habitus.data.dataset import Dataset
+from habitus.errors import ConfigError
+from habitus.studies import StudyOptions, study
+from habitus.studies.envelope import adapted, designs, fitting, scaled, with_negatives
+from habitus.studies.finishing import check_metric
+from habitus.studies.options import ORDER
+from habitus.studies.probing import rate_line
+from habitus.studies.repeat_share import repeat_share, with_copying
+from habitus.studies.state import request_of
+from habitus.sweeps import Design, Facts, Preset, load_preset
+from habitus.sweeps.preset_world import preset_dataset
+
+MICRO = Path(__file__).parent / "micro.toml"
+AXES = ORDER[:-1]
+
+
+@pytest.fixture(scope="module")
+def micro() -> Preset:
+    return load_preset(MICRO)
+
+
+@pytest.fixture(scope="module")
+def data(micro: Preset, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return preset_dataset(micro, tmp_path_factory.mktemp("micro") / "dataset")
+
+
+def total(made: list[Design] | tuple[Design, ...]) -> float:
+    return sum(one.flops for one in made)
+
+
+def test_scaling_multiplies_budgets_and_widens_shapes(micro: Preset) -> None:
+    twice = scaled(micro, 32.0)
+    assert twice.budgets == (6.4e9, 1.28e10, 2.56e10)
+    assert twice.depth.budgets == (1.28e10,)
+    # Widths follow C^0.3: 8·32^0.3 = 22.6, to the nearest multiple of the head size 4.
+    assert twice.depth.rows[0].width == 24
+    assert twice.depth.rows[0].budget == 1.28e10
+    assert set(micro.allocation.ladder) < set(twice.allocation.ladder)
+    assert scaled(micro, 1.0) is micro
+
+
+def test_a_rate_that_falls_with_the_budget_is_the_same_at_a_budget_of_a_scaled_preset() -> None:
+    standard = load_preset("standard")  # 0.16·√(B/512)·(C/1e13)^-0.25
+    assert standard.rule_rate(128, 1e13) == pytest.approx(0.08)
+    assert standard.rule_rate(128, 1.6e14) == pytest.approx(0.04)
+    assert scaled(standard, 4.0).rule_rate(128, 1.6e14) == pytest.approx(0.04)
+    assert load_preset("paper").rule_rate(512, 1e19) == 2e-3  # no exponent: the budget plays no part
+
+
+def test_two_probed_budgets_make_a_line_of_rates() -> None:
+    # Half the rate at a hundredfold budget: 100^-0.15 = 0.5. Three sizes each; their mean counts.
+    best = {1e13: [log(2.0), log(4.0), log(8.0)], 1e15: [log(2.0)] * 3}
+    assert rate_line(best, 1e13, rate=0.01, exponent=0.0) == (0.04, -0.15)
+    # The same with a preset that falls already: its own exponent is added.
+    assert rate_line({1e13: [0.0], 1e15: [0.0]}, 1e13, rate=0.04, exponent=-0.15) == (0.04, -0.15)
+    # A rise is noise: no slope, and the geometric mean of both.
+    assert rate_line({1e13: [log(1.0)], 1e15: [log(4.0)]}, 1e13, rate=0.01, exponent=0.0) == (0.02, 0.0)
+    # A steep fall is bounded, through the middle of both: at 1e14 a tenth of the rate.
+    rate, exponent = rate_line({1e13: [0.0], 1e15: [log(0.01)]}, 1e13, rate=0.01, exponent=0.0)
+    assert exponent == -0.35
+    assert rate * 10**exponent == pytest.approx(0.01 * 0.1, rel=0.05)
+    # One budget: a level, and the preset's exponent stays.
+    assert rate_line({1e13: [log(2.0)]}, 1e13, rate=0.01, exponent=-0.2) == (0.02, -0.2)
+
+
+def test_the_cost_of_a_scaled_study_follows_the_factor(micro: Preset, data: Dataset) -> None:
+    facts = Facts.of(data)
+    once = total(designs(micro, facts, AXES, allow_repeats=True))
+    four = total(designs(scaled(micro, 4.0), facts, AXES, allow_repeats=True))
+    assert four / once == pytest.approx(4, rel=0.25)
+
+
+def test_an_envelope_is_filled_and_never_passed(micro: Preset, data: Dataset) -> None:
+    envelope = 3e10
+    found = fitting(
+        micro, Facts.of(data), AXES, allow_repeats=True, limit=envelope, cost=total, unit="FLOPs"
+    )  # fmt: skip
+    assert envelope / 2 < found.cost <= envelope
+    for one in found.designs:
+        assert one.cells, one.axis
+
+
+def test_an_envelope_too_small_names_the_least(micro: Preset, data: Dataset) -> None:
+    facts = Facts.of(data)
+    with pytest.raises(ConfigError, match="too little for any law") as caught:
+        fitting(micro, facts, AXES, allow_repeats=False, limit=1e6, cost=total, unit="FLOPs")
+    least = float(caught.value.expected.removeprefix("at least ").split()[0])
+    fits = fitting(micro, facts, AXES, allow_repeats=False, limit=1.3 * least, cost=total, unit="FLOPs")
+    assert fits.cost <= 1.3 * least
+    with pytest.raises(ConfigError, match="too little"):
+        fitting(micro, facts, AXES, allow_repeats=False, limit=0.5 * least, cost=total, unit="FLOPs")
+
+
+def test_one_epoch_limits_the_budgets_unless_repeats_are_allowed(micro: Preset, data: Dataset) -> None:
+    facts = Facts.of(data)
+    single = fitting(micro, facts, AXES, allow_repeats=False, limit=1e15, cost=total, unit="FLOPs")
+    repeated = fitting(micro, facts, AXES, allow_repeats=True, limit=1e15, cost=total, unit="FLOPs")
+    assert repeated.factor > single.factor
+
+
+def test_another_dataset_gets_its_own_batches_queries_and_negatives(micro: Preset, data: Dataset) -> None:
+    wider = micro.model_copy(update={"world": micro.world.model_copy(update={"seq_len": 64, "num_items": 99_999})})
+    changed, told = adapted(wider, data)
+    assert changed.batch_sequences(4e8) == 8  # windows half as long, twice as many
+    counts = with_negatives(changed, Facts.of(data)).negatives.num_negatives
+    assert counts[0] == 0
+    assert 64 <= max(counts) <= data.num_items
+    assert len(counts) >= 7
+    assert any("keep the number of slots" in text for text in told)
+    same, silent = adapted(micro, data)
+    assert same == micro
+    assert silent == []
+
+
+def test_the_share_of_repeats_is_what_counting_finds(data: Dataset) -> None:
+    batch = data.batch("train", min(64, data.counts("train").windows))
+    again = []
+    for items, targets, segments in zip(batch.items, batch.targets, batch.segments, strict=True):
+        for slot in range(len(items)):
+            if targets[slot] >= 0:
+                seen = {item for item, segment in zip(items[: slot + 1], segments, strict=False)
+                        if segment == segments[slot]}  # fmt: skip
+                again.append(targets[slot] in seen)
+    assert repeat_share(data) == pytest.approx(sum(again) / len(again))
+
+
+@pytest.mark.parametrize(
+    "own_log, asked, chosen", [(True, None, True), (False, None, False), (True, False, False), (False, True, True)]
+)
+def test_a_log_whose_users_come_back_is_copied_from_unless_told_otherwise(
+    micro: Preset, data: Dataset, own_log: bool, asked: bool | None, chosen: bool
+) -> None:
+    options = StudyOptions(data=data.path if own_log else None, copying=asked)
+    preset, why = with_copying(micro, data, options)
+    assert preset.common.copying == preset.common.log_q == chosen
+    assert bool(why) == (own_log and asked is None)  # said where it was decided for the user
+    assert request_of(options).get("copying") == asked
+
+
+def test_a_metric_that_no_run_records_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
+    for metric in ("recall@10", "catalogue/recall@7", "train/loss", "catalogue/hits@10"):
+        with pytest.raises(ConfigError, match="is not recorded"):
+            study(tmp_path / "out", StudyOptions(metric=metric))
+    check_metric("catalogue/ndcg@100")
+    check_metric("batch/loss/history=5")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_contradict_are_refused(tmp_path: Path) -> None:
+    for options in (
+        StudyOptions(flops=1e12, gpu_hours=1),
+        StudyOptions(flops=-1.0),
+        StudyOptions(gpu_hours=0.0),
+        StudyOptions(axes=("shape",)),
+    ):
+        with pytest.raises(ConfigError):
+            study(tmp_path / "out", options)
+
+
+def test_the_paper_preset_adds_the_init_axis_and_order_is_kept() -> None:
+    assert StudyOptions(preset="paper").chosen_axes() == ORDER
+    assert StudyOptions(preset="quick").chosen_axes() == AXES
+    assert StudyOptions(axes=("negatives", "share")).chosen_axes() == ("share", "negatives")
+
+
+def test_a_dry_run_states_cost_and_time_and_trains_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    result = study(tmp_path / "out", StudyOptions(preset=str(MICRO), dry_run=True), note=told.append)
+    assert result.state is not None
+    assert [cost.axis for cost in result.state.costs] == list(AXES)
+    assert result.state.seconds > 0
+    assert any("together" in line for line in told)
+    assert not (tmp_path / "out" / "store").exists()
+    assert not (tmp_path / "out" / "study.json").exists()

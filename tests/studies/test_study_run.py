@@ -1,0 +1,166 @@
+"""A whole study, uninterrupted and interrupted: the same laws, the same recipe, the same page."""
+
+import html
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from habitus.errors import ConfigError, Interrupted
+from habitus.planning import Registered
+from habitus.recipe import Recipe
+from habitus.studies import StudyOptions, StudyProgress, StudyResult, study
+from habitus.studies.running import program
+
+MICRO = Path(__file__).parent / "micro.toml"
+OPTIONS = StudyOptions(preset=str(MICRO), device="cpu", workers=2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResult, list[str], list[StudyProgress]]:
+    """A study in one piece, with what it said on the way."""
+    told: list[str] = []
+    seen: list[StudyProgress] = []
+    result = study(tmp_path_factory.mktemp("whole") / "study", OPTIONS, progress=seen.append, note=told.append)
+    return result, told, seen
+
+
+@pytest.mark.slow
+def test_a_study_leaves_laws_recipe_plan_and_page(whole: Any) -> None:
+    result, told, seen = whole
+    assert result.report.read_text(encoding="utf-8").startswith("<!")
+    laws = json.loads(result.laws.read_text())
+    assert laws["extra"]["dataset_checksum"] == result.state.dataset_checksum
+    assert {run["axis"] for run in laws["runs"]} == {"share", "depth", "batch", "allocation", "negatives"}
+    assert [Recipe.read(path).train.stage for path in result.recipes] == [1, 2]
+    registered = Registered.read(result.plan)
+    assert registered.unchanged()
+    assert registered.flops == 8e9  # ten times the largest budget
+    assert any(line.startswith("together") for line in told)
+    assert any("learning rate" in line for line in told)
+    assert {p.axis for p in seen} >= {"probes", "allocation"}
+    assert any(p.best.startswith("catalogue/recall@10 0.") for p in seen)
+
+
+@pytest.mark.slow
+def test_the_printed_next_command_works_as_printed(whole: Any) -> None:
+    result, _, _ = whole
+    command = result.next_command.replace("habitus", f"{sys.executable} -m habitus", 1)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240, env=one_thread())
+    assert done.returncode == 0, done.stderr
+    assert (result.out / "run" / "stage2" / "record.json").exists()
+    checked = habitus("plan", "--check", result.out / "run", "--json")
+    values = json.loads(checked.stdout)
+    assert values["same_recipe"] == {"stage 1": True, "stage 2": True}
+
+
+@pytest.mark.slow
+def test_the_same_command_again_runs_nothing_and_changes_nothing(whole: Any) -> None:
+    result, _, _ = whole
+    before = contents(result.out)
+    told: list[str] = []
+    again = study(result.out, OPTIONS, note=told.append)
+    assert again.next_command == result.next_command
+    assert contents(result.out) == before
+    assert [line for line in told if "0 of them now" in line]
+    assert not [line for line in told if re.search(r"[1-9]\d* of them now", line)]
+    with pytest.raises(ConfigError, match="holds another study: allow_repeats was False"):
+        study(result.out, StudyOptions(preset=str(MICRO), allow_repeats=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [4, 24])
+def test_a_study_stopped_and_continued_gives_the_same(whole: Any, tmp_path: Path, records: int) -> None:
+    result, _, _ = whole
+    stopped_after(tmp_path / "study", records, signal.SIGTERM)
+    assert comparable(finished(tmp_path / "study")) == comparable(result)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("records", [1, 3, 6, 9, 12, 15, 19, 23, 27, 31])
+def test_a_study_killed_at_ten_points_gives_the_same(whole: Any, tmp_path: Path, records: int) -> None:
+    result, _, _ = whole
+    kind = signal.SIGTERM if records % 2 else signal.SIGINT
+    stopped_after(tmp_path / "study", records, kind)
+    assert comparable(finished(tmp_path / "study")) == comparable(result)
+
+
+@pytest.mark.slow
+def test_time_that_is_up_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
+    short = StudyOptions(preset=str(MICRO), device="cpu", workers=1, max_minutes=0.01)
+    with pytest.raises(Interrupted, match=r"(?s)time is up during the probes.*same command again"):
+        study(tmp_path / "study", short)
+
+
+def stopped_after(out: Path, records: int, kind: signal.Signals) -> None:
+    """Start the command, stop it once so many Records exist (probes among them), and see it leave in order."""
+    command = [sys.executable, "-m", "habitus", "study", "--preset", str(MICRO), "--device", "cpu"]
+    process = subprocess.Popen([*command, "--workers", "2", "--out", str(out)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 600
+    while len(list(out.glob("*/cells/*/record.json"))) < records and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.05)
+    os.kill(process.pid, kind)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode in (130, 143), told
+    assert len(list(out.glob("*/cells/*/record.json"))) >= records
+    assert not (out / "report.html").exists()
+    assert "same command" in told
+
+
+def finished(out: Path) -> StudyResult:
+    return study(out, OPTIONS)
+
+
+def comparable(result: StudyResult) -> dict[str, Any]:
+    """Everything that a study found, without times, hosts and places."""
+    assert result.laws is not None and result.plan is not None and result.report is not None
+    plan = json.loads(result.plan.read_text())
+    for name in ("registered_at", "registered_hash", "laws"):
+        plan.pop(name)
+    plan["quantities"].pop("hours", None)
+    return {
+        "laws": json.loads(result.laws.read_text()),
+        "plan": plan,
+        "recipes": [path.read_text() for path in result.recipes],
+        "report": timeless(result.report.read_text(encoding="utf-8")).replace(html.escape(result.next_command), ""),
+    }
+
+
+def timeless(page: str) -> str:
+    """The page without how long its runs took and how much time that makes the plan."""
+    page = re.sub(r"in [\d.e+-]+ (min|h) of runs", "", page)
+    page = re.sub(r'<tr data-r="time">.*?</tr>', "", page)
+    return re.sub(r"\\nhours,.*?(?=\\n)", "", page)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    names = ("store/laws.json", "recipe/stage1.toml", "recipe/stage2.toml", "plan.json", "study.json")
+    return {name: (out / name).read_bytes() for name in names}
+
+
+def habitus(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "habitus", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_the_next_command_names_a_program_that_the_shell_finds(tmp_path: Path, monkeypatch: Any) -> None:
+    elsewhere = tmp_path / "habitus"
+    elsewhere.write_text("#!/bin/sh\n")
+    elsewhere.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(elsewhere), "study"])
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert program() == str(elsewhere)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "habitus"

@@ -1,0 +1,26 @@
+"""The tiny preset's world, prepared once."""
+
+from pathlib import Path
+
+import pytest
+
+from habitus.data import Dataset
+from habitus.sweeps.cells import Facts
+from habitus.sweeps.preset import Preset, load_preset
+from habitus.sweeps.preset_world import preset_dataset
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Preset:
+    return load_preset("tiny")
+
+
+@pytest.fixture(scope="session")
+def dataset(tiny: Preset, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path: Path = tmp_path_factory.mktemp("tiny") / "dataset"
+    return preset_dataset(tiny, path, seed=1)
+
+
+@pytest.fixture(scope="session")
+def facts(dataset: Dataset) -> Facts:
+    return Facts.of(dataset)

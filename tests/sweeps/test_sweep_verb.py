@@ -1,0 +1,174 @@
+"""The verb and its commands: rounds, dependencies between axes, dry runs, limits and refusals."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError, RunError
+from habitus.sweeps import Preset, Store, sweep
+from habitus.sweeps.manifest import manifests
+
+COMMAND = [sys.executable, "-m", "habitus"]
+
+
+@pytest.fixture(scope="module")
+def small(tiny: Preset) -> Preset:
+    """The tiny preset with fewer cells, at budgets that a blink pays for."""
+    allocation = tiny.allocation.model_copy(
+        update={"num_shapes": 3, "extend": 1, "widen": 1, "centres": ((4e7, 1e3),), "regimes": ("batch",)}
+    )
+    negatives = tiny.negatives.model_copy(update={"num_negatives": (0, 16, 100_000)})
+    return tiny.model_copy(
+        update={"name": "small", "budgets": (4e7,), "allocation": allocation, "negatives": negatives}
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(
+    small: Preset, dataset: Dataset, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str], dict[str, object]]:
+    """A store with an allocation sweep and the negatives that continue it."""
+    store = tmp_path_factory.mktemp("swept") / "store"
+    said: list[str] = []
+    results = {
+        axis: sweep(axis, dataset, store, preset=small, workers=1, device="cpu", note=said.append)
+        for axis in ("allocation", "negatives")
+    }
+    return store, said, results
+
+
+def test_a_sweep_runs_every_cell_and_extends_grids_at_the_edge(swept: tuple, small: Preset) -> None:
+    store, said, results = swept
+    result = results["allocation"]
+    assert result.complete and result.number("done") == len(result.runs) > 9
+    assert any("sits at an edge" in text for text in said)
+    (file,) = manifests(store, "allocation")
+    assert {row.recipe_hash for row in file.manifest.cells} == {run.planned.hash for run in result.runs}
+    by_cell: dict[str, set[float]] = {}
+    for row in file.manifest.cells:
+        by_cell.setdefault(row.cell_id, set()).add(row.learning_rate)
+    assert all(len(rates) in (3, 4) for rates in by_cell.values())
+    assert max(len(rates) for rates in by_cell.values()) == 4
+
+
+def test_negatives_continue_the_allocation_winner_and_fit_is_run_and_said(swept: tuple) -> None:
+    store, said, results = swept
+    assert any("running `habitus fit" in text for text in said) and (store / "laws.json").exists()
+    opened = Store.open(store)
+    losses = {}
+    laws = json.loads((store / "laws.json").read_text())
+    for run in laws["runs"]:
+        if run["axis"] == "allocation" and run["chosen"]:
+            losses[run["cell_id"], run["learning_rate"]] = run["metrics"]["batch/loss"]
+    best = min(losses, key=lambda key: losses[key])
+    (file,) = manifests(store, "allocation")
+    (winner,) = [r.recipe_hash for r in file.manifest.cells if (r.cell_id, r.learning_rate) == best]
+    for run in results["negatives"].runs:
+        record = opened.record(run.planned.hash)
+        assert record is not None and record.parent_hash == winner and "catalogue/loss" in record.metrics
+    assert [out.reason for out in results["negatives"].design.left_out] == ["K is more than the catalogue's 300 items"]
+
+
+def test_the_same_sweep_again_runs_nothing_though_the_store_has_learnt(
+    swept: tuple, small: Preset, dataset: Dataset
+) -> None:
+    store, _, results = swept
+    for axis, first in results.items():
+        again = sweep(axis, dataset, store, preset=small, workers=1, device="cpu")
+        assert again.counts["published"] == 0 and again.manifests == first.manifests
+        assert {run.planned.hash for run in again.runs} == {run.planned.hash for run in first.runs}
+
+
+def test_a_dry_run_costs_cells_and_writes_nothing(
+    swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path
+) -> None:
+    result = sweep("allocation", dataset, tmp_path / "new", preset=small, dry_run=True, device="cpu", workers=2)
+    assert result.dry_run and not (tmp_path / "new").exists()
+    assert result.number("missing") == len(result.runs) == 9
+    assert result.estimated_seconds > 0 and "assumed" in result.estimate_source
+    assert result.flops_missing == sum(run.planned.cell.flops for run in result.runs) == pytest.approx(9 * 4e7, rel=0.2)
+    known = sweep("allocation", dataset, swept[0], preset=small, dry_run=True, device="cpu")
+    assert known.complete and "measured on" in known.estimate_source
+
+
+def test_time_that_is_up_leaves_a_sweep_that_goes_on(small: Preset, dataset: Dataset, tmp_path: Path) -> None:
+    result = sweep("allocation", dataset, tmp_path / "store", preset=small, workers=1, max_hours=0.5 / 3600)
+    assert result.stopped == "time is up" and result.number("missing") > 0
+    more = sweep("allocation", dataset, tmp_path / "store", preset=small, workers=1, max_hours=1)
+    assert more.complete and not more.stopped
+    assert more.counts["published"] + result.counts["published"] == len(more.runs)
+
+
+def test_requests_that_cannot_be_met_are_refused(swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no cell of the allocation axis can be run at 1000 FLOPs: cannot be built: one step"
+    ):
+        sweep("allocation", dataset, tmp_path / "store", preset=small, budgets=[1e3])
+    assert not (tmp_path / "store").exists()
+    for wrong in ({"workers": 0}, {"seeds": 0}, {"max_hours": 0.0}, {"backend": "slurm"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            sweep("share", dataset, tmp_path / "store", preset=small, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean 'depth'"):
+        sweep("dept", dataset, tmp_path / "store", preset=small)
+
+
+def test_a_store_of_another_dataset_is_refused(swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path) -> None:
+    shutil.copytree(swept[0], tmp_path / "store")
+    info = json.loads((tmp_path / "store" / "store.json").read_text())
+    (tmp_path / "store" / "store.json").write_text(json.dumps(info | {"dataset_checksum": "0" * 64}))
+    with pytest.raises(RunError, match="belongs to another dataset"):
+        sweep("share", dataset, tmp_path / "store", preset=small)
+
+
+def test_a_hand_edited_record_stops_the_sweep(swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path) -> None:
+    shutil.copytree(swept[0], tmp_path / "store")
+    path = next((tmp_path / "store").glob("cells/*/record.json"))
+    path.write_text(path.read_text().replace('"status": "done"', '"status": "well done"'))
+    with pytest.raises(RunError, match=r"record\.json has been changed since it was published"):
+        sweep("allocation", dataset, tmp_path / "store", preset=small, workers=1)
+
+
+def said_by(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset: Dataset, tmp_path: Path) -> None:
+    data = str(dataset.path)
+    dry = said_by(
+        "sweep", "share", "--data", data, "--store", str(tmp_path / "new"), "--preset", "tiny", "--dry-run", "--json"
+    )
+    assert dry.returncode == 0, dry.stderr
+    values = json.loads(dry.stdout)
+    assert values["missing"] == len(values["cells"]) == 5 and values["left_out"] and not (tmp_path / "new").exists()
+    assert {"cell_id", "flops_budget", "wanted", "realised", "learning_rate", "seed", "recipe_hash", "bytes"} <= set(
+        values["cells"][0]
+    )
+    listed = said_by("runs", str(swept[0]), "--axis", "negatives", "--json")
+    found = json.loads(listed.stdout)
+    assert found["states"]["done"] == 2 and found["duplicates"] == 0 and found["seconds_left"] == 0.0
+    table = said_by("runs", str(swept[0]), "--status", "done", "--budget", "4e7")
+    assert "allocation" in table.stdout and "K=16" in table.stdout and "0 duplicates" in table.stdout
+    assert table.stdout.index("0 duplicates") < table.stdout.index("K=16")  # the sums come first
+    assert "all" in said_by("runs", str(swept[0]), "--watch").stdout  # ends by itself: everything is done
+    wrong = said_by("runs", str(tmp_path))
+    assert wrong.returncode == 1 and "holds no store.json" in wrong.stderr
+    assert "status 'finished' is unknown" in said_by("runs", str(swept[0]), "--status", "finished").stderr
+    assert 'name = "quick"' in said_by("sweep", "share", "--preset", "quick", "--print-preset").stdout
+
+
+@pytest.mark.slow
+def test_two_machines_given_the_same_command_share_the_work(dataset: Dataset, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = [*COMMAND, "sweep", "depth", "--preset", "tiny", "--budgets", "1e8,2e8", "--workers", "1"]
+    command += ["--data", str(dataset.path), "--store", str(store), "--device", "cpu", "--json"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    values = [json.loads(process.communicate(timeout=300)[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert [value["done"] for value in values] == [10, 10]
+    assert sum(value["counts"]["published"] for value in values) == 10
+    assert [file.path.name for file in manifests(store)] == ["depth-1.json"]

@@ -1,0 +1,60 @@
+"""Learning rates by hand, and the same on host and device."""
+
+import math
+
+import pytest
+import torch
+
+from habitus.recipe import TrainRecipe
+from habitus.training.schedule import default_learning_rate, learning_rate_at
+
+
+def recipe(**changes: object) -> TrainRecipe:
+    return TrainRecipe.model_validate(
+        {"batch_sequences": 8, "steps": 20, "learning_rate": 0.5, "warmup": 0.2, **changes}
+    )
+
+
+def test_the_warm_up_rises_by_equal_steps_and_ends_at_the_peak() -> None:
+    assert [learning_rate_at(step, recipe()) for step in range(4)] == [0.125, 0.25, 0.375, 0.5]
+
+
+def test_the_cosine_falls_from_the_peak_to_zero_behind_the_last_step() -> None:
+    assert learning_rate_at(4, recipe()) == 0.5
+    assert learning_rate_at(12, recipe()) == pytest.approx(0.25)  # half of the 16 steps that are left
+    assert learning_rate_at(8, recipe()) == pytest.approx(0.25 * (1 + math.sqrt(0.5)))
+    assert 0 < learning_rate_at(19, recipe()) < 0.01
+    assert learning_rate_at(20, recipe()) == 0.0
+    assert learning_rate_at(40, recipe()) == 0.0  # a counter that runs on does no harm
+
+
+def test_a_constant_rate_stays_after_its_warm_up() -> None:
+    constant = recipe(schedule="constant")
+    assert learning_rate_at(1, constant) == 0.25
+    assert {learning_rate_at(step, constant) for step in range(3, 30)} == {0.5}
+
+
+def test_no_warm_up_starts_at_the_peak_and_a_small_one_takes_one_step() -> None:
+    assert learning_rate_at(0, recipe(warmup=0.0)) == 0.5
+    assert learning_rate_at(0, recipe(warmup=0.01)) == 0.5
+    assert learning_rate_at(19, recipe(warmup=1.0)) == 0.5
+    assert learning_rate_at(0, recipe(steps=1, warmup=1.0)) == 0.5
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize("warmup", [0.0, 0.05, 1.0])
+def test_a_counter_on_the_device_gives_the_same_rates(schedule: str, warmup: float) -> None:
+    given = recipe(schedule=schedule, warmup=warmup)
+    counter = torch.zeros((), dtype=torch.int64)
+    for step in range(25):
+        rate = learning_rate_at(counter, given)
+        assert rate.dtype == torch.float32 and rate.shape == ()
+        assert rate.item() == pytest.approx(learning_rate_at(step, given), rel=1e-6, abs=1e-12)
+        counter += 1
+
+
+def test_the_default_rate_grows_with_the_root_of_the_batch() -> None:
+    assert default_learning_rate(512) == 2e-3
+    assert default_learning_rate(2048) == pytest.approx(4e-3)
+    assert default_learning_rate(8) == pytest.approx(2.5e-4)
+    assert default_learning_rate(128, base_rate=0.02) == pytest.approx(0.01)

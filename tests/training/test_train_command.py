@@ -1,0 +1,135 @@
+"""habitus train: recipes, overrides, both stages in a row, dry runs, exit codes; and trackers that read journals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from habitus.cli.app import app
+from habitus.data import Dataset
+from habitus.errors import ConfigError
+from habitus.record import Record
+from habitus.training.track import track
+
+
+def habitus(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["train", *(str(part) for part in arguments)], env={"COLUMNS": "120"})
+
+
+def printed(*arguments: object) -> str:
+    """What the command prints; failures are raised as they are."""
+    result = habitus(*arguments, "--threads", 1, "--device", "cpu")
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def recipes(recipe_of: Callable[..., Any], tmp_path: Path) -> tuple[Path, Path]:
+    """stage1.toml and a stage2.toml that continues whatever came before it."""
+    one = recipe_of(steps=8)
+    two = recipe_of(steps=6, stage=2, parent="previous", num_negatives=32)
+    one.write(tmp_path / "stage1.toml")
+    two.write(tmp_path / "stage2.toml")
+    return tmp_path / "stage1.toml", tmp_path / "stage2.toml"
+
+
+def test_both_stages_in_one_command_and_again(dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    text = printed(*recipes, "--data", dataset.path, "--out", out, "train.steps=4")
+    assert "4 steps" in text
+    assert "batch/loss" in text
+    one, two = (Record.read(out / stage / "record.json") for stage in ("stage1", "stage2"))
+    assert (one.steps, two.steps) == (4, 4)
+    assert two.recipe.train.parent == one.recipe_hash == two.parent_hash
+    # Done stages are kept when the command is given again.
+    before = (out / "stage2" / "record.json").stat().st_mtime_ns
+    printed(*recipes, "--data", dataset.path, "--out", out, "--resume", "train.steps=4")
+    assert (out / "stage2" / "record.json").stat().st_mtime_ns == before
+
+
+def test_stage_2_alone_continues_a_run(
+    dataset: Dataset, recipes: tuple[Path, Path], parent: Path, tmp_path: Path
+) -> None:
+    text = printed(recipes[1], "--data", dataset.path, "--from", parent, "--out", tmp_path / "run", "--json")
+    record = Record.parse(json.loads(text), "stdout")
+    assert record.parent_hash == Record.read(parent / "record.json").recipe_hash
+
+
+def test_a_dry_run_prints_sizes_and_writes_nothing(
+    dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    text = printed(*recipes, "--data", dataset.path, "--dry-run", "train.steps=100")
+    for words in ("stage 1", "stage 2", "params", "flops", "bytes", "epochs", "100"):
+        assert words in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stage1.toml", "stage2.toml"]
+
+
+def test_what_cannot_be_meant_is_refused(dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = recipes
+    data = ("--data", dataset.path)
+    out = ("--out", tmp_path / "run")
+    cases: list[tuple[tuple[object, ...], str]] = [
+        ((one, *out), "no --data"),
+        ((one, *data), "no --out"),
+        ((two, one, *data, *out), "continues the previous run, and there is none"),
+        ((one, one, *data, *out), "stage 1 in place 2"),
+        ((one, two, one, *data, *out), "3 recipes"),
+        ((tmp_path / "absent.toml", *data, *out), "does not exist"),
+        ((one, *data, *out, "train.stepz=5"), "did you mean 'steps'"),
+        ((two, *data, *out, "--from", tmp_path), "holds no record.json"),
+    ]
+    for arguments, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            printed(*arguments)
+
+
+def test_a_failed_run_exits_with_1(dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path) -> None:
+    bad = ("train.learning_rate=1e30", "train.warmup=0.0", "train.clip=1e30")
+    result = habitus(recipes[0], "--data", dataset.path, "--out", tmp_path / "run", "--device", "cpu", *bad)
+    assert result.exit_code == 1
+    assert "failed: " in result.output
+    assert Record.read(tmp_path / "run" / "record.json").status == "failed"
+
+
+def test_a_terminated_command_exits_with_143_and_goes_on(
+    dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "habitus", "train", str(recipes[0]), "--data", str(dataset.path)]
+    command += ["--out", str(out), "--threads", "1", "--device", "cpu", "train.steps=3000"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 60
+    while not (out / "journal.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    _, stderr = child.communicate(timeout=60)
+    assert child.returncode == 143, stderr
+    assert "--resume" in stderr
+    assert len(list((out / "checkpoints").iterdir())) == 1
+
+
+def test_a_tracker_reads_the_journal(parent: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [{"step": 0, "loss": 5.0}, {"step": 1, "loss": 4.5}, {"step": 2, "metrics": {"batch/recall@10": 0.25}}]
+    (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2, "lo')
+    assert track(run, "tensorboard", follow=False) == 3
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 5.0), (1, 4.5)]
+    assert events.Scalars("batch/recall@10")[0].value == 0.25
+    with pytest.raises(ConfigError, match="tensorboard"):
+        track(run, "tensorbord")

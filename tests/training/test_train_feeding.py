@@ -1,0 +1,230 @@
+"""What a step reads: the dataset's own batches, distinct items, fixed shapes; and losses that agree in every form."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from habitus.data import Dataset
+from habitus.evaluation.ranks import Ranks
+from habitus.model import BehaviorModel
+from habitus.model.bundle import load_bundle
+from habitus.model.cache import EmbeddingCache
+from habitus.softmax import Latch, negative_keys
+from habitus.training.buckets import Buckets
+from habitus.training.feeding import Feeder, ItemFinder, ItemReader
+from habitus.training.log_q import Inclusion
+from habitus.training.objectives import FrozenObjective, JointObjective
+from habitus.training.resident import Assembled, ResidentEvents, ResidentItems, events_kept, resident_events
+from habitus.training.stages import FrozenStage, JointStage
+from habitus.training.vectors import FrozenVectors
+from habitus.training.windows import WindowOrder
+from tests.training.conftest import prepared
+
+CPU = torch.device("cpu")
+
+
+def feeder(dataset: Dataset, recipe: Any, accumulate: int = 1) -> Feeder:
+    return Feeder(dataset, recipe, CPU, Ranks(), accumulate)
+
+
+def assembled(dataset: Dataset, recipe: Any, step: int) -> Assembled:
+    windows = torch.from_numpy(feeder(dataset, recipe).order.of_step(step))
+    return ResidentEvents(dataset, CPU).assemble(windows, ResidentItems.of(dataset, recipe, CPU).lengths)
+
+
+def gradients(model: BehaviorModel) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def test_windows_come_in_the_order_of_the_datasets_batches(dataset: Dataset) -> None:
+    order = WindowOrder(dataset, 16, seed=3)
+    epoch = dataset.counts("train").windows // 16
+    for step in (0, 1, epoch, epoch + 1, 3 * epoch):  # the second last crosses into the next epoch
+        batch = dataset.batch("train", 16, seed=3, position=step)
+        assert np.array_equal(dataset.gather("train", order.of_step(step)).items, batch.items)
+
+
+def test_counts_of_steps_are_those_of_their_batches(dataset: Dataset) -> None:
+    order = WindowOrder(dataset, 16, seed=0)
+    steps = 2 * dataset.counts("train").windows // 16 + 3  # into the third epoch
+    batches = [dataset.batch("train", 16, position=step) for step in range(steps)]
+    found = order.totals(0, steps)
+    assert found["events"] == sum(int((batch.segments >= 0).sum()) for batch in batches)
+    assert found["queries"] == sum(int((batch.targets >= 0).sum()) for batch in batches)
+    assert order.unique_events(steps) == dataset.counts("train").events
+    assert order.unique_events(0) == 0  # a run that failed at its first step
+    assert order.unique_events(2) == sum(int((batch.segments >= 0).sum()) for batch in batches[:2])
+
+
+def test_distinct_items_by_hand() -> None:
+    # Targets 5, 2, 5; events 7, 5, 2, 9: the targets 2 and 5 come first, then 7 and 9.
+    targets, events = np.array([5, 2, 5]), np.array([[7, 5], [2, 9]])
+    table, by_sorting = ItemFinder(10), ItemFinder(10)
+    by_sorting.place = np.zeros(0, np.int64)
+    for finder in (table, by_sorting):
+        items, num_targets, of_targets, of_events = finder.find(targets, events)
+        assert items.tolist() == [2, 5, 7, 9]
+        assert num_targets == 2
+        assert of_targets.tolist() == [1, 0, 1]
+        assert of_events.tolist() == [[2, 1], [0, 3]]
+
+
+@pytest.mark.parametrize("step", [0, 5, 60, 61])
+def test_a_batch_put_together_from_tensors_is_the_datasets(
+    dataset: Dataset, recipe_of: Callable[..., Any], step: int
+) -> None:
+    recipe = recipe_of(steps=100)
+    feed = feeder(dataset, recipe).feed(step)
+    (micro,) = feed.micros
+    made = assembled(dataset, recipe, step)
+    for name in ("items", "positions", "segments"):
+        assert torch.equal(getattr(made, name), getattr(micro.batch, name)), name
+    assert torch.equal(made.has_query, micro.batch.targets >= 0)
+    assert torch.equal(made.wanted[made.has_query], micro.batch.targets[made.has_query])
+    assert torch.equal(made.boundaries.unique(), micro.batch.boundaries.unique())
+    assert bool((made.boundaries.diff() >= 0).all())
+    assert made.rows[: len(feed.items)].tolist() == feed.items.tolist()
+    assert torch.equal(made.event_places.long(), micro.events)
+    assert torch.equal(made.target_places.flatten()[micro.slots], micro.targets)
+    fields = made.batch(ResidentEvents(dataset, CPU).names).fields
+    for name, values in micro.batch.fields.items():
+        torch.testing.assert_close(fields[name].float(), values.float(), rtol=0, atol=0, equal_nan=True)
+    tokens, pairs = ItemReader(dataset, recipe, CPU).text_counts(feed.items)
+    assert made.counts.tolist() == [feed.num_targets, len(feed.items), tokens, pairs, feed.num_queries]
+
+
+@pytest.mark.parametrize("log_q", [False, True])
+@pytest.mark.parametrize("copying, dropout", [(False, 0.0), (True, 0.0), (True, 0.3)])
+def test_fixed_shapes_change_no_loss_and_no_gradient(
+    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, copying: bool, dropout: float
+) -> None:
+    recipe = recipe_of(log_q=log_q, dropout=dropout, model={"copying": copying})
+    model = spoken(BehaviorModel(dataset.fields, recipe.model))
+    stage = JointStage(model, dataset, recipe, feeder(dataset, recipe))
+    expected = stage.backward(3)
+    wanted = gradients(model)
+    items = ResidentItems.of(dataset, recipe, CPU)
+    objective = JointObjective(model, dataset, recipe, items, ResidentEvents(dataset, CPU).names)
+    found = objective(assembled(dataset, recipe, 3), torch.empty(0), (300, 2000), at_step(3))
+    found.loss.backward()
+    torch.testing.assert_close(found.loss.detach(), expected.loss)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+    assert int(found.scores) == stage.work.scores
+
+
+@pytest.mark.parametrize("log_q, copying", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("num_negatives, extra_pool", [(0, "union"), (64, "union"), (64, "extras"), (300, "union")])
+def test_fixed_shapes_of_stage_2(
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, num_negatives: int, extra_pool: str, log_q: bool,
+    copying: bool,
+) -> None:  # fmt: skip
+    recipe = recipe_of(
+        stage=2, parent="p", num_negatives=num_negatives, extra_pool=extra_pool, log_q=log_q, seed=7,
+        model={"copying": copying}, dropout=0.2 if copying else 0.0,
+    )  # fmt: skip
+    bundle = load_bundle(parent)
+    model = spoken(BehaviorModel(dataset.fields, recipe.model))
+    model.load_state_dict(bundle.model.state_dict(), strict=False)
+    model.freeze().train()
+    vectors = FrozenVectors(EmbeddingCache.open(parent / "catalogue", bundle, dataset), CPU)
+    stage = FrozenStage(model, dataset, recipe, feeder(dataset, recipe), vectors)
+    expected = stage.backward(3)
+    wanted = gradients(model)
+    assert vectors.table is not None
+    objective = FrozenObjective(model, dataset, recipe, vectors.table, ResidentEvents(dataset, CPU).names)
+    found = objective(assembled(dataset, recipe, 3), negative_keys(7, 3), (300, 0), at_step(3))
+    found.loss.backward()
+    torch.testing.assert_close(found.loss.detach(), expected.loss)
+    assert (found.extra is None) == (expected.extra is None)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+    assert int(found.scores) == stage.work.scores
+
+
+def at_step(step: int) -> Latch:
+    """A latch that has counted so many steps."""
+    latch = Latch("cpu")
+    latch.state[0] = step
+    return latch
+
+
+def spoken(model: BehaviorModel) -> BehaviorModel:
+    """The model with a past that has something to say; at the start it has not."""
+    if model.contextualizer.copying is not None:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.contextualizer.copying.parameters():
+                parameter += torch.randn(parameter.shape, generator=generator) * 0.3
+    return model
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 20])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_micro_batches_keep_the_candidates_and_masks_of_the_whole_batch(
+    dataset: Dataset, recipe_of: Callable[..., Any], accumulate: int, dropout: float
+) -> None:
+    recipe = recipe_of(dropout=dropout)
+    model = BehaviorModel(dataset.fields, recipe.model)
+    whole = JointStage(model, dataset, recipe, feeder(dataset, recipe)).backward(2)
+    wanted = gradients(model)
+    parts = JointStage(model, dataset, recipe, feeder(dataset, recipe, accumulate)).backward(2)
+    torch.testing.assert_close(parts.loss, whole.loss)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def test_how_likely_an_item_is_a_candidate(dataset: Dataset, recipe_of: Callable[..., Any]) -> None:
+    recipe = recipe_of(stage=2, parent="p", num_negatives=30, log_q=True)  # 30 of 300 items: one in ten
+    inclusion, items = Inclusion(dataset, recipe), np.array([0, 7, 123])
+    counts = dataset.item_train_counts
+    shares = [int(counts[item]) / int(counts.sum()) for item in items]
+    in_batch = [1 - (1 - share) ** (16 * 32) for share in shares]
+    union = [1 - (1 - q) * 0.9 for q in in_batch]
+    assert inclusion.in_batch(items, CPU).exp().tolist() == pytest.approx(in_batch, rel=1e-5)
+    assert inclusion.union(items, CPU).exp().tolist() == pytest.approx(union, rel=1e-5)
+    assert inclusion.extras(items, CPU).exp().tolist() == pytest.approx([0.1] * 3)
+
+
+def test_buckets_grow_by_the_root_of_two_and_cut_nothing() -> None:
+    buckets = Buckets(items=640, tokens=6400, most_items=1500, most_tokens=9000)
+    assert buckets.size(0) == (640, 6400)
+    assert buckets.size(1) == (960, 9000)  # 905 rounded up to a multiple of 64; tokens at their most
+    assert buckets.size(2) == (1280, 9000)
+    assert buckets.size(3) == (1500, 9000)
+    assert buckets.holding(640, 100) == 0
+    assert buckets.holding(641, 100) == 1
+    assert buckets.holding(10, 6401) == 1
+    assert buckets.holding(1500, 9000) == 3
+
+
+def test_the_first_bucket_has_room_beyond_what_was_seen() -> None:
+    fitted = Buckets.fitted([(1000, 9000), (1100, 9900)], 100_000, 1_000_000)
+    # 1.01 · 1100 + 100 = 1211, rounded up to a multiple of 64; 1.01 · 9900 + 900 = 10,899, to one of 8192 / 32 = 256.
+    assert fitted.size(0) == (1216, 11_008)
+
+
+def test_batches_a_little_larger_or_smaller_find_the_same_buckets() -> None:
+    one = Buckets.fitted([(66_000, 400_000), (66_300, 402_000)], 1 << 20, 1 << 24)
+    other = Buckets.fitted([(66_100, 400_900), (66_350, 402_500)], 1 << 20, 1 << 24)
+    assert one.size(0) == other.size(0) == (67_584, 409_600)  # multiples of 2048 and of 8192
+    assert one.size(1) == other.size(1)
+
+
+def test_events_stay_on_the_device_from_run_to_run_only_where_that_is_asked_for(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    other = prepared(tmp_path / "other", seed=5)
+    assert resident_events(dataset, CPU) is not resident_events(dataset, CPU)
+    with events_kept():
+        held = resident_events(dataset, CPU)
+        assert resident_events(dataset, CPU) is held
+        assert np.array_equal(resident_events(other, CPU).item.numpy(), other.items)
+        assert resident_events(dataset, CPU) is not held  # one dataset at a time
+    assert resident_events(dataset, CPU) is not resident_events(dataset, CPU)

@@ -1,0 +1,123 @@
+"""Several processes train as one does: same losses, both stages, repeated or spread weights, any world size."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from habitus.data import Dataset
+from habitus.record import Record
+from habitus.training import TrainOptions, train
+from habitus.training.journal import read_journal
+
+SCRIPT = Path(__file__).with_name("processes.py")
+
+
+def launch(count: int, jobs: list[dict[str, Any]], folder: Path) -> None:
+    """Train the jobs with so many processes."""
+    path = folder / f"jobs-{count}.json"
+    path.write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(path)], capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in read_journal(run / "journal.jsonl") if "loss" in line]
+
+
+def furthest(one: list[float], other: list[float]) -> float:
+    assert len(one) == len(other) == 20
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def jobs_of(
+    recipe_of: Callable[..., Any], dataset: Dataset, parent: Path, folder: Path, only: tuple[str, ...] = ()
+) -> dict[str, dict[str, Any]]:
+    """What every world size trains: 20 steps of 17 windows, a number that neither 2 nor 3 divides."""
+    known = Record.read(parent / "record.json").recipe_hash
+    one = recipe_of(steps=20, batch_sequences=17).to_values()
+    two = recipe_of(steps=20, batch_sequences=17, stage=2, parent=known, num_negatives=64).to_values()
+    apart = recipe_of(
+        steps=20, batch_sequences=17, stage=2, parent=known, num_negatives=64, extra_pool="extras", log_q=True
+    ).to_values()
+    muon = recipe_of(steps=20, batch_sequences=17, optimizer="muon").to_values()
+    heard = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
+    common = {"dataset": str(dataset.path)}
+    jobs = {
+        "joint": {"recipe": one},
+        "frozen": {"recipe": two, "parent": str(parent)},
+        "extras": {"recipe": apart, "parent": str(parent)},
+        "copying": {"recipe": heard},
+        "copying-parts": {"recipe": heard, "options": {"accumulate": 3, "shard": True}},
+        "parts": {"recipe": one, "options": {"accumulate": 3}},
+        "spread": {"recipe": one, "options": {"shard": True}},
+        "spread-muon": {"recipe": muon, "options": {"shard": True}},
+        "spread-frozen": {"recipe": two, "parent": str(parent), "options": {"shard": True}},
+    }
+    return {n: {**common, **job, "out": str(folder / n)} for n, job in jobs.items() if not only or n in only}
+
+
+def alone(job: dict[str, Any], out: Path) -> list[float]:
+    """The same job in this process, in the plainest way."""
+    from habitus.recipe import Recipe
+
+    parent = Path(job["parent"]) if job.get("parent") else None
+    recipe = Recipe.parse(job["recipe"], "the test's recipe")
+    dataset = Dataset.open(job["dataset"], verify=False)
+    train(recipe, dataset, out, parent=parent, options=TrainOptions(device="cpu", threads=1))
+    return losses(out)
+
+
+@pytest.mark.parametrize(
+    "count, only",
+    [
+        pytest.param(2, ("joint", "frozen", "spread", "copying"), id="two"),
+        pytest.param(3, (), id="three, everything", marks=pytest.mark.slow),
+        pytest.param(2, (), id="two, everything", marks=pytest.mark.slow),
+    ],
+)
+def test_several_processes_train_as_one_does(
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path, count: int, only: tuple[str, ...]
+) -> None:
+    jobs = jobs_of(recipe_of, dataset, parent, tmp_path, only)
+    launch(count, list(jobs.values()), tmp_path)
+    for name, job in jobs.items():
+        expected = alone(job, tmp_path / f"{name}-alone")
+        assert furthest(losses(tmp_path / name), expected) < 1e-5, name
+        ours, theirs = (Record.read(tmp_path / folder / "record.json") for folder in (name, f"{name}-alone"))
+        assert ours.recipe_hash == theirs.recipe_hash
+        assert ours.hardware["processes"] == count
+        assert ours.flops_executed == theirs.flops_executed
+        assert ours.metrics["batch/loss"].value == pytest.approx(theirs.metrics["batch/loss"].value, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_goes_on_at_another_world_size(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, sharded: bool
+) -> None:
+    recipe = recipe_of(steps=20)
+    out = tmp_path / "run"
+    options = {"save_every": 5, "shard": sharded}
+    job = {"recipe": recipe.to_values(), "dataset": str(dataset.path), "out": str(out)}
+    launch(2, [{**job, "options": options, "stop_at": 5}], tmp_path)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000005"]
+    launch(3, [{**job, "options": {**options, "resume": True}, "stop_at": 10}], tmp_path)
+    resumed = TrainOptions(device="cpu", threads=1, resume=True, save_every=5, keep_checkpoints_at_end=True)
+    train(recipe, dataset, out, options=resumed)
+    straight = TrainOptions(device="cpu", threads=1, save_every=5, keep_checkpoints_at_end=True)
+    train(recipe, dataset, tmp_path / "alone", options=straight)
+    assert furthest(losses(out), losses(tmp_path / "alone")) < 1e-5
+    one, two = (load_file(run / "bundle" / "model.safetensors") for run in (out, tmp_path / "alone"))
+    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in two)

@@ -1,0 +1,213 @@
+"""One run from recipe to Record: what it writes, what it counts, how it ends."""
+
+import gc
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from habitus.data import Dataset
+from habitus.errors import Interrupted, RunError
+from habitus.evaluation import Handling, evaluate_runs
+from habitus.evaluation.evaluation import EvaluateOptions
+from habitus.record import Record
+from habitus.sizing import Inputs, cell_of_recipe
+from habitus.training import Progress, TrainOptions, train
+from habitus.training.journal import read_journal
+
+ONE = TrainOptions(device="cpu", threads=1)
+
+
+def test_a_run_leaves_everything_that_its_users_need(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    shown: list[Progress] = []
+    recipe = recipe_of(evaluate={"every": 10, "regimes": ["batch", "catalogue"]})
+    out = tmp_path / "run"
+    record = train(recipe, dataset, out, options=ONE, progress=shown.append)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "bundle", "catalogue", "journal.jsonl", "recipe.toml", "record.json",
+    ]  # fmt: skip
+    assert Record.read(out / "record.json") == record
+    lines = read_journal(out / "journal.jsonl")
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(24))
+    assert record.train is not None
+    assert record.train.loss == pytest.approx(np.mean([line["loss"] for line in steps]))
+    assert record.train.in_batch_loss == record.train.loss
+    assert record.train.extra_loss is None
+    assert sorted({point.step for point in record.trajectory}) == [10, 20, 24]
+    assert "batch/recall@10" in {point.metric for point in record.trajectory}
+    # What `habitus evaluate` finds is what the Record says.
+    options = EvaluateOptions(queries=400, batch_sequences=16)
+    (found,) = evaluate_runs([out], dataset, options, Handling("cpu"))
+    assert {name: metric.value for name, metric in found.metrics.items()} == {
+        name: metric.value for name, metric in record.metrics.items()
+    }
+    assert shown
+
+
+def test_the_garbage_collector_rests_from_what_was_made_at_the_start_until_the_end(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    gc.unfreeze()
+    seen: list[tuple[int, bool]] = []
+    before = gc.get_freeze_count()
+    train(
+        recipe_of(steps=3), dataset, tmp_path / "run", options=ONE,
+        progress=lambda _: seen.append((gc.get_freeze_count(), gc.isenabled())),
+    )  # fmt: skip
+    assert seen
+    assert all(frozen > before and on for frozen, on in seen)
+    assert gc.get_freeze_count() == before
+
+
+def test_the_counts_of_a_record_follow_from_recipe_and_dataset(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(steps=3)
+    record = train(recipe, dataset, tmp_path / "run", options=TrainOptions(device="cpu", threads=1, flops_budget=1e9))
+    batches = [dataset.batch("train", 16, position=step) for step in range(3)]
+    cell = cell_of_recipe(recipe, Inputs.of(dataset.fields))
+    assert record.slots_seen == 3 * 16 * 32
+    assert record.events_seen == sum(int((batch.segments >= 0).sum()) for batch in batches)
+    assert record.queries_seen == sum(int((batch.targets >= 0).sum()) for batch in batches)
+    assert record.unique_events == record.events_seen
+    assert record.epochs == 48 / dataset.counts("train").windows
+    assert record.flops_nominal == cell.flops
+    assert record.flops_budget == 1e9
+    assert record.embedder_share == cell.embedder_share
+    assert record.embedder_flop_share == cell.embedder_flop_share
+    assert record.params is not None
+    assert record.params.total == cell.params
+    assert record.seconds is not None
+    assert record.hardware["threads"] == 1
+    assert record.recipe_hash == recipe.hash(dataset.checksum)
+    assert record.evaluation is not None
+    assert record.evaluation.queries == 400
+
+
+def test_training_is_the_same_every_time_and_another_seed_is_another_run(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(recipe_of(steps=5, seed=seed), dataset, tmp_path / name, options=ONE)
+    a, b, c = ((tmp_path / name / "bundle" / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+
+
+def test_stage_2_moves_the_contextualizer_alone_and_helps_the_catalogue(
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path
+) -> None:
+    first = Record.read(parent / "record.json")
+    recipe = recipe_of(
+        stage=2, parent=first.recipe_hash, num_negatives=128, steps=40,
+        evaluate={"regimes": ["batch", "catalogue"]},
+    )  # fmt: skip
+    record = train(recipe, dataset, tmp_path / "run", parent=parent, options=ONE)
+    before = load_file(parent / "bundle" / "model.safetensors")
+    after = load_file(tmp_path / "run" / "bundle" / "model.safetensors")
+    for name, tensor in after.items():
+        moved = not torch.equal(tensor, before[name])
+        assert moved == name.startswith("contextualizer."), name
+    assert record.parent_hash == first.recipe_hash
+    assert record.flops_item_cache is not None
+    assert record.train is not None
+    assert record.train.extra_loss is not None
+    assert record.train.loss == pytest.approx((record.train.in_batch_loss + record.train.extra_loss) / 2)
+    assert record.metrics["catalogue/loss"].value < first.metrics["catalogue/loss"].value
+    # One cache for both: the same file under two names.
+    shard = "catalogue/embeddings-00000-of-00001.safetensors"
+    assert (parent / shard).samefile(tmp_path / "run" / shard)
+
+
+def test_a_loss_that_is_not_finite_ends_in_a_failed_record(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(learning_rate=1e30, warmup=0.0, clip=1e30)
+    record = train(recipe, dataset, tmp_path / "run", options=ONE)
+    assert record.status == "failed"
+    assert record.reason is not None
+    assert "the loss is nan at step 2 (learning rate 9.8" in record.reason
+    assert "batch position 2: windows 32 to 47" in record.reason
+    assert record.steps == 2  # those that went well
+    assert Record.read(tmp_path / "run" / "record.json") == record
+    assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_a_signal_saves_and_a_resumed_run_ends_as_if_nothing_had_been(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(evaluate={"every": 6})
+    straight = train(recipe, dataset, tmp_path / "straight", options=ONE)
+    steps: list[int] = []
+
+    def watch(now: Progress) -> None:
+        if now.phase == "training" and not steps:
+            steps.append(now.step)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="--resume"):
+        train(recipe, dataset, tmp_path / "run", options=ONE, progress=watch)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not (tmp_path / "run" / "record.json").exists()
+    resumed = train(recipe, dataset, tmp_path / "run", options=TrainOptions(device="cpu", threads=1, resume=True))
+    assert resumed.train == straight.train
+    assert resumed.metrics == straight.metrics
+    assert resumed.trajectory == straight.trajectory
+    assert resumed.flops_executed == straight.flops_executed
+    one, two = ((tmp_path / run / "bundle" / "model.safetensors").read_bytes() for run in ("straight", "run"))
+    assert one == two
+    lines = read_journal(tmp_path / "run" / "journal.jsonl")
+    assert [line["step"] for line in lines if "loss" in line] == list(range(24))
+    # Asked again, a finished run is not trained again.
+    again = train(recipe, dataset, tmp_path / "run", options=TrainOptions(device="cpu", resume=True))
+    assert again == resumed
+
+
+def test_checkpoints_that_are_kept(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    options = TrainOptions(
+        device="cpu", threads=1, save_every=4, keep=2, best="batch/loss", keep_checkpoints_at_end=True
+    )
+    saved: list[int] = []
+    record = train(recipe_of(evaluate={"every": 6}), dataset, tmp_path / "run", options=options, on_save=saved.append)
+    values = {p.step: p.value for p in record.trajectory if p.metric == "batch/loss"}
+    assert list(values) == [6, 12, 18, 24]
+    best = min(values, key=lambda step: values[step])
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    expected = {20, 24, best}
+    assert names == [f"step-{step:08d}" for step in sorted(expected)]
+    assert saved[-1] == 24
+    # A checkpoint scores like a run.
+    options_of = EvaluateOptions(regimes=("batch",), queries=400, batch_sequences=16)
+    path = tmp_path / "run" / "checkpoints" / f"step-{24:08d}"
+    (found,) = evaluate_runs([path], dataset, options_of, Handling("cpu"))
+    assert found.metrics["batch/loss"].value == record.metrics["batch/loss"].value
+
+
+def test_a_fence_that_has_fallen_abandons_the_run(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    def fence(step: int) -> None:
+        raise RunError("the lease is another worker's now")
+
+    with pytest.raises(RunError, match="lease"):
+        train(recipe_of(steps=2), dataset, tmp_path / "run", options=ONE, on_save=fence)
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_the_journal_writes_what_json_cannot_hold_as_text(tmp_path: Path) -> None:
+    from habitus.training.journal import Journal
+
+    journal = Journal(tmp_path / "journal.jsonl", 0, wanted=True)
+    journal.write({"step": 0, "loss": math.nan})
+    journal.close()
+    assert json.loads((tmp_path / "journal.jsonl").read_text()) == {"step": 0, "loss": "nan"}
