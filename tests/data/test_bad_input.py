@@ -309,9 +309,9 @@ def test_an_output_that_exists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"memory": "lots"}, "cannot be read"),
+        ({"memory": "lots"}, "is not a size"),
         ({"memory": "1KiB"}, "out of range"),
-        ({"memory": "1..2GiB"}, "cannot be read"),
+        ({"memory": "1..2GiB"}, "is not a size"),
         ({"memory": "99999999999TiB"}, "out of range"),
         ({"seq_len": 1}, "at least 2"),
         ({"text_len": 0}, "text_len is 0"),

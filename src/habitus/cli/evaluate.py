@@ -70,8 +70,9 @@ def evaluate(
 ) -> None:
     from contextlib import ExitStack
 
-    from habitus.data import Dataset, one_of, parse_bytes
+    from habitus.data import Dataset, one_of
     from habitus.evaluation import METRIC_GROUPS, EvaluateOptions, Handling, PerQueryFile, evaluate_runs, joined_ranks
+    from habitus.units import parse_bytes
 
     if data is None:
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")

@@ -10,7 +10,7 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from habitus.sweeps import Listing
+    from habitus.sweeps import RunList
 
 _EXAMPLE = "Example: `habitus runs out/store --axis allocation --status failed`"
 
@@ -37,7 +37,7 @@ def runs(
         check_axis(axis)
     check_state(status)
 
-    def look() -> "Listing":
+    def look() -> "RunList":
         return listing(store, axis=axis, state=status, budget=budget)
 
     if not watch:
@@ -58,12 +58,12 @@ def runs(
             time.sleep(every)
 
 
-def _page(found: "Listing", summary: bool) -> "RenderableType":
+def _page(found: "RunList", summary: bool) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from habitus.cli.sweep import duration
+    from habitus.units import format_seconds
 
     parts: list[RenderableType] = []
     sums = Table(box=None, pad_edge=False)
@@ -76,15 +76,15 @@ def _page(found: "Listing", summary: bool) -> "RenderableType":
     for axis, budget in groups:
         here = [run for run in found.runs if axis in (run.axes or ("",)) and run.budget == budget]
         counts = [str(sum(run.state == state for run in here)) for state in states]
-        sums.add_row(axis, f"{budget:.3g}", *counts, duration(sum(run.seconds or 0.0 for run in here)))
+        sums.add_row(axis, f"{budget:.3g}", *counts, format_seconds(sum(run.seconds or 0.0 for run in here)))
     totals = [str(sum(run.state == state for run in found.runs)) for state in states]
-    sums.add_row("all", "", *totals, duration(sum(run.seconds or 0.0 for run in found.runs)), style="bold")
+    sums.add_row("all", "", *totals, format_seconds(sum(run.seconds or 0.0 for run in found.runs)), style="bold")
     parts.append(sums)
     values = found.to_values()
     for reason, count in values["failures"].items():
         parts.append(Text(f"failed {count}×: {reason}"))
     told = ", ".join(f"{values[name]} {name}" for name in ("claims", "duplicates", "abandoned", "retries"))
-    left = f"; about {duration(found.seconds_left)} left" if found.seconds_left else ""
+    left = f"; about {format_seconds(found.seconds_left)} left" if found.seconds_left else ""
     at_work = f"; {found.workers} worker{'s' * (found.workers != 1)} at work" if found.workers or left else ""
     parts.append(Text(told + at_work + left, style="dim"))
     if not summary:
@@ -105,7 +105,7 @@ def _page(found: "Listing", summary: bool) -> "RenderableType":
                 f"{run.learning_rate:.3g}",
                 str(run.seed),
                 "" if run.loss is None else f"{run.loss:.4f}",
-                "" if run.seconds is None else duration(run.seconds),
+                "" if run.seconds is None else format_seconds(run.seconds),
                 Text(run.state + (f": {run.reason}" if run.reason else f" on {run.worker}" if run.worker else "")),
             )
         parts += [Text(""), table]

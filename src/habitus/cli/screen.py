@@ -1,18 +1,25 @@
 """What commands share on the screen: a bar for phases of work, on a terminal only."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from habitus.progress import Progress
 
 
 @contextmanager
-def phases() -> Iterator[Callable[[str, float], None]]:
+def phases() -> Iterator[Progress]:
     """A function (phase, share done) that draws a bar on stderr; an empty phase continues the last one."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        progress.TextColumn("{task.description:<24}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=1.0)
 
         def report(phase: str, done: float) -> None:

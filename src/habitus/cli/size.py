@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from habitus.cli.app import app
+from habitus.units import format_bytes
 
 if TYPE_CHECKING:
     from habitus.sizing import Cell, Inputs, Request
@@ -145,7 +146,7 @@ def _rows(cell: "Cell") -> list[tuple[str, str, str]]:
         ("data_ratio", f"{cell.data_ratio:.3f}", wanted("data_ratio")),
         ("flops", f"{cell.flops:.6e}", wanted("flops")),
         ("executed_flops", f"{cell.executed_flops:.6e}", "as run, half of the slots holding unique items"),
-        ("bytes", _binary(cell.bytes["total"]), ", ".join(f"{k} {_binary(v)}" for k, v in _parts(cell))),
+        ("bytes", format_bytes(cell.bytes["total"]), ", ".join(f"{k} {format_bytes(v)}" for k, v in _parts(cell))),
     ]
     if cell.flops_item_cache is not None:
         rows.insert(-1, ("flops_item_cache", f"{cell.flops_item_cache:.6e}", "embedding the catalogue once"))
@@ -158,13 +159,3 @@ def _rows(cell: "Cell") -> list[tuple[str, str, str]]:
 
 def _parts(cell: "Cell") -> list[tuple[str, int]]:
     return [(name, value) for name, value in cell.bytes.items() if name != "total"]
-
-
-def _binary(count: int) -> str:
-    """Bytes as people read them."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.4g} TiB"

@@ -119,9 +119,9 @@ class _Screen:
     def progress(self, now: "StudyProgress") -> None:
         import time
 
-        from habitus.studies import clock
+        from habitus.units import format_seconds
 
-        left = "" if now.seconds_left is None else f", {clock(now.seconds_left)} left"
+        left = "" if now.seconds_left is None else f", {format_seconds(now.seconds_left)} left"
         failed = f", {now.failed} failed" if now.failed else ""
         told = f"{now.done} of {now.total} runs{failed}{f', best {now.best}' if now.best else ''}{left}"
         title = f"{now.axis} ({now.number} of {now.axes - 1})" if now.number else now.axis
@@ -154,16 +154,17 @@ def _print(result: "StudyResult", json_output: bool) -> None:
         }
         typer.echo(json.dumps(values, indent=2))
         return
-    from habitus.studies import clock
+    from habitus.units import format_seconds
 
     ok = sum(status == "ok" for status in result.identified.values())
     typer.echo(f"{ok} of {len(result.identified)} laws behind the recipe are identified; the report says which.")
     typer.echo(f"report: {result.report}")
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
-    told = f"took {clock(result.seconds)}"
+    told = f"took {format_seconds(result.seconds)}"
     if result.state is not None and not result.continued:
         off = result.swept / max(result.state.seconds, 1e-9) - 1
-        told += f"; the sweeps {clock(result.swept)}, stated {clock(result.state.seconds)} ({off:+.0%})"
+        told += f"; the sweeps {format_seconds(result.swept)}, "
+        told += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"
     typer.echo(told)
     typer.echo(f"next:   {result.next_command}")

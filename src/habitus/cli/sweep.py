@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from habitus.cli.app import app
+from habitus.progress import Note
+from habitus.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from habitus.sweeps import CellStatus, SweepProgress, SweepResult
+    from habitus.sweeps import RunOutcome, SweepProgress, SweepResult
 
 _EXAMPLE = "Example: `habitus sweep allocation --data out/dataset --store out/store --preset quick --dry-run`"
 
@@ -89,7 +91,7 @@ def sweep(
 
 
 @contextlib.contextmanager
-def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress"], None], Callable[[str], None]]]:
+def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress"], None], Note]]:
     """A progress bar and a place for notes, both on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -115,7 +117,7 @@ def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress
         yield progress, note
 
 
-def _lines(note: Callable[[str], None], every: float = 60.0) -> Callable[["SweepProgress"], None]:
+def _lines(note: Note, every: float = 60.0) -> Callable[["SweepProgress"], None]:
     """A line a minute, for logs."""
     last = time.monotonic()
 
@@ -130,7 +132,7 @@ def _lines(note: Callable[[str], None], every: float = 60.0) -> Callable[["Sweep
 
 def _rest(where: "SweepProgress") -> str:
     text = f"{where.running} running" + (f", {where.failed} failed" if where.failed else "")
-    return text if where.seconds_left is None else f"{text}, about {duration(where.seconds_left)} left"
+    return text if where.seconds_left is None else f"{text}, about {format_seconds(where.seconds_left)} left"
 
 
 def _print(result: "SweepResult") -> None:
@@ -148,13 +150,11 @@ def _table(result: "SweepResult") -> "RenderableType":
     """One row per cell: its learning rates and seeds differ in nothing that is shown."""
     from rich.table import Table
 
-    from habitus.cli.size import _binary as binary
-
     table = Table(box=None, pad_edge=False)
     for name in ("budget", "cell", "params", "share", "batch", "steps", "D/N", "FLOPs", "rates", "time", "memory"):
         table.add_column(name, justify="left" if name in ("cell", "rates") else "right", overflow="fold")
     table.add_column("state")
-    groups: dict[tuple[float, str], list[CellStatus]] = {}
+    groups: dict[tuple[float, str], list[RunOutcome]] = {}
     for run in result.runs:
         groups.setdefault((run.planned.row.flops_budget, run.planned.row.cell_id), []).append(run)
     for (budget, cell_id), runs in groups.items():
@@ -171,8 +171,8 @@ def _table(result: "SweepResult") -> "RenderableType":
             f"{cell.data_ratio:.3g}",
             f"{cell.flops:.3g}",
             ", ".join(f"{rate:.2g}" for rate in rates) + (f" × {len(seeds)} seeds" if len(seeds) > 1 else ""),
-            duration(sum(run.seconds for run in runs)),
-            binary(cell.bytes["total"]),
+            format_seconds(sum(run.seconds for run in runs)),
+            format_bytes(cell.bytes["total"]),
             ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
         )
     return table
@@ -192,7 +192,7 @@ def _summary(result: "SweepResult") -> str:
     text += f"; {result.design.flops:.3g} FLOPs in all"
     if missing:
         text += (
-            f", {result.flops_missing:.3g} of them missing, about {duration(result.estimated_seconds)} with "
+            f", {result.flops_missing:.3g} of them missing, about {format_seconds(result.estimated_seconds)} with "
             f"{result.workers} worker{'s' * (result.workers != 1)} ({result.estimate_source})"
         )
     if result.stopped:
@@ -201,12 +201,3 @@ def _summary(result: "SweepResult") -> str:
     if lost:
         text += f"\nduplicates discarded: {result.counts['duplicates']}; abandoned: {result.counts['abandoned']}"
     return text
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people read them."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -9,7 +9,7 @@ from habitus.data.fields import PADDING_TOKEN, UNKNOWN_CODE, Field, Fields
 from habitus.data.from_world import prepare_world
 from habitus.data.guess import guess_schema
 from habitus.data.log import YEAR_1900_US, YEAR_2200_US
-from habitus.data.prepare import SPLIT_KINDS, PrepareOptions, one_of, parse_bytes, prepare
+from habitus.data.prepare import SPLIT_KINDS, PrepareOptions, one_of, prepare
 from habitus.data.problems import shown
 from habitus.data.sources import Table, is_disk_full, open_table, quoted_path, require_columns
 from habitus.data.windows import SEGMENT, pack
@@ -42,7 +42,6 @@ __all__ = [
     "one_of",
     "open_table",
     "pack",
-    "parse_bytes",
     "prepare",
     "prepare_world",
     "quoted_path",

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.arrays import write_array
-from habitus.data.catalogue import Progress, write_catalogue
+from habitus.data.catalogue import write_catalogue
 from habitus.data.event_columns import EventChunk, EventPlan, Users, write_events
 from habitus.data.manifest import NAME, Manifest, SplitCounts, list_files
 from habitus.data.survey import ItemStream, Survey
 from habitus.data.windows import Windows, pack, training_segments, validation_segments
 from habitus.events import Schema
+from habitus.progress import Progress
 
 
 @dataclass(frozen=True)

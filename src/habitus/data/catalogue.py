@@ -1,6 +1,5 @@
 """The item side of a dataset: tokenised, encoded and written in catalogue order."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from habitus.data.encoders import Encoders, as_list, as_number
 from habitus.data.fields import Field
 from habitus.data.survey import ItemStream, Survey
 from habitus.data.text import train_tokenizer
-
-Progress = Callable[[str, float], None]
+from habitus.progress import Progress
 
 
 def write_catalogue(stream: ItemStream, found: Survey, encoders: Encoders, stage: Path, progress: Progress) -> Encoders:

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.data.assemble import Assembly, assemble
-from habitus.data.catalogue import Progress
 from habitus.data.encoders import encoded_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.manifest import Manifest
@@ -20,6 +19,7 @@ from habitus.data.sources import CHUNK_ROWS, plain_type, rechunked
 from habitus.data.survey import ItemStream, TextOptions, survey
 from habitus.events import Schema, World
 from habitus.files import staged_folder
+from habitus.progress import Progress
 
 
 def prepare_world(

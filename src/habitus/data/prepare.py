@@ -1,7 +1,6 @@
 """The verb `prepare`: event log and item table in, a dataset folder out, whatever the size of the log."""
 
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
-from habitus.data.catalogue import Progress
 from habitus.data.encoders import encoded_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.log import EventLog
@@ -29,6 +27,8 @@ from habitus.data.text import MIN_VOCABULARY
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events import Schema
 from habitus.files import staged_folder
+from habitus.progress import Progress
+from habitus.units import parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -39,7 +39,6 @@ SPLIT_KINDS: tuple[SplitKind, ...] = ("user", "time", "last")
 
 # DuckDB's own limit leaves room for what stands outside its buffers.
 _DUCKDB_SHARE = 0.75
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -130,17 +129,6 @@ def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
 def chosen_split(options: PrepareOptions) -> Split:
     values = {"kind": options.split, "validation_share": options.validation_share, "seed": options.seed}
     return Split.parse(values, "the split's options")
-
-
-def parse_bytes(text: str) -> int:
-    """The number of bytes that '4GiB', '500MB' or '1e9' stands for; every unit is a power of 1024."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if not match:
-        raise ConfigError(f"memory {text!r} cannot be read", expected="a size such as 4GiB")
-    size = int(float(match[1]) * _UNITS[match[2].upper()])
-    if not 64 * 2**20 <= size < 2**60:
-        raise ConfigError(f"memory {text!r} is out of range", expected="at least 64MiB, and what a machine can have")
-    return size
 
 
 def _read(

@@ -15,6 +15,7 @@ from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.queries import QueryBatch, QuerySet
 from habitus.evaluation.readout import coverage_metrics, summarise
 from habitus.evaluation.scores import Scorer
+from habitus.progress import Progress
 from habitus.randomness import Stream, shuffle_keys, shuffled
 from habitus.record import EvaluationSpec, Metric
 from habitus.typed import Typed
@@ -22,7 +23,6 @@ from habitus.typed import Typed
 Regime = Literal["batch", "catalogue"]
 MetricGroup = Literal["loss", "ranking", "coverage"]
 METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")
-Progress = Callable[[str, float], None]
 HISTORIES = (3, 5, 10, 20, 50, 100)
 
 

@@ -11,7 +11,7 @@ from habitus.data import Dataset
 from habitus.errors import ModelError, RunError
 from habitus.evaluation.baselines import baselines
 from habitus.evaluation.candidates import MEMORY_BYTES
-from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, Progress, catalogue_subset, evaluate, query_set
+from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.ranks import Ranks
@@ -25,8 +25,8 @@ from habitus.model import (
     check_same_fields,
     load_bundle,
 )
+from habitus.progress import Note, Progress
 
-Note = Callable[[str], None]
 Keep = Callable[[str, str, PerQuery], None]
 
 

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from habitus.data import Table, is_disk_full, open_table, parse_bytes, quoted_path, require_columns
+from habitus.data import Table, is_disk_full, open_table, quoted_path, require_columns
 from habitus.errors import DataError
 from habitus.exporting.results import open_results
+from habitus.progress import Progress
 from habitus.serving import Request, RequestError, Response, Retriever
 from habitus.typed import Typed, nearest
+from habitus.units import parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 HISTORY = "history"  # the column of a table with one history per row
 BATCH = 256
 READ_ROWS = 1 << 14
-Progress = Callable[[str, float], None]
 Event = Mapping[str, Any]
 
 

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from habitus.errors import ConfigError, DataError
 from habitus.evaluation import check_dataset
 from habitus.exporting.recommend import users_in
 from habitus.exporting.results import check_out
+from habitus.progress import Progress
 from habitus.serving import History, RequestError, Retriever
 from habitus.typed import Typed
 
 ROWS = 1 << 14
 USERS = 256
-Progress = Callable[[str, float], None]
 Part = tuple[pa.Table, np.ndarray, float]  # ids, vectors [n, h], share of the work
 
 

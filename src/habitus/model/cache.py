@@ -23,6 +23,7 @@ from habitus.files import sha256_of, write_atomic
 from habitus.model.behavior import BehaviorModel
 from habitus.model.bundle import Bundle, autocast
 from habitus.model.tensors import item_tensors
+from habitus.progress import Progress
 from habitus.typed import Typed
 
 SHARD_ROWS = 1 << 20
@@ -32,7 +33,6 @@ WRITABLE = "habitus embed --out names another folder; to evaluate, copy the run 
 StoredType = Literal["bf16", "fp16", "fp32"]
 STORED_TYPES: tuple[StoredType, ...] = ("bf16", "fp16", "fp32")
 CACHE_DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-Progress = Callable[[str, float], None]
 
 
 class CacheManifest(Typed):

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ from habitus.data import Encoders, Table, as_list, as_number, open_table, requir
 from habitus.errors import DataError
 from habitus.model.bundle import Bundle
 from habitus.model.cache import EMBED_ROWS, embed_features
+from habitus.progress import Progress
 from habitus.typed import Typed
-
-Progress = Callable[[str, float], None]
 
 
 class EmbeddedItems(Typed):

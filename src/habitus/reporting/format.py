@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from habitus.laws import Law
+from habitus.units import format_bytes, format_seconds
 
 _E_NUMBER = re.compile(r"(?<!\w-)\b\d+(?:\.\d+)?e[+-]?\d{1,2}\b")  # not the hash of a cell, as in 32x2-294296e1
 _RAISED = str.maketrans("0123456789-+.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺·")
@@ -112,12 +113,12 @@ def share(value: float | None) -> str:
 
 def hours(value: float) -> str:
     """2.2 min, 3.4 h."""
-    return f"{significant(value, 3)} h" if value >= 1 else f"{significant(60 * value, 2)} min"
+    return format_seconds(3600 * value) if math.isfinite(value) else significant(value)
 
 
 def gibibytes(value: float) -> str:
     """44 MiB, 50.2 GiB."""
-    return f"{significant(value, 3)} GiB" if value >= 1 else f"{1024 * value:.0f} MiB"
+    return format_bytes(value * 2**30) if math.isfinite(value) else significant(value)
 
 
 FORMATS = {

@@ -11,7 +11,6 @@ items, and from a fixed random sample over all others. How far off that is, too,
 """
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from habitus.errors import ConfigError, ModelError
 from habitus.files import sha256_of, staged_folder
+from habitus.progress import Progress
 from habitus.randomness import Stream, shuffle_keys, shuffled
 from habitus.serving.live import LiveItems
 from habitus.serving.scan import Found, exact_search
@@ -45,7 +45,6 @@ EFFORTS = {
     "hnsw": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
 }
 ADD_ROWS = 1 << 16
-Progress = Callable[[str, float], None]
 ApproximateKind = Literal["ivf", "ivfpq", "hnsw"]
 
 

@@ -1,13 +1,13 @@
 """Indexes over the catalogue: exact, or approximate with a recall that was measured when it was built."""
 
 import shutil
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from habitus.errors import ConfigError, ModelError
 from habitus.model import Bundle
+from habitus.progress import Note, Progress
 from habitus.serving.approximate import ApproximateKind, IndexInfo, build_approximate, import_faiss, open_approximate
 from habitus.serving.live import LiveItems
 from habitus.serving.scan import Found, exact_search
@@ -17,8 +17,6 @@ INDEX_KINDS: tuple[IndexKind, ...] = ("exact", "ivf", "ivfpq", "hnsw", "auto")
 # Items from which 'auto' takes an approximate index on a processor. A GPU scores millions of items in milliseconds.
 AUTO_IVF, AUTO_IVFPQ = 200_000, 10_000_000
 WORTHY_RECALL = 0.98
-Note = Callable[[str], None]
-Progress = Callable[[str, float], None]
 
 
 class SearchIndex(Protocol):

@@ -5,7 +5,7 @@ M  requests of a call      h  joint_dim      k  items wanted
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from habitus.errors import HabitusError
 from habitus.evaluation import device_named
 from habitus.model import Bundle, batch_tensors, load_bundle
+from habitus.progress import Note, Progress
 from habitus.serving import values
 from habitus.serving.approximate import IndexInfo
 from habitus.serving.filters import Filter, Filters
@@ -38,8 +39,6 @@ from habitus.serving.requests import (
 )
 from habitus.serving.search import Asked, Query, Searcher
 from habitus.serving.served_catalogue import open_catalogue
-
-Note = Callable[[str], None]
 
 
 class Retriever:
@@ -76,7 +75,7 @@ class Retriever:
         read_only: bool = False,
         max_history: int = 10_000,
         note: Note | None = None,
-        progress: Callable[[str, float], None] | None = None,
+        progress: Progress | None = None,
     ) -> "Retriever":
         """The retriever of a run.
 

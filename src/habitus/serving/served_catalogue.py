@@ -5,7 +5,7 @@ are those of RUN/catalogue. With both, a run can be served where its dataset is 
 """
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from habitus.errors import ModelError
 from habitus.evaluation import cache_folder, check_dataset, find_cache
 from habitus.files import sha256_of, staged_folder
 from habitus.model import CACHE_MANIFEST, Bundle, CacheManifest, EmbeddingCache, batch_tensors, build_cache
+from habitus.progress import Note, Progress
 from habitus.serving.ids import IdKind, IdLookup
 from habitus.typed import Typed
 
@@ -30,7 +31,6 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 IDS, QUERIES = "ids.parquet", "queries.safetensors"
 SAMPLE_QUERIES, SAMPLE_WINDOWS = 2_048, 64
-Progress = Callable[[str, float], None]
 
 
 class CatalogueManifest(Typed):
@@ -66,7 +66,7 @@ class ServedCatalogue:
 
 
 def open_catalogue(
-    bundle: Bundle, data: Path | None, note: Callable[[str], None], progress: Progress | None = None
+    bundle: Bundle, data: Path | None, note: Note, progress: Progress | None = None
 ) -> ServedCatalogue:
     """The catalogue of a run. `data` is needed the first time only, to copy the ids and to embed the items."""
     folder = bundle.run_path / "serve" / "catalogue"

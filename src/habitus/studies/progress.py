@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from habitus.laws import direction_of
+from habitus.progress import Note
 from habitus.record import Record
-from habitus.studies.state import State
+from habitus.studies.state import StudyState
 from habitus.sweeps import SweepProgress, SweepResult
+from habitus.units import format_seconds
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class StudyProgress:
     seconds_left: float | None  # of the whole study
 
 
-class Story:
+class StudyMonitor:
     """Keeps the thread between sweeps: time left over all axes, and the best run so far."""
 
     def __init__(
@@ -33,24 +35,24 @@ class Story:
         store: Path,
         metric: str,
         progress: Callable[[StudyProgress], None] | None,
-        note: Callable[[str], None] | None,
+        note: Note | None,
     ) -> None:
         self.store, self.metric = store, metric
         self.progress = progress or (lambda _progress: None)
         self.note = note or (lambda _text: None)
-        self.on_state: Callable[[State], None] = lambda _state: None
-        self._state: State | None = None
+        self.on_state: Callable[[StudyState], None] = lambda _state: None
+        self._state: StudyState | None = None
         self._seen: dict[str, float] = {}
         self._looked = 0.0
 
-    def stated(self, state: State) -> None:
+    def stated(self, state: StudyState) -> None:
         """Tell the plan, once."""
         for text in state.notes:
             self.note(text)
         for line in plan_lines(state):
             self.note(line)
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: StudyState) -> None:
         self._state = state
 
     def sweeping(self, number: int, axes: int) -> Callable[[SweepProgress], None]:
@@ -94,20 +96,13 @@ class Story:
         return f"{self.metric} {best:.4g}"
 
 
-def plan_lines(state: State) -> list[str]:
+def plan_lines(state: StudyState) -> list[str]:
     """The study's plan as a table: axis, runs, FLOPs, time."""
     lines = [f"{'axis':<12}{'runs':>6}{'FLOPs':>11}{'time':>9}"]
     for cost in state.costs:
-        lines.append(f"{cost.axis:<12}{cost.runs:>6}{cost.flops:>11.3g}{clock(cost.seconds):>9}")
+        lines.append(f"{cost.axis:<12}{cost.runs:>6}{cost.flops:>11.3g}{format_seconds(cost.seconds):>9}")
     runs = sum(cost.runs for cost in state.costs)
-    lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{clock(state.seconds):>9}")
-    lines.append(f"on {state.workers} worker{'s' * (state.workers > 1)}, after {clock(state.probe_seconds)} of probes")
+    lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{format_seconds(state.seconds):>9}")
+    workers = f"{state.workers} worker{'s' * (state.workers > 1)}"
+    lines.append(f"on {workers}, after {format_seconds(state.probe_seconds)} of probes")
     return lines
-
-
-def clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

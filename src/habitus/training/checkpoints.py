@@ -4,7 +4,6 @@ A checkpoint also holds the files of a bundle, so that `habitus evaluate RUN/che
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from habitus.data import Dataset
 from habitus.errors import HabitusError, RunError
 from habitus.files import sha256_of, staged_folder, write_atomic
 from habitus.model import BundleManifest
+from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import TrajectoryPoint
 from habitus.typed import Typed
@@ -92,7 +92,7 @@ def save_checkpoint(
     return final
 
 
-def newest_good(run: Path, note: Callable[[str], None]) -> Checkpoint | None:
+def newest_good(run: Path, note: Note) -> Checkpoint | None:
     """The newest checkpoint that is whole; damaged ones are passed over and named. None where there is none at all."""
     folder = run / "checkpoints"
     names = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True) if folder.is_dir() else []

@@ -1,6 +1,5 @@
 """Which engine trains a run: captured steps where they can be, plain ones elsewhere, and why is said aloud."""
 
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.evaluation import Ranks
 from habitus.model import BehaviorModel, EmbeddingCache
+from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.training.compiling import is_worth_it
 from habitus.training.cuda_graph import CapturedEngine
@@ -18,6 +18,7 @@ from habitus.training.options import TrainOptions
 from habitus.training.resident import resident_bytes
 from habitus.training.stages import FrozenStage, JointStage
 from habitus.training.vectors import FrozenVectors
+from habitus.units import format_bytes
 
 _SHARE_FOR_DATA = 0.5  # of the free device memory
 
@@ -30,7 +31,7 @@ def build_engine(
     cache: EmbeddingCache | None,
     device: torch.device,
     ranks: Ranks,
-    note: Callable[[str], None],
+    note: Note,
 ) -> Engine | CapturedEngine:
     """The engine of a run. On a GPU steps are captured unless something stands against it."""
     vectors = None if cache is None else FrozenVectors(cache, device, recipe.train.precision)
@@ -66,5 +67,5 @@ def _obstacle(
         return "the item vectors do not fit the device"
     needed, free = resident_bytes(dataset), torch.cuda.mem_get_info(device)[0]
     if needed > _SHARE_FOR_DATA * free:
-        return f"the data takes {needed / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free on the device"
+        return f"the data takes {format_bytes(needed)} of the {format_bytes(free)} that are free on the device"
     return ""

@@ -1,22 +1,20 @@
 """Evaluations during a run and at its end, through the same pipeline as `habitus evaluate`."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.evaluation import Evaluation, ModelScorer, Ranks, evaluate
 from habitus.model import BehaviorModel, Bundle, BundleManifest, EmbeddingCache, bundle_in_memory
+from habitus.progress import Progress
 from habitus.recipe import Recipe
 from habitus.record import TrajectoryPoint
 from habitus.training.checks import evaluate_options
 from habitus.training.vectors import catalogue_of
 
-Report = Callable[[str, float], None]
-
 
 def evaluate_now(
-    model: BehaviorModel, recipe: Recipe, dataset: Dataset, out: Path, cache: EmbeddingCache | None, report: Report
+    model: BehaviorModel, recipe: Recipe, dataset: Dataset, out: Path, cache: EmbeddingCache | None, report: Progress
 ) -> Evaluation:
     """The evaluation of a model in the middle of its training; `cache` is that of a frozen embedder."""
     bundle = bundle_in_memory(model, recipe, dataset, out / "bundle")
@@ -33,7 +31,7 @@ def evaluate_now(
 
 
 def evaluate_finished(
-    model: BehaviorModel, recipe: Recipe, dataset: Dataset, out: Path, cache: EmbeddingCache | None, report: Report
+    model: BehaviorModel, recipe: Recipe, dataset: Dataset, out: Path, cache: EmbeddingCache | None, report: Progress
 ) -> Evaluation:
     """The evaluation of a run whose bundle is written; the catalogue's vectors are kept beside it if it needs them."""
     manifest = BundleManifest.read(out / "bundle" / "bundle.json")
@@ -52,7 +50,7 @@ def trajectory_points(found: Evaluation, step: int) -> list[TrajectoryPoint]:
     ]
 
 
-def _evaluated(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache | None, report: Report) -> Evaluation:
+def _evaluated(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache | None, report: Progress) -> Evaluation:
     model = bundle.model
     was_training = model.training
     model.eval()

@@ -10,6 +10,7 @@ import torch
 from habitus.data import Dataset
 from habitus.errors import Interrupted, OutOfMemory, RunError
 from habitus.evaluation import device_named
+from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training.checks import check_folder, check_parent, check_recipe
@@ -29,7 +30,7 @@ def train(
     options: TrainOptions = TrainOptions(),  # noqa: B008 (frozen)
     progress: Callable[[Progress], None] | None = None,
     on_save: Callable[[int], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Note | None = None,
 ) -> Record:
     """Train one stage into the folder `out` and return its Record, which is written there as well.
 

@@ -12,6 +12,7 @@ from habitus.data import Dataset
 from habitus.errors import ModelError, RunError
 from habitus.evaluation import Evaluation, Ranks
 from habitus.model import BehaviorModel, EmbeddingCache, check_same_fields, load_bundle, save_bundle
+from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training.checkpoints import Best, Checkpoint, State, newest_good, prune, save_checkpoint
@@ -29,7 +30,6 @@ from habitus.training.sharding import load_weights, must_shard, plain_model, sha
 from habitus.training.stages import Work
 from habitus.training.vectors import catalogue_of
 
-Note = Callable[[str], None]
 _LESS_IS_BETTER = ("loss", "perplexity", "entropy")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from habitus.data import Dataset
 from habitus.errors import ModelError
 from habitus.evaluation import Ranks
 from habitus.model import CACHE_MANIFEST, Bundle, CacheManifest, EmbeddingCache, build_cache
+from habitus.progress import Progress
 
 _RESIDENT_BYTES = 2 << 30  # on CPU; beyond it rows come from the mapped files
 
@@ -45,7 +45,7 @@ class FrozenVectors:
 
 
 def catalogue_of(
-    bundle: Bundle, dataset: Dataset, own: Path, parent: Path | None, report: Callable[[str, float], None]
+    bundle: Bundle, dataset: Dataset, own: Path, parent: Path | None, report: Progress
 ) -> EmbeddingCache:
     """The cache of a bundle's embedder, in the run's own folder `own`.
 

@@ -1,6 +1,6 @@
 """A world as files: events.parquet, items.parquet, and schema.toml, whose table [world] brings the oracle back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ from habitus.errors import DataError
 from habitus.events.schema import EventColumns, ItemColumns, Schema
 from habitus.events.world import World
 from habitus.files import staged_folder
-
-Progress = Callable[[str, float], None]
+from habitus.progress import Progress
 
 WORLD_SCHEMA = Schema(
     events=EventColumns(
