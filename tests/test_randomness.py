@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from habitus.randomness import Stream, philox, shuffle_keys, shuffled, uniforms, words
+from habitus.randomness import Stream, permute_index, philox, random_words, shuffle_keys, uniforms
 
 # Known answers of the Random123 distribution for philox4x32-10.
 KNOWN = [
@@ -26,8 +26,8 @@ def test_philox_gives_the_published_answers_in_numpy_and_torch(counter, key, exp
 
 def test_numpy_and_torch_draw_the_same_words() -> None:
     index = np.array([0, 1, 2**31, 2**32 + 5, 2**40], dtype=np.int64)
-    drawn = words(7, Stream.NEGATIVES, 2**33 + 1, index)
-    for a, b in zip(drawn, words(7, Stream.NEGATIVES, 2**33 + 1, torch.from_numpy(index)), strict=True):
+    drawn = random_words(7, Stream.NEGATIVES, 2**33 + 1, index)
+    for a, b in zip(drawn, random_words(7, Stream.NEGATIVES, 2**33 + 1, torch.from_numpy(index)), strict=True):
         assert a.tolist() == b.tolist()
 
 
@@ -47,14 +47,14 @@ def test_uniforms_are_uniform() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 97, 1000, 4096, 10_007])
 def test_a_shuffle_is_a_permutation_in_numpy_and_torch(size: int) -> None:
     keys = shuffle_keys(5, Stream.WINDOWS, 3)
-    there = shuffled(np.arange(size), size, keys)
+    there = permute_index(np.arange(size), size, keys)
     assert np.array_equal(np.sort(there), np.arange(size))
-    assert shuffled(torch.arange(size), size, torch.from_numpy(keys)).tolist() == there.tolist()
+    assert permute_index(torch.arange(size), size, torch.from_numpy(keys)).tolist() == there.tolist()
 
 
 def test_a_slice_of_a_large_shuffle_is_distinct_in_range_and_uniform() -> None:
     size = 10**9
-    drawn = shuffled(np.arange(200_000), size, shuffle_keys(1, Stream.NEGATIVES, 0))
+    drawn = permute_index(np.arange(200_000), size, shuffle_keys(1, Stream.NEGATIVES, 0))
     assert np.unique(drawn).size == drawn.size
     assert drawn.min() >= 0
     assert drawn.max() < size
@@ -66,5 +66,5 @@ def test_every_item_is_equally_likely_at_every_place() -> None:
     size, repeats = 6, 6000
     counts = np.zeros((size, size))
     for step in range(repeats):
-        counts[np.arange(size), shuffled(np.arange(size), size, shuffle_keys(11, Stream.WINDOWS, step))] += 1
+        counts[np.arange(size), permute_index(np.arange(size), size, shuffle_keys(11, Stream.WINDOWS, step))] += 1
     assert ((counts - repeats / size) ** 2 / (repeats / size)).sum() < 62  # 25 degrees, 0.9999 quantile: 61.2

@@ -11,7 +11,7 @@ from habitus.errors import ConfigError
 from habitus.files import sha256_of, staged_folder, write_atomic
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.typed import canonical_json, overridden, to_toml
+from habitus.typed import apply_overrides, canonical_json, to_toml
 
 RECIPE = {
     "model": {"joint_dim": 44, "width": 128, "depth": 8},
@@ -20,7 +20,7 @@ RECIPE = {
 
 
 def recipe(**changes: object) -> Recipe:
-    return Recipe.parse(overridden(RECIPE, [f"{key}={value}" for key, value in changes.items()]), "test")
+    return Recipe.parse(apply_overrides(RECIPE, [f"{key}={value}" for key, value in changes.items()]), "test")
 
 
 def test_a_recipe_survives_toml_and_json(tmp_path: Path) -> None:
@@ -78,15 +78,15 @@ def test_a_missing_key_and_a_broken_file(tmp_path: Path) -> None:
 
 
 def test_overrides_make_a_new_value_and_refuse_nonsense() -> None:
-    changed = overridden(RECIPE, ["train.steps=500", "train.optimizer=muon", "model.init = 'mup'"])
+    changed = apply_overrides(RECIPE, ["train.steps=500", "train.optimizer=muon", "model.init = 'mup'"])
     assert changed["train"]["steps"] == 500
     assert changed["train"]["optimizer"] == "muon"
     assert changed["model"]["init"] == "mup"
     assert RECIPE["train"]["steps"] == 1645
     with pytest.raises(ConfigError, match="no '='"):
-        overridden(RECIPE, ["train.steps"])
+        apply_overrides(RECIPE, ["train.steps"])
     with pytest.raises(ConfigError, match="is a value, not a section"):
-        overridden(RECIPE, ["train.steps.more=1"])
+        apply_overrides(RECIPE, ["train.steps.more=1"])
 
 
 toml_values = st.recursive(

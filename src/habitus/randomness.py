@@ -32,7 +32,7 @@ class Stream(IntEnum):
     EVALUATION = 7
 
 
-def words(seed: int, stream: int, step: Any, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def random_words(seed: int, stream: int, step: Any, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Four 32-bit words, as int64, for each entry of `index`; a step may be a 0-dim array or tensor."""
     zero = index ^ index
     counter = (index & MASK, (index >> 32) & MASK, zero + (step & MASK), zero + ((step >> 32) & MASK))
@@ -53,17 +53,17 @@ def philox(counter: tuple[Ints, Ints, Ints, Ints], key: tuple[int, int]) -> tupl
 
 def uniforms(seed: int, stream: int, step: int, index: np.ndarray) -> np.ndarray:
     """One float64 in [0, 1) with 53 random bits for each entry of `index` (numpy)."""
-    high, low, _, _ = words(seed, stream, step, np.asarray(index, dtype=np.int64))
+    high, low, _, _ = random_words(seed, stream, step, np.asarray(index, dtype=np.int64))
     return ((high >> 5) * 67108864.0 + (low >> 6)) * 2.0**-53
 
 
 def shuffle_keys(seed: int, stream: int, step: int) -> np.ndarray:
     """The round keys of one shuffle: eight 32-bit words as int64."""
-    drawn = words(seed, stream, step, np.arange(_SHUFFLE_ROUNDS // 4, dtype=np.int64))
+    drawn = random_words(seed, stream, step, np.arange(_SHUFFLE_ROUNDS // 4, dtype=np.int64))
     return np.stack(drawn, axis=1).reshape(-1)
 
 
-def shuffled(index: Ints, size: int, keys: Any) -> Ints:
+def permute_index(index: Ints, size: int, keys: Any) -> Ints:
     """Where a random permutation of range(size) sends each entry of `index`.
 
     A Feistel network on the rectangle a x b with a*b just above `size`; entries that land outside walk on
@@ -93,13 +93,13 @@ def _feistel(index: Ints, a: int, b: int, keys: Any) -> Ints:
     left, right = index // b, index % b
     for number in range(_SHUFFLE_ROUNDS):
         if number % 2:
-            right = (right + mixed(left, keys[number])) % b
+            right = (right + mix_bits(left, keys[number])) % b
         else:
-            left = (left + mixed(right, keys[number])) % a
+            left = (left + mix_bits(right, keys[number])) % a
     return left * b + right
 
 
-def mixed(value: Ints, key: Any) -> Ints:
+def mix_bits(value: Ints, key: Any) -> Ints:
     """A 32-bit avalanche of value ^ key (multiply and xor-shift)."""
     value = ((value ^ key) * 0x7FEB352D) & MASK
     value = ((value ^ (value >> 15)) * 0x846CA68B) & MASK

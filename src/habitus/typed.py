@@ -81,14 +81,14 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def nearest(name: str, known: list[str]) -> str:
+def suggest_name(name: str, known: list[str]) -> str:
     """A sentence that offers the known name closest to `name`, or lists what is known."""
     by_folded = {other.casefold(): other for other in known}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
     return f"did you mean {by_folded[close[0]]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
-def overridden(values: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
     """A copy of nested `values` with dotted overrides `section.key=value` applied; values are TOML."""
     result = json.loads(json.dumps(values))
     for override in overrides:
@@ -149,7 +149,7 @@ def _explain(cls: type[BaseModel], detail: Any) -> str:
     place = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         *sections, key = detail["loc"]
-        return f"unknown key {place!r} ({nearest(str(key), _keys_at(cls, sections))})"
+        return f"unknown key {place!r} ({suggest_name(str(key), _keys_at(cls, sections))})"
     if detail["type"] == "missing":
         return f"{place!r} is missing"
     message = detail["msg"].removeprefix("Value error, ")

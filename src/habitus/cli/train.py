@@ -149,7 +149,7 @@ def _read(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
     import tomllib
 
     from habitus.recipe import Recipe
-    from habitus.typed import overridden
+    from habitus.typed import apply_overrides
 
     path = Path(file)
     if not path.exists():
@@ -158,7 +158,7 @@ def _read(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML") from None
-    values = overridden(values, overrides)
+    values = apply_overrides(values, overrides)
     train_values = values.get("train")
     if isinstance(train_values, dict) and train_values.get("stage") == 2:
         if train_values.get("parent") in (None, PREVIOUS) and parent_hash is not None:

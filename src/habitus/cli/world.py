@@ -80,11 +80,11 @@ def world(
 def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any:
     """The config of a file or the defaults, then the options that were given, then the knobs."""
     from habitus.events import WorldConfig
-    from habitus.typed import overridden
+    from habitus.typed import apply_overrides
 
     start = WorldConfig.find(path) if path is not None else WorldConfig()
     values = {**start.to_values(), **{name: value for name, value in options.items() if value is not None}}
-    return WorldConfig.parse(overridden(values, knobs), "the world's options")
+    return WorldConfig.parse(apply_overrides(values, knobs), "the world's options")
 
 
 def _best_possible(made: Any, num_events: int) -> dict[str, Any]:

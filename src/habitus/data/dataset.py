@@ -18,7 +18,7 @@ from habitus.data.manifest import Manifest, SplitCounts, verify_files
 from habitus.data.windows import SEGMENT, Windows
 from habitus.errors import DataError
 from habitus.events import Schema
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -215,7 +215,7 @@ _ORDER_BLOCK = 4096
 @lru_cache(maxsize=16)
 def _order(num_windows: int, seed: int, epoch: int, block: int) -> np.ndarray:
     places = np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, num_windows))
-    return shuffled(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
+    return permute_index(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
 
 
 class _Layout(NamedTuple):

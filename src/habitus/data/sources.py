@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.errors import DataError
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -103,7 +103,7 @@ def require_columns(table: Table, columns: list[str]) -> None:
         for source, names in zip(table.sources, table.names, strict=True):
             if column not in names:
                 raise DataError(
-                    f"{table.role}: column {column!r} is missing from {source.name} ({nearest(column, sorted(names))})",
+                    f"{table.role}: column {column!r} is missing from {source.name} ({suggest_name(column, sorted(names))})",
                     expected=f"the columns that the schema names: {', '.join(columns)}",
                     next_step="correct the name in the schema, or write one with 'habitus prepare --guess'",
                 )

@@ -21,7 +21,7 @@ from habitus.data.fields import Field, Fields
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, shown
 from habitus.data.text import MAX_TRAINING_TEXTS, has_control_characters, joined_texts
 from habitus.events import Kind
-from habitus.randomness import Stream, words
+from habitus.randomness import Stream, random_words
 
 MAX_CATEGORIES = 1 << 20
 
@@ -108,7 +108,7 @@ class Survey:
             return
         texts = joined_texts(columns)
         if self.stream.num_items > MAX_TRAINING_TEXTS:
-            drawn = words(self.text.seed, Stream.TOKENIZER, 0, np.arange(row, row + batch.num_rows))[0]
+            drawn = random_words(self.text.seed, Stream.TOKENIZER, 0, np.arange(row, row + batch.num_rows))[0]
             texts = texts.filter(pa.array(drawn * self.stream.num_items < MAX_TRAINING_TEXTS << 32))
         self.texts += texts.to_pylist()
 

@@ -16,7 +16,7 @@ from habitus.evaluation.queries import QueryBatch, QuerySet
 from habitus.evaluation.readout import coverage_metrics, summarise
 from habitus.evaluation.scores import Scorer
 from habitus.progress import Progress
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.record import EvaluationSpec, Metric
 from habitus.typed import Typed
 
@@ -144,7 +144,7 @@ def catalogue_subset(dataset: Dataset, queries: QuerySet, options: EvaluateOptio
             f"catalogue_items is {wanted:,}",
             expected=f"{len(targets):,} (the targets) to {dataset.num_items:,} (the catalogue), or all",
         )
-    order = shuffled(
+    order = permute_index(
         np.arange(min(dataset.num_items, wanted + len(targets))),
         dataset.num_items,
         shuffle_keys(options.seed, Stream.EVALUATION, 1),

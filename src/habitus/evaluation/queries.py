@@ -12,7 +12,7 @@ import numpy as np
 
 from habitus.data import Batch, Dataset
 from habitus.errors import DataError
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class QuerySet:
                 expected="validation users with two events or more",
                 next_step="prepare again with another --split or a larger --validation-share",
             )
-        order = shuffled(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))
+        order = permute_index(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))
         segments, offsets = dataset.windows("validation")
         per_segment = segments["length"].astype(np.int64) - segments["first_target"]
         per_segment = per_segment if per_user is None else np.minimum(per_segment, per_user)
@@ -116,7 +116,7 @@ class QuerySet:
     def _drawn(self, window: np.ndarray, segment: np.ndarray, events: np.ndarray, most: int) -> np.ndarray:
         """Places of the queries that are kept where each user has at most so many in a window, in order."""
         # A permutation of all rows of the log gives every query a number of its own, whatever the batch.
-        draw = shuffled(events, len(self.dataset.items), shuffle_keys(self.seed, Stream.EVALUATION, 2))
+        draw = permute_index(events, len(self.dataset.items), shuffle_keys(self.seed, Stream.EVALUATION, 2))
         order = np.lexsort((draw, segment, window))
         first = np.flatnonzero(np.diff(window[order], prepend=-1) | np.diff(segment[order], prepend=-1))
         lengths = np.diff(first, append=len(order))

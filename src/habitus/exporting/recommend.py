@@ -16,7 +16,7 @@ from habitus.errors import DataError
 from habitus.exporting.results import open_results
 from habitus.progress import Progress
 from habitus.serving import Request, RequestError, Response, Retriever
-from habitus.typed import Typed, nearest
+from habitus.typed import Typed, suggest_name
 from habitus.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def users_in(
         optional = [roles.timestamp, *roles.fields]
         absent = [name for name in roles.fields if name not in table.types]
         if absent and len(absent) == len(roles.fields) and roles.fields:
-            hint = nearest(absent[0], sorted(table.types))
+            hint = suggest_name(absent[0], sorted(table.types))
             progress(f"no event fields ({hint})", 0.0)
         columns = list(dict.fromkeys(needed + [name for name in optional if name in table.types]))
         progress("sorting by user", 0.0)

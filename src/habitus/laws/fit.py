@@ -23,7 +23,7 @@ from habitus.laws.learning_rate import RateDrift, learning_rate_drift
 from habitus.laws.result import refused
 from habitus.laws.runs import Run, read_runs
 from habitus.laws.selection import TAIL_LOSS, Selection, select
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 HEADLINE_METRICS = (
     "batch/loss", "batch/perplexity", "batch/entropy", "batch/recall@10", "batch/ndcg@10", "batch/ndcg@100",
@@ -95,7 +95,7 @@ def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
     for name in asked:
         if name not in present:
             raise FitError(
-                f"metric {name!r} stands in no run ({nearest(name, sorted(present))})",
+                f"metric {name!r} stands in no run ({suggest_name(name, sorted(present))})",
                 expected="<regime>/<metric>[@k][/<slice>], as in batch/loss or catalogue/recall@10",
             )
     for name in asked:

@@ -11,7 +11,7 @@ from typing import Any
 
 from habitus.errors import FitError
 from habitus.record import Record
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 AXES = ("share", "depth", "batch", "allocation", "negatives", "init")
 # Knobs that an axis varies or a law needs, by the names of design §2.
@@ -158,7 +158,7 @@ def _from_csv(path: Path) -> list[Run]:
         for name in header:
             if name not in known and not name.startswith(_REGIMES):
                 raise FitError(
-                    f"{path}: column {name!r} is unknown ({nearest(name, known)})",
+                    f"{path}: column {name!r} is unknown ({suggest_name(name, known)})",
                     expected="manifest and knob names, or metrics such as batch/loss and catalogue/recall@10",
                 )
         rows = [_row(path, number, row) for number, row in enumerate(reader, start=2)]

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from habitus.randomness import Stream, words
+from habitus.randomness import Stream, random_words
 from habitus.recipe import ModelRecipe
 
 Role = Literal["embedding", "hidden", "output", "norm", "gain"]
@@ -152,7 +152,7 @@ def truncated_normals(counts: dict[str, int], seed: int, device: torch.device) -
     for begin in range(0, sum(sizes), chunk):
         block = torch.arange(begin, min(begin + chunk, sum(sizes)), device=device)
         owner = torch.searchsorted(begins, block, right=True) - 1
-        drawn = torch.stack(words(seed, Stream.INIT, keys[owner], block - begins[owner]), 1).flatten()
+        drawn = torch.stack(random_words(seed, Stream.INIT, keys[owner], block - begins[owner]), 1).flatten()
         uniform = (drawn.double() + 0.5) * 2.0**-32
         flat[4 * begin : 4 * (begin + len(block))] = ((2 * uniform - 1) * edge).erfinv().float() * (2**0.5 / _CUT_STD)
     parts = flat.split([4 * size for size in sizes])

@@ -13,7 +13,7 @@ from habitus.errors import ConfigError
 from habitus.planning.facts import Speed, StoreFacts
 from habitus.planning.result import Memory, Quantity
 from habitus.sizing import Cell
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 _GIB = 1024**3
 
@@ -68,7 +68,7 @@ def device_of(name: str) -> Device:
     found = DEVICES.get(name.lower().replace("-", "").replace("_", "").replace("nvidia", "").strip())
     if found is None:
         raise ConfigError(
-            f"--gpu {name!r} is not known ({nearest(name.lower(), list(DEVICES))})",
+            f"--gpu {name!r} is not known ({suggest_name(name.lower(), list(DEVICES))})",
             expected=f"one of {', '.join(DEVICES)}",
             next_step="leave --gpu out and give --flops; laws from a study bring the rates of its own hardware",
         )

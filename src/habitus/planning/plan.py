@@ -18,7 +18,7 @@ from habitus.planning.result import Extrapolation, Memory, Plan, Quantity
 from habitus.planning.shape import MIN_STEPS, Fixed, Negatives, largest_batch, stage1_cell, stage2_cell
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.sizing import Cell
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 FARTHEST = 1000.0  # times the largest measured budget; beyond it a plan is refused unless asked for
 STAGE2_BATCH = 64
@@ -266,7 +266,7 @@ def _check_metric(metric: str, user: LawsFile | None) -> None:
     if metric not in known:
         names = {m: m.partition("/")[2] for m in known}
         with_regime = [m for m in known if names[m] == metric] or [m for m in known if names[m].startswith(metric)]
-        hint = f"did you mean {' or '.join(with_regime)}?" if with_regime else nearest(metric, known)
+        hint = f"did you mean {' or '.join(with_regime)}?" if with_regime else suggest_name(metric, known)
         raise ConfigError(
             f"metric {metric!r} was not recorded by these laws" + (f" ({hint})" if hint.startswith("did") else ""),
             expected=f"one of {', '.join(known)}",

@@ -22,7 +22,7 @@ from torch import Tensor
 from habitus.errors import ConfigError, ModelError
 from habitus.files import sha256_of, staged_folder
 from habitus.progress import Progress
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.serving.live import LiveItems
 from habitus.serving.scan import Found, exact_search
 from habitus.typed import Typed
@@ -140,7 +140,7 @@ class FaissIndex:
         """The estimated log-sum-exp float64 [M] over the catalogue's live rows."""
         if self._sample is None:
             count = min(SAMPLED_ROWS, live.num_base)
-            chosen = np.sort(shuffled(np.arange(count), live.num_base, shuffle_keys(0, Stream.EVALUATION, 100)))
+            chosen = np.sort(permute_index(np.arange(count), live.num_base, shuffle_keys(0, Stream.EVALUATION, 100)))
             self._sample = chosen, live.vectors(chosen).float()
         chosen, vectors = self._sample
         sampled = queries.float() @ vectors.T
@@ -262,7 +262,7 @@ def _filled(kind: ApproximateKind, live: LiveItems, progress: Progress) -> "fais
             index.pq.cp.max_points_per_centroid, index.pq.cp.niter = 64, 12
         progress("training the index", 0.0)
         count = min(total, 64 * lists)
-        chosen = shuffled(np.arange(count), total, shuffle_keys(0, Stream.EVALUATION, 101))
+        chosen = permute_index(np.arange(count), total, shuffle_keys(0, Stream.EVALUATION, 101))
         index.train(_rows(live, np.sort(chosen)))
     for at in range(0, total, ADD_ROWS):
         index.add(_rows(live, np.arange(at, min(at + ADD_ROWS, total))))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from habitus.data import YEAR_1900_US, YEAR_2200_US, as_category
 from habitus.events import TimeUnit
 from habitus.serving.requests import RequestError
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -35,7 +35,7 @@ def check_names(what: str, given: Iterable[Any], known: Iterable[str]) -> None:
     names = set(known)
     for name in given:
         if name not in names:
-            close = nearest(name, sorted(names)) if isinstance(name, str) and len(name) <= 200 else ""
+            close = suggest_name(name, sorted(names)) if isinstance(name, str) and len(name) <= 200 else ""
             raise RequestError(
                 f"{what} names {str(name)[:60]!r}, which is no field here" + (f" ({close})" if close else ""),
                 expected=f"fields among: {', '.join(sorted(names))}",

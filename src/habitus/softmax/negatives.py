@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from habitus.errors import ModelError
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 MAX_ITEMS = 1 << 62  # beyond it the permutation's products leave int64
 NUM_KEYS = 8
@@ -48,7 +48,7 @@ def sample_negatives(num_items: int, k: int, generator: torch.Generator | Tensor
             f"The generator is a tensor of shape {tuple(keys.shape)} and type {keys.dtype}.",
             expected="eight int64 keys (habitus.softmax.negative_keys) or a torch.Generator",
         )
-    return shuffled(torch.arange(k, device=keys.device), num_items, keys)
+    return permute_index(torch.arange(k, device=keys.device), num_items, keys)
 
 
 def negative_keys(seed: int, step: int, device: torch.device | str = "cpu") -> Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from habitus.errors import ConfigError, HabitusError
-from habitus.typed import nearest
+from habitus.typed import suggest_name
 
 Log = Callable[[str, float, int], None]
 _POLL_SECONDS = 1.0
@@ -22,7 +22,7 @@ _POLL_SECONDS = 1.0
 def track(run: Path, tracker: str, *, follow: bool = True) -> int:
     """Hand every number of a run's journal to a tracker; returns how many there were."""
     if tracker not in TRACKERS:
-        raise ConfigError(f"there is no tracker {tracker!r}", expected=nearest(tracker, list(TRACKERS)))
+        raise ConfigError(f"there is no tracker {tracker!r}", expected=suggest_name(tracker, list(TRACKERS)))
     try:
         log, close = TRACKERS[tracker](run)
     except ImportError as error:

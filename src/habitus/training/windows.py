@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from habitus.data import Dataset
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 _BLOCK = 4096  # windows whose order is drawn at once
 
@@ -61,4 +61,4 @@ class WindowOrder:
 @lru_cache(maxsize=16)
 def _order(num_windows: int, seed: int, epoch: int, block: int) -> np.ndarray:
     places = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, num_windows))
-    return shuffled(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
+    return permute_index(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))

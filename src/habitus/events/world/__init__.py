@@ -22,7 +22,7 @@ from habitus.events.world.histories import drawn_items, history_lengths
 from habitus.events.world.items import Catalogue
 from habitus.events.world.oracle import Oracle
 from habitus.events.world.queries import Estimate, Queries, estimate
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 __all__ = ["Estimate", "MixtureWeights", "Queries", "World", "WorldConfig"]
 
@@ -101,7 +101,7 @@ class World:
                 expected=f"1 to {len(eligible)}, the events of these users that have a history",
             )
         keys = shuffle_keys(self.config.seed, Stream.WORLD, Draw.SAMPLE)
-        chosen = eligible[np.sort(shuffled(np.arange(num_queries), len(eligible), keys))]
+        chosen = eligible[np.sort(permute_index(np.arange(num_queries), len(eligible), keys))]
         return Queries.of_events(items, starts, chosen)
 
     def conditional(self, history: Any) -> np.ndarray:

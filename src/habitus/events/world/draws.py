@@ -49,7 +49,7 @@ def words(seed: int, draw: Draw, index: np.ndarray) -> tuple[np.ndarray, np.ndar
     drawn = tuple(np.empty(index.shape, dtype=np.int64) for _ in range(4))
     for first in range(0, index.size, _IN_CACHE):
         part = slice(first, first + _IN_CACHE)
-        found = randomness.words(seed, Stream.WORLD, draw, index.reshape(-1)[part])
+        found = randomness.random_words(seed, Stream.WORLD, draw, index.reshape(-1)[part])
         for word, values in zip(drawn, found, strict=True):
             word.reshape(-1)[part] = values
     return drawn  # type: ignore[return-value]

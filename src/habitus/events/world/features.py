@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from habitus.events.world.config import WorldConfig
 from habitus.events.world.draws import Draw, fraction, normals, words
 from habitus.events.world.items import Catalogue
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 _NOUNS = 3  # per group; the first of them names the category
 _OWN_WORDS = 24  # descriptors that a group favours
@@ -97,7 +97,7 @@ def _made_up_words(config: WorldConfig) -> Any:
     base = len(_SYLLABLES)
     syllables = 3 if count <= base**3 // 4 else 4
     keys = shuffle_keys(config.seed, Stream.WORLD, Draw.WORD)
-    codes = shuffled(np.arange(count), base**syllables, keys)
+    codes = permute_index(np.arange(count), base**syllables, keys)
     table = np.array(_SYLLABLES, dtype=object)
     spelled = table[codes % base]
     for _ in range(syllables - 1):

@@ -10,7 +10,7 @@ import numpy as np
 
 from habitus.events.world.config import SUCCESSOR_BITS, WorldConfig
 from habitus.events.world.draws import Draw, uniforms
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.randomness import Stream, permute_index, shuffle_keys
 
 # Sizes of brands and groups fall with their number as powers; a shop has a few large brands and many small ones.
 _BRAND_SKEW = 0.7
@@ -141,7 +141,7 @@ def _kinds_and_ranks(config: WorldConfig) -> tuple[np.ndarray, np.ndarray, np.nd
         items = np.arange(first, min(first + _CHUNK, config.num_items))
         fraction = uniforms(config.seed, Draw.ITEM_KIND, items)
         kinds[items] = np.minimum(np.searchsorted(kind_end, fraction, side="right"), len(share) - 1)
-        ranks[items] = shuffled(items, config.num_items, keys)
+        ranks[items] = permute_index(items, config.num_items, keys)
     held = np.bincount(kinds, minlength=len(share)) > 0
     number = (np.cumsum(held) - 1).astype(np.int32)
     return kind_group[held], kind_brand[held], number[kinds], ranks
