@@ -174,7 +174,7 @@ def both_stages(
 
 def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse.Namespace) -> Any:
     from habitus.recipe import Recipe
-    from habitus.sizing import Inputs, Request, ladder_batch_sequences, solve
+    from habitus.sizing import CellRequest, Inputs, ladder_batch_sequences, solve
 
     text_len = dataset.fields.text_len
     if budget is None:
@@ -191,7 +191,7 @@ def stage1_recipe(dataset: Any, seed: int, budget: float | None, given: argparse
         else:
             shape = {"share": given.share, "data_ratio": given.data_ratio, "text_depth": given.text_depth}
         shape |= {"seq_len": dataset.seq_len, "text_len": text_len, "copying": given.copying}
-        request = Request(batch_sequences=batch, flops=budget, **shape)
+        request = CellRequest(batch_sequences=batch, flops=budget, **shape)
         cell = solve(request, Inputs.of(dataset.fields))
         model, steps = cell.model.to_values(), cell.steps
     rate = given.base_rate * math.sqrt(batch / 512)

@@ -168,9 +168,9 @@ def main() -> None:
         print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {known}", flush=True)
         keep = Results(given.out, given.size, known)
         if given.mps:
-            from habitus.sweeps.sharing import shared_gpu
+            from habitus.sweeps import mps_environment
 
-            os.environ.update(shared_gpu(print))
+            os.environ.update(mps_environment(print))
         cells = {"lines": line_cells, "compare": compare_cells, "rates": rate_cells}[given.what](given, folder)
         run_cells(cells, keep, folder, given.workers, began + given.seconds)
         if given.what == "compare":
@@ -240,13 +240,13 @@ def further_cells(given: argparse.Namespace, keep: "Results") -> list[Cell]:
 def sized(cell: Cell, folder: Path) -> Any:
     """The cell as `habitus.sizing` builds it for the dataset."""
     from habitus.data import Dataset
-    from habitus.sizing import Inputs, Request, ladder_batch_sequences, solve
+    from habitus.sizing import CellRequest, Inputs, ladder_batch_sequences, solve
 
     size = SIZES[cell.size]
     share = {"joint_dim": size.joint_dim} if size.joint_dim and not cell.share else {"share": cell.share or SHARE}
     batch = size.batches if isinstance(size.batches, int) else size.batches.get(cell.budget)
     batch = batch or ladder_batch_sequences(cell.budget)
-    request = Request(
+    request = CellRequest(
         batch_sequences=batch, flops=cell.budget, width=cell.width, depth=cell.depth, seq_len=size.seq_len,
         text_len=size.text_len, text_depth=size.text_depth, **share,
     )  # fmt: skip

@@ -227,11 +227,11 @@ def kernels(engine: Any, first: int = 0, most: int = 25) -> dict[str, float]:
 
 def recipe_of(name: str, dataset: Any, arguments: argparse.Namespace) -> Any:
     from habitus.recipe import Recipe
-    from habitus.sizing import Inputs, Request, solve
+    from habitus.sizing import CellRequest, Inputs, solve
     from habitus.training.schedule import default_learning_rate
 
     flops, batch = CELLS[name]
-    request = Request(
+    request = CellRequest(
         batch_sequences=batch, flops=flops, share=0.02, data_ratio=15, seq_len=dataset.seq_len,
         text_len=dataset.fields.text_len,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def test_guess_writes_a_schema_that_prepare_takes(place: Path) -> None:
         (["prepare", "a", "b", "--schema", "shop/schema.toml"], "no --out was given"),
         (
             ["prepare", "a", "b", "--schema", "shop/schema.toml", "--out", "o", "--split", "users"],
-            "'users' is not known",
+            "'users' is not a choice",
         ),
         (["prepare", "a", "b", "--schema", "shop/schema.toml", "--out", "shop"], "shop exists already"),
         (["describe", "shop"], "holds no manifest.json"),

@@ -12,7 +12,7 @@ from habitus.data.from_world import prepare_world
 from habitus.errors import ConfigError
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
-from habitus.sizing import Request, solve, stage2_step_flops
+from habitus.sizing import CellRequest, solve, stage2_step_flops
 
 RECIPE = """
 [model]
@@ -37,7 +37,7 @@ def run(*arguments: str) -> str:
 
 def test_the_json_is_the_cell() -> None:
     output = run("--flops", "1e15", "--share", "0.06", "--data-ratio", "15", "--batch-sequences", "64", "--json")
-    cell = solve(Request(flops=1e15, share=0.06, data_ratio=15, batch_sequences=64))
+    cell = solve(CellRequest(flops=1e15, share=0.06, data_ratio=15, batch_sequences=64))
     assert json.loads(output) == cell.to_values()
 
 

@@ -9,8 +9,8 @@ from habitus.errors import ConfigError
 from habitus.recipe import ModelRecipe
 from habitus.sizing import (
     TYPICAL_INPUTS,
+    CellRequest,
     Inputs,
-    Request,
     cell_of,
     embedder_flop_share,
     item_cache_flops,
@@ -85,7 +85,7 @@ def test_the_printed_cells_cost_their_budget_within_four_per_cent(row: dict[str,
 def test_the_solver_lands_near_the_printed_cells(row: dict[str, str]) -> None:
     budget = float(row["budget"])
     cell = solve(
-        Request(
+        CellRequest(
             flops=budget,
             share=0.06,
             data_ratio=15,

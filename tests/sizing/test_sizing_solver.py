@@ -8,8 +8,8 @@ from habitus.errors import ConfigError
 from habitus.recipe import ModelRecipe
 from habitus.sizing import (
     TYPICAL_INPUTS,
+    CellRequest,
     Inputs,
-    Request,
     breakdown,
     ladder_batch_sequences,
     solve,
@@ -22,7 +22,7 @@ ASPECT, RATIO_WEIGHT = 40.0, 10.0
 PADDED = {4: 16, 8: 16, 16: 16, 24: 32, 32: 32, 40: 64, 48: 64, 56: 64, 64: 64}
 
 
-def brute_force(request: Request, inputs: Inputs, *, max_h: int, max_width: int) -> tuple[int, ...]:
+def brute_force(request: CellRequest, inputs: Inputs, *, max_h: int, max_width: int) -> tuple[int, ...]:
     """(joint_dim, width, depth, head_dim, steps) by looking at every buildable cell up to those sizes."""
     assert request.flops and request.share and request.data_ratio
     B, L = request.batch_sequences, request.seq_len
@@ -59,7 +59,7 @@ def brute_force(request: Request, inputs: Inputs, *, max_h: int, max_width: int)
     "flops", (1e13, pytest.param(1e14, marks=pytest.mark.slow), pytest.param(1e15, marks=pytest.mark.slow))
 )
 def test_a_search_of_everything_finds_no_nearer_cell(flops: float, share: float) -> None:
-    request = Request(flops=flops, share=share, data_ratio=15, batch_sequences=ladder_batch_sequences(flops))
+    request = CellRequest(flops=flops, share=share, data_ratio=15, batch_sequences=ladder_batch_sequences(flops))
     model = (cell := solve(request)).model
     found = (model.joint_dim, model.width, model.depth, model.head_dim, cell.steps)
     assert found == brute_force(request, TYPICAL_INPUTS, max_h=96, max_width=200 if flops < 3e13 else 560)
@@ -70,7 +70,7 @@ def test_a_search_of_everything_finds_no_nearer_cell(flops: float, share: float)
 def test_every_share_at_every_budget_is_within_tolerance(exponent: int, share: float) -> None:
     budget = 10.0**exponent
     batch = ladder_batch_sequences(budget)
-    cell = solve(Request(flops=budget, share=share, data_ratio=15, batch_sequences=batch))
+    cell = solve(CellRequest(flops=budget, share=share, data_ratio=15, batch_sequences=batch))
     assert abs(cell.flops - budget) <= max(1e-4 * budget, cell.flops_per_step / 2)
     assert cell.data_ratio == pytest.approx(15, rel=0.05)
     assert cell.model.width % cell.model.head_dim == 0
@@ -86,31 +86,31 @@ def test_the_share_is_realised_down_to_half_a_per_cent_from_1e15() -> None:
     for exponent in range(15, 19):
         budget = 10.0**exponent
         batch = ladder_batch_sequences(budget)
-        cell = solve(Request(flops=budget, share=0.005, data_ratio=15, batch_sequences=batch))
+        cell = solve(CellRequest(flops=budget, share=0.005, data_ratio=15, batch_sequences=batch))
         assert 0.004 < cell.embedder_share < 0.006
 
 
 def test_below_the_smallest_embedder_the_floor_is_what_comes_back() -> None:
-    cell = solve(Request(flops=1e12, share=0.0001, data_ratio=15, batch_sequences=8))
+    cell = solve(CellRequest(flops=1e12, share=0.0001, data_ratio=15, batch_sequences=8))
     assert cell.model.joint_dim == 4
     assert cell.embedder_share > 10 * cell.wanted["embedder_share"]
 
 
 def test_a_given_shape_is_kept_and_the_budget_decides_the_steps() -> None:
-    cell = solve(Request(flops=1e15, share=0.02, width=128, depth=4, batch_sequences=64))
+    cell = solve(CellRequest(flops=1e15, share=0.02, width=128, depth=4, batch_sequences=64))
     assert (cell.model.width, cell.model.depth) == (128, 4)
     assert abs(cell.flops - 1e15) <= cell.flops_per_step / 2
     assert cell.embedder_share == pytest.approx(0.02, rel=0.2)
 
 
 def test_a_given_depth_narrows_the_search_to_widths() -> None:
-    cell = solve(Request(flops=1e17, share=0.06, data_ratio=15, depth=8, batch_sequences=256))
+    cell = solve(CellRequest(flops=1e17, share=0.06, data_ratio=15, depth=8, batch_sequences=256))
     assert cell.model.depth == 8
     assert cell.data_ratio == pytest.approx(15, rel=0.05)
 
 
 def test_budget_and_steps_give_a_model() -> None:
-    cell = solve(Request(flops=1e16, joint_dim=64, steps=3000, batch_sequences=128))
+    cell = solve(CellRequest(flops=1e16, joint_dim=64, steps=3000, batch_sequences=128))
     assert cell.steps == pytest.approx(3000, rel=0.05)
     assert abs(cell.flops - 1e16) <= cell.flops_per_step / 2
 
@@ -121,30 +121,30 @@ def test_under_a_budget_with_steps_no_joint_dim_gives_a_nearer_share() -> None:
         distances = {}
         for h in range(4, 60, 4):
             try:
-                cell = solve(Request(**fixed, joint_dim=h))  # type: ignore[arg-type]
+                cell = solve(CellRequest(**fixed, joint_dim=h))  # type: ignore[arg-type]
             except ConfigError:
                 continue
             distances[h] = abs(math.log(cell.embedder_share / share))
-        found = solve(Request(**fixed, share=share))  # type: ignore[arg-type]
+        found = solve(CellRequest(**fixed, share=share))  # type: ignore[arg-type]
         assert found.model.joint_dim == min(distances, key=lambda h: distances[h])
 
 
 def test_ratio_and_steps_give_a_model_and_its_budget() -> None:
-    cell = solve(Request(joint_dim=64, data_ratio=20, steps=3000, batch_sequences=64))
+    cell = solve(CellRequest(joint_dim=64, data_ratio=20, steps=3000, batch_sequences=64))
     assert cell.steps == 3000
     assert cell.data_ratio == pytest.approx(20, rel=0.05)
 
 
 def test_shape_with_a_ratio_or_with_steps_gives_a_budget() -> None:
-    by_ratio = solve(Request(joint_dim=64, width=256, depth=6, data_ratio=20, batch_sequences=64))
+    by_ratio = solve(CellRequest(joint_dim=64, width=256, depth=6, data_ratio=20, batch_sequences=64))
     assert by_ratio.data_ratio == pytest.approx(20, rel=0.01)
-    by_steps = solve(Request(joint_dim=64, width=256, depth=6, steps=by_ratio.steps, batch_sequences=64))
+    by_steps = solve(CellRequest(joint_dim=64, width=256, depth=6, steps=by_ratio.steps, batch_sequences=64))
     assert by_steps.flops == by_ratio.flops
 
 
 def test_a_model_without_text_counts_each_embedder_weight_once_per_item() -> None:
     inputs = Inputs(item_categories=(100,), item_vectors=(64,))
-    cell = solve(Request(flops=1e15, share=0.02, data_ratio=15, batch_sequences=64), inputs)
+    cell = solve(CellRequest(flops=1e15, share=0.02, data_ratio=15, batch_sequences=64), inputs)
     p_e, p, h = cell.embedder_params, cell.contextualizer_params, cell.model.joint_dim
     assert cell.flops_per_step == stage1_step_flops(p_e, p, B=64, L=256, t=1, h=h)
 
@@ -172,7 +172,7 @@ def test_a_model_without_text_counts_each_embedder_weight_once_per_item() -> Non
 )
 def test_a_request_that_cannot_be_met_says_which_constraint_bites(values: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        solve(Request(**{"batch_sequences": 64, **values}))  # type: ignore[arg-type]
+        solve(CellRequest(**{"batch_sequences": 64, **values}))  # type: ignore[arg-type]
     assert caught.value.expected
 
 

@@ -12,7 +12,7 @@ from habitus.evaluation.baselines import Popularity
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
-from habitus.sizing import Inputs, Request, solve
+from habitus.sizing import CellRequest, Inputs, solve
 from habitus.training import TrainOptions, train
 
 BUDGET = 1e12
@@ -31,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def loss_of(dataset: Dataset, width: int, depth: int, out: Path) -> tuple[int, float]:
     """(N, validation loss) of one cell."""
-    request = Request(
+    request = CellRequest(
         batch_sequences=32, flops=BUDGET, joint_dim=16, width=width, depth=depth, seq_len=64, text_len=24, text_depth=2
     )
     cell = solve(request, Inputs.of(dataset.fields))

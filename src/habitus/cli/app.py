@@ -1,8 +1,13 @@
-"""The root of the command line; each command stands in a module of its own."""
+"""The root of the command line, and what its commands share; each command has a module of its own."""
+
+from typing import TypeVar
 
 import typer
 
 from habitus import __version__
+from habitus.errors import ConfigError
+
+Choice = TypeVar("Choice", bound=str)
 
 app = typer.Typer(
     name="habitus",
@@ -11,6 +16,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def check_choice(option: str, value: str, choices: tuple[Choice, ...]) -> Choice:
+    """The choice that `--option value` names."""
+    for choice in choices:
+        if value == choice:
+            return choice
+    raise ConfigError(f"--{option} {value!r} is not a choice", expected=" or ".join(choices))
 
 
 def _print_version(wanted: bool) -> None:

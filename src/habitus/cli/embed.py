@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
@@ -32,7 +32,6 @@ def embed(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
-    from habitus.data import one_of
     from habitus.evaluation import device_named
     from habitus.model import STORED_TYPES, build_cache, load_bundle
 
@@ -41,7 +40,7 @@ def embed(
             "both --data and --items were given" if data else "neither --data nor --items was given",
             expected="--data DATASET for a catalogue, or --items FILE for new items",
         )
-    stored = one_of("dtype", dtype, STORED_TYPES)
+    stored = check_choice("dtype", dtype, STORED_TYPES)
     bundle = load_bundle(run, device_named(device))
     if items is not None:
         from habitus.model import embed_table

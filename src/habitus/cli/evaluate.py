@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
@@ -70,7 +70,7 @@ def evaluate(
 ) -> None:
     from contextlib import ExitStack
 
-    from habitus.data import Dataset, one_of
+    from habitus.data import Dataset
     from habitus.evaluation import METRIC_GROUPS, EvaluateOptions, Handling, PerQueryFile, evaluate_runs, joined_ranks
     from habitus.units import parse_bytes
 
@@ -80,7 +80,7 @@ def evaluate(
         raise ConfigError("nothing to score", expected="one run or more, or --baselines")
     _check_files(out, per_query)
     options = EvaluateOptions(
-        regimes=REGIMES[one_of("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
+        regimes=REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
         queries=queries,
         per_user=per_user,
         batch_sequences=batch_sequences,

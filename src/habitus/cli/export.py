@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
@@ -37,7 +37,6 @@ def export(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
-    from habitus.data import one_of
     from habitus.model import load_bundle
 
     if (vectors is None) == (onnx is None):
@@ -56,7 +55,7 @@ def export(
             typer.echo(f"{onnx / name}: within {off:.1g} of the original")
         return
     assert vectors is not None
-    kind = one_of("vectors", vectors, ("items", "users"))
+    kind = check_choice("vectors", vectors, ("items", "users"))
     if out is None:
         raise ConfigError("no --out was given", expected="the file to write, as in --out items.parquet")
     from habitus.exporting import check_out, export_items, export_users

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
@@ -36,9 +36,10 @@ def prepare(
     import os
     from shlex import quote
 
-    from habitus.data import SPLIT_KINDS, PrepareOptions, guess_schema, one_of
+    from habitus.data import PrepareOptions, guess_schema
     from habitus.data import prepare as run
     from habitus.events import Schema
+    from habitus.store import SPLIT_KINDS
 
     if guess:
         guessed = guess_schema(events, items)
@@ -55,9 +56,9 @@ def prepare(
         seq_len=seq_len,
         text_len=text_len,
         vocabulary_size=vocabulary_size,
-        split=one_of("split", split, SPLIT_KINDS),
+        split=check_choice("split", split, SPLIT_KINDS),
         validation_share=validation_share,
-        on_bad=one_of("on-bad", on_bad, ("error", "drop")),
+        on_bad=check_choice("on-bad", on_bad, ("error", "drop")),
         memory=memory,
         threads=threads if threads is not None else os.cpu_count() or 1,
         seed=seed,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
@@ -52,7 +52,6 @@ def recommend(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done, or the answer, as JSON.")] = False,
 ) -> None:
-    from habitus.data import one_of
     from habitus.exporting import RESULT_SUFFIXES, RecommendOptions, check_out, recommend_file
     from habitus.serving import INDEX_KINDS, Request, Retriever
 
@@ -70,11 +69,11 @@ def recommend(
         exclude_seen=exclude_seen,
         allow=_conditions("allow", allow or []),
         deny=_conditions("deny", deny or []),
-        on_bad=one_of("on-bad", on_bad, ("error", "skip")),
+        on_bad=check_choice("on-bad", on_bad, ("error", "skip")),
         memory=memory,
         replace=replace,
     )
-    kind = one_of("index", index, INDEX_KINDS)
+    kind = check_choice("index", index, INDEX_KINDS)
     with phases() as progress:
         retriever = Retriever.open(
             run,

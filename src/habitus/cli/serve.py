@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.errors import ConfigError
 
 EXAMPLE = """
@@ -62,7 +62,6 @@ def serve(
 
     import torch
 
-    from habitus.data import one_of
     from habitus.serving import INDEX_KINDS, ItemStore, Retriever, ServerLimits, Service, address_of, bind, is_loopback
     from habitus.serving import serve as run_server
 
@@ -81,7 +80,7 @@ def serve(
         },
         "the options",
     )
-    kind = one_of("index", index, INDEX_KINDS)
+    kind = check_choice("index", index, INDEX_KINDS)
     token = _token(token_file)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("habitus").setLevel(logging.INFO)

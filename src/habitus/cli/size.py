@@ -9,7 +9,7 @@ from habitus.cli.app import app
 from habitus.units import format_bytes
 
 if TYPE_CHECKING:
-    from habitus.sizing import Cell, Inputs, Request
+    from habitus.sizing import Cell, CellRequest, Inputs
 
 
 @app.command()
@@ -44,10 +44,10 @@ def size(
     Example: `habitus size --flops 1e17 --share 0.06 --data-ratio 15 --batch-sequences 256`
     """
     from habitus.recipe import Recipe
-    from habitus.sizing import Request, cell_of_recipe, ladder_batch_sequences, solve
+    from habitus.sizing import CellRequest, cell_of_recipe, ladder_batch_sequences, solve
 
     known = _known(dataset)
-    request = Request(
+    request = CellRequest(
         batch_sequences=batch_sequences or (ladder_batch_sequences(flops) if flops and flops > 0 else 64),
         flops=flops,
         share=share,
@@ -93,7 +93,7 @@ def _known(dataset: Path | None) -> _Known:
     return _Known(Inputs.of(opened.fields), opened.seq_len, opened.fields.text_len or 24, opened.num_items)
 
 
-def _refuse_both(recipe: Path, request: "Request", batch_sequences: int | None) -> None:
+def _refuse_both(recipe: Path, request: "CellRequest", batch_sequences: int | None) -> None:
     from habitus.errors import ConfigError
 
     names = "flops share joint_dim data_ratio steps width depth head_dim".split()

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 
 FLOOR_QUERIES = 1_000  # enough for two digits of the floor in well under a second
@@ -43,9 +43,10 @@ def world(
     import os
     from shlex import quote
 
-    from habitus.data import SPLIT_KINDS, PrepareOptions, one_of, prepare_world
+    from habitus.data import PrepareOptions, prepare_world
     from habitus.errors import ConfigError
     from habitus.events import World, schema_of, write_world
+    from habitus.store import SPLIT_KINDS
 
     if list_knobs:
         _print_knobs()
@@ -59,7 +60,7 @@ def world(
     threads = threads or os.cpu_count() or 1
     with phases() as progress:
         if prepared:
-            options = PrepareOptions(seq_len=seq_len, split=one_of("split", split, SPLIT_KINDS), threads=threads)
+            options = PrepareOptions(seq_len=seq_len, split=check_choice("split", split, SPLIT_KINDS), threads=threads)
             num_events = prepare_world(made, schema_of(made), out, options, progress).num_events
             next_command = f"habitus describe {quote(str(out))}"
         else:

@@ -2,22 +2,21 @@
 
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.catalogue import item_file
-from habitus.data.dataset import Dataset, SplitName
+from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
 from habitus.data.encoders import Encoders, as_category, as_list, as_number, load_tokenizer, vector_lengths
 from habitus.data.fields import PADDING_TOKEN, UNKNOWN_CODE, Field, Fields
 from habitus.data.from_world import prepare_world
 from habitus.data.guess import guess_schema
 from habitus.data.log import YEAR_1900_US, YEAR_2200_US
-from habitus.data.prepare import SPLIT_KINDS, PrepareOptions, one_of, prepare
-from habitus.data.problems import shown
-from habitus.data.sources import Table, is_disk_full, open_table, quoted_path, require_columns
+from habitus.data.prepare import PrepareOptions, prepare
+from habitus.data.problems import quote_value
+from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
     "PADDING_TOKEN",
     "SEGMENT",
-    "SPLIT_KINDS",
     "UNKNOWN_CODE",
     "YEAR_1900_US",
     "YEAR_2200_US",
@@ -29,8 +28,7 @@ __all__ = [
     "Fields",
     "ItemFeatures",
     "PrepareOptions",
-    "SplitName",
-    "Table",
+    "SourceTable",
     "as_category",
     "as_list",
     "as_number",
@@ -39,13 +37,12 @@ __all__ = [
     "is_disk_full",
     "item_file",
     "load_tokenizer",
-    "one_of",
     "open_table",
     "pack",
     "prepare",
     "prepare_world",
     "quoted_path",
     "require_columns",
-    "shown",
+    "quote_value",
     "vector_lengths",
 ]

@@ -2,7 +2,7 @@
 
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,11 @@ from habitus.data.windows import SEGMENT, Windows
 from habitus.errors import DataError
 from habitus.events import Schema
 from habitus.randomness import Stream, permute_index, shuffle_keys
+from habitus.store import SplitName
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SplitName = Literal["train", "validation"]
 
 
 class Dataset:

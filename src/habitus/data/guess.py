@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from habitus.data.sources import Table, is_list, open_table
+from habitus.data.sources import SourceTable, is_list, open_table
 from habitus.errors import DataError
 from habitus.events import GAP, HOUR, WEEKDAY, Schema
 
@@ -48,7 +48,7 @@ def guess_schema(events: str, items: str) -> Schema:
     return Schema.parse(guessed, f"the schema guessed from {events} and {items}")
 
 
-def _sample(table: Table) -> pa.Table:
+def _sample(table: SourceTable) -> pa.Table:
     readable = [name for name, kind in table.types.items() if not isinstance(kind, str) and _has_values(kind)]
     batches, rows = [], 0
     for batch in table.batches(readable):
@@ -60,7 +60,7 @@ def _sample(table: Table) -> pa.Table:
     return pa.table({name: _as_numbers(sample[name]) for name in sample.column_names})
 
 
-def _role(table: Table, names: tuple[str, ...], role: str) -> str:
+def _role(table: SourceTable, names: tuple[str, ...], role: str) -> str:
     plain = {name.lower().replace(" ", "_"): name for name in table.types}
     for name in names:
         if name in plain and _can_be(role, table.types[plain[name]]):

@@ -2,12 +2,12 @@
 
 import pyarrow as pa
 
-from habitus.data.sources import Table, is_list
+from habitus.data.sources import SourceTable, is_list
 from habitus.errors import DataError
 from habitus.events import Schema
 
 
-def check_kinds(schema: Schema, events: Table, items: Table) -> None:
+def check_kinds(schema: Schema, events: SourceTable, items: SourceTable) -> None:
     """Refuse columns whose type cannot serve the role or kind that the schema gives them."""
     roles = schema.events
     for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
@@ -27,7 +27,7 @@ def check_kinds(schema: Schema, events: Table, items: Table) -> None:
             _check_field(table, name, wanted)
 
 
-def _check_field(table: Table, name: str, wanted: str) -> None:
+def _check_field(table: SourceTable, name: str, wanted: str) -> None:
     kind = table.types[name]
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_time(kind) or pa.types.is_duration(kind):
         _refuse_type(table, name, kind, f"a {wanted} as text, a number or a timestamp")
@@ -46,7 +46,7 @@ def _check_field(table: Table, name: str, wanted: str) -> None:
         _refuse_type(table, name, kind, "a time: a timestamp, a date or text in ISO form")
 
 
-def _refuse_type(table: Table, name: str, kind: pa.DataType, expected: str) -> None:
+def _refuse_type(table: SourceTable, name: str, kind: pa.DataType, expected: str) -> None:
     raise DataError(
         f"{table.role}: column {name!r} of {table.sources[0].name} has type {kind} in all {table.num_rows:,} rows",
         expected=expected,

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from habitus.data.encoders import as_category
 from habitus.data.kinds import check_kinds
-from habitus.data.problems import EXAMPLES_SHOWN, Problem, refuse, shown
-from habitus.data.sources import Table, quoted_path, require_columns
+from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
+from habitus.data.sources import SourceTable, quoted_path, require_columns
 from habitus.data.survey import MAX_CATEGORIES, too_many_categories
 from habitus.errors import DataError
 from habitus.events import Schema
@@ -43,7 +43,7 @@ class Check:
 class EventLog:
     """Views over the two tables, and the questions that preparation asks of them."""
 
-    def __init__(self, con: "DuckDBPyConnection", schema: Schema, events: Table, items: Table) -> None:
+    def __init__(self, con: "DuckDBPyConnection", schema: Schema, events: SourceTable, items: SourceTable) -> None:
         self.con = con
         self.schema = schema
         self.events = events
@@ -77,7 +77,7 @@ class EventLog:
         ):
             rows = self._rows(f"SELECT origin, item FROM unusable WHERE is_null = {is_null} ORDER BY origin")
             if rows:
-                examples = tuple(f"{self.items.place(row)}: {shown(item)}" for row, item in rows[:EXAMPLES_SHOWN])
+                examples = tuple(f"{self.items.place(row)}: {quote_value(item)}" for row, item in rows[:EXAMPLES_SHOWN])
                 remedy = "leaves out item rows without an id and keeps the first of several rows of one item"
                 problems.append(Problem("items", self.schema.items.item, what, len(rows), examples, expected, remedy))
         self._settle(problems, drop)
@@ -175,7 +175,7 @@ class EventLog:
         examples = self._rows(
             f"SELECT origin, {check.value} FROM joined WHERE {check.condition} ORDER BY origin LIMIT {EXAMPLES_SHOWN}"
         )
-        told = tuple(f"{self.events.place(row)}: {shown(value)}" for row, value in examples)
+        told = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in examples)
         remedy = "leaves out such events" if check.drops_row else "makes bad numbers missing"
         return Problem("events", check.column, check.what, rows, told, check.expected, remedy)
 
@@ -309,14 +309,14 @@ def _id_sql(column: str, kind: pa.DataType, plain: bool) -> str:
     return name if plain else f"CAST({name} AS VARCHAR)"
 
 
-def _scan(table: Table) -> str:
+def _scan(table: SourceTable) -> str:
     # Names are names, not patterns; and a folder called user_id=7 says nothing about the column.
     names = (re.sub(r"([*?\[])", r"[\1]", quoted_path(source.parquet)) for source in table.sources)
     files = ", ".join(f"'{name}'" for name in names)
     return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
 
 
-def _origin_sql(table: Table) -> str:
+def _origin_sql(table: SourceTable) -> str:
     """The row of the whole table, in SQL: the row of the file after all rows of the files before it."""
     if len(table.sources) == 1:
         return "file_row_number"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.log import EventLog
 from habitus.data.manifest import Manifest
 from habitus.data.problems import refuse
-from habitus.data.sources import CHUNK_ROWS, Table, is_disk_full, open_table, rechunked
+from habitus.data.sources import CHUNK_ROWS, SourceTable, is_disk_full, open_table, rechunked
 from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey
 from habitus.data.text import MIN_VOCABULARY
@@ -28,14 +28,12 @@ from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events import Schema
 from habitus.files import staged_folder
 from habitus.progress import Progress
+from habitus.store import SplitKind
 from habitus.units import parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-Choice = TypeVar("Choice", bound=str)
-SplitKind = Literal["user", "time", "last"]
-SPLIT_KINDS: tuple[SplitKind, ...] = ("user", "time", "last")
 
 # DuckDB's own limit leaves room for what stands outside its buffers.
 _DUCKDB_SHARE = 0.75
@@ -190,7 +188,7 @@ def _item_streams(
 
 
 def _chosen(
-    table: Table, columns: list[str], rows: np.ndarray | None, pair_values: dict[str, pa.Array]
+    table: SourceTable, columns: list[str], rows: np.ndarray | None, pair_values: dict[str, pa.Array]
 ) -> Iterator[pa.RecordBatch]:
     """The given rows (sorted, perhaps repeated) of a table, with the pair's values as further columns."""
     first = taken = 0
@@ -270,11 +268,3 @@ def _report_queries(con: "DuckDBPyConnection", stop: threading.Event, progress: 
         percent = con.query_progress()
         if percent >= 0:
             progress("", percent / 100)  # the phase goes on
-
-
-def one_of(name: str, value: str, choices: tuple[Choice, ...]) -> Choice:
-    """`value`, once it is known to be one of the choices."""
-    for choice in choices:
-        if value == choice:
-            return choice
-    raise ConfigError(f"--{name} {value!r} is not known", expected=" or ".join(choices))

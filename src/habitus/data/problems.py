@@ -37,7 +37,7 @@ def refuse(problems: list[Problem]) -> None:
     )
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value as an error may print it: short, and with control and direction characters escaped."""
     text = value if isinstance(value, str) else str(value)
     text = text if len(text) <= 60 else text[:57] + "..."

@@ -40,7 +40,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Table:
+class SourceTable:
     """The events or the items: their files in order, and the types of their columns."""
 
     role: str
@@ -78,7 +78,7 @@ class Table:
         return rechunked(read(), CHUNK_ROWS)
 
 
-def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path) -> Table:
+def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path) -> SourceTable:
     """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`."""
     sources, schemas = [], []
     for number, path in enumerate(_found(role, pattern)):
@@ -94,10 +94,10 @@ def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path
         raise DataError(f"{role}: {pattern} holds no rows", expected="at least one row")
     common = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
     types = {name: _agreed(role, name, sources, [schema.field(name).type for schema in schemas]) for name in common}
-    return Table(role, tuple(sources), types, tuple(frozenset(schema.names) for schema in schemas))
+    return SourceTable(role, tuple(sources), types, tuple(frozenset(schema.names) for schema in schemas))
 
 
-def require_columns(table: Table, columns: list[str]) -> None:
+def require_columns(table: SourceTable, columns: list[str]) -> None:
     """Refuse a table that lacks a column, naming the file and the closest column it has."""
     for column in columns:
         for source, names in zip(table.sources, table.names, strict=True):

@@ -18,7 +18,7 @@ from habitus.data.encoders import (
     vector_lengths,
 )
 from habitus.data.fields import Field, Fields
-from habitus.data.problems import EXAMPLES_SHOWN, Problem, shown
+from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value
 from habitus.data.text import MAX_TRAINING_TEXTS, has_control_characters, joined_texts
 from habitus.events import Kind
 from habitus.randomness import Stream, random_words
@@ -221,7 +221,7 @@ def too_many_categories(table: str, name: str, distinct: int, examples: list[str
         name,
         f"one of {distinct:,} distinct values",
         distinct,
-        tuple(shown(value) for value in examples),
+        tuple(quote_value(value) for value in examples),
         f"at most {MAX_CATEGORIES:,} values of a category (declare it as text, or leave it out)",
         "keeps the most frequent values of such a category",
     )
@@ -247,4 +247,4 @@ _EXPLAINED = {
 def _told_value(what: str, value: object) -> str:
     if what == "length" and isinstance(value, list):
         return f"length {len(value)}"
-    return shown(value)
+    return quote_value(value)

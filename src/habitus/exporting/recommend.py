@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from habitus.data import Table, is_disk_full, open_table, quoted_path, require_columns
+from habitus.data import SourceTable, is_disk_full, open_table, quoted_path, require_columns
 from habitus.errors import DataError
 from habitus.exporting.results import open_results
 from habitus.progress import Progress
@@ -191,7 +191,7 @@ def users_in(
     yield from _grouped(path, roles.user)
 
 
-def _sort(con: "DuckDBPyConnection", table: Table, columns: list[str], user: str, path: Path) -> None:
+def _sort(con: "DuckDBPyConnection", table: SourceTable, columns: list[str], user: str, path: Path) -> None:
     import duckdb
 
     names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
@@ -233,7 +233,7 @@ def _grouped(path: Path, user: str) -> Iterator[tuple[Any, list[Event], float]]:
         yield current, events, 1.0
 
 
-def _listed(table: Table, user: str) -> Iterator[tuple[Any, list[Event], float]]:
+def _listed(table: SourceTable, user: str) -> Iterator[tuple[Any, list[Event], float]]:
     kind = table.types[HISTORY]
     if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
         raise DataError(f"histories: the column {HISTORY!r} is {kind}", expected="a list of events per row")

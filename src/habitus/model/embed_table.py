@@ -8,7 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from habitus.data import Encoders, Table, as_list, as_number, open_table, require_columns, shown, vector_lengths
+from habitus.data import (
+    Encoders,
+    SourceTable,
+    as_list,
+    as_number,
+    open_table,
+    quote_value,
+    require_columns,
+    vector_lengths,
+)
 from habitus.errors import DataError
 from habitus.model.bundle import Bundle
 from habitus.model.cache import EMBED_ROWS, embed_features
@@ -59,7 +68,7 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
 
 def _write(
     bundle: Bundle,
-    table: Table,
+    table: SourceTable,
     ids: list[str],
     fields: list[str],
     path: Path,
@@ -89,7 +98,7 @@ def _write(
                     progress("embedding items", done / table.num_rows)
 
 
-def _refuse_bad_values(encoders: Encoders, batch: pa.RecordBatch, table: Table, first: int) -> None:
+def _refuse_bad_values(encoders: Encoders, batch: pa.RecordBatch, table: SourceTable, first: int) -> None:
     """Raise on numbers and vectors that cannot be read; what is merely missing is missing."""
     for spec in encoders.fields.item:
         if spec.kind not in ("number", "vector"):
@@ -107,7 +116,7 @@ def _refuse_bad_values(encoders: Encoders, batch: pa.RecordBatch, table: Table, 
             raise DataError(
                 f"items, column {spec.name!r}: {int(wrong.sum()):,} values of rows {first + 1:,} to "
                 f"{first + batch.num_rows:,} cannot be used "
-                f"(first: {table.place(first + row)}: {shown(column[row].as_py())})",
+                f"(first: {table.place(first + row)}: {quote_value(column[row].as_py())})",
                 expected=expected,
                 next_step="correct the file and run again",
             )

@@ -12,7 +12,7 @@ from habitus.sizing.nominal import (
     stage2_step_flops,
     steps_for,
 )
-from habitus.sizing.request import Request
+from habitus.sizing.request import CellRequest
 from habitus.sizing.solver import joint_dims, solve
 from habitus.sizing.structure import (
     LAG_KNOTS,
@@ -39,7 +39,7 @@ __all__ = [
     "Breakdown",
     "Cell",
     "Inputs",
-    "Request",
+    "CellRequest",
     "Workload",
     "breakdown",
     "cell_of",

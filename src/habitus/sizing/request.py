@@ -6,7 +6,7 @@ from habitus.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Request:
+class CellRequest:
     """What is fixed; what is None is for the solver to find.
 
     One of `share` and `joint_dim` sizes the embedder. Two of `flops`, `data_ratio`, `steps` and the pair
@@ -42,7 +42,7 @@ class Request:
         return {name: float(value) for name, value in asked.items() if value is not None}
 
 
-def check(request: Request) -> None:
+def check(request: CellRequest) -> None:
     """Refuse what cannot be meant, before any search."""
     _check_values(request)
     if (request.share is None) == (request.joint_dim is None):
@@ -73,7 +73,7 @@ def check(request: Request) -> None:
         )
 
 
-def _check_values(request: Request) -> None:
+def _check_values(request: CellRequest) -> None:
     if request.share is not None and not 0 < request.share < 1:
         raise ConfigError(
             f"share = {request.share:g} is not a share of a model with two parts",

@@ -13,7 +13,7 @@ from habitus.errors import ConfigError
 from habitus.recipe import ModelRecipe
 from habitus.sizing.cell import Cell, cell_of
 from habitus.sizing.nominal import stage1_step_flops
-from habitus.sizing.request import Request, check
+from habitus.sizing.request import CellRequest, check
 from habitus.sizing.structure import (
     TYPICAL_INPUTS,
     Inputs,
@@ -51,7 +51,7 @@ class Candidate:
     cost: float
 
 
-def solve(request: Request, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_items: int | None = None) -> Cell:
+def solve(request: CellRequest, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_items: int | None = None) -> Cell:
     """The cell nearest to the request: first in share, then in D/N and shape; its total meets the budget.
 
     The total is within half a step of `flops`, and D/N (or `steps`) within 5% of what was asked.
@@ -84,7 +84,7 @@ def joint_dims() -> Iterator[int]:
     yield from range(64, 65_536, 8)
 
 
-def _nearest(request: Request, inputs: Inputs) -> Candidate:
+def _nearest(request: CellRequest, inputs: Inputs) -> Candidate:
     if request.joint_dim is not None:
         found = best_shape(request, inputs, request.joint_dim)
         if found is None:
@@ -106,7 +106,7 @@ def _nearest(request: Request, inputs: Inputs) -> Candidate:
     return best
 
 
-def _continuous_distances(request: Request, inputs: Inputs) -> Iterator[tuple[float, int]]:
+def _continuous_distances(request: CellRequest, inputs: Inputs) -> Iterator[tuple[float, int]]:
     """(|ln(share / wanted)|, h) with p as a real number, until the share is far beyond the wanted one.
 
     Where p would have to be smaller than any contextualizer, the smallest one stands for it: within tolerance
@@ -126,7 +126,7 @@ def _continuous_distances(request: Request, inputs: Inputs) -> Iterator[tuple[fl
             return
 
 
-def target_contextualizer(request: Request, inputs: Inputs, h: int) -> float:
+def target_contextualizer(request: CellRequest, inputs: Inputs, h: int) -> float:
     """p as a real number, at which the request is met exactly with an embedder of width h.
 
     With D = r·N the budget reads C = 6·r·(p_e + p)·(p + a), a = t·p_e + 3·B·L·h: a quadratic in p.
@@ -146,13 +146,13 @@ def target_contextualizer(request: Request, inputs: Inputs, h: int) -> float:
     return request.steps * slots / request.data_ratio - p_e
 
 
-def best_shape(request: Request, inputs: Inputs, h: int) -> Candidate | None:
+def best_shape(request: CellRequest, inputs: Inputs, h: int) -> Candidate | None:
     """The cheapest candidate with this joint_dim whose D/N (or steps) is within tolerance, if there is one."""
     within = [c for c in _candidates(request, inputs, h) if c.miss <= math.log1p(RATIO_TOLERANCE)]
     return min(within, key=lambda c: (c.cost, c.width, c.head_dim), default=None)
 
 
-def _candidates(request: Request, inputs: Inputs, h: int) -> Iterator[Candidate]:
+def _candidates(request: CellRequest, inputs: Inputs, h: int) -> Iterator[Candidate]:
     target = target_contextualizer(request, inputs, h)
     head_dims = HEAD_DIMS if request.head_dim is None else (request.head_dim,)
     for head_dim in head_dims:
@@ -163,7 +163,7 @@ def _candidates(request: Request, inputs: Inputs, h: int) -> Iterator[Candidate]
                     yield found
 
 
-def _widths(request: Request, head_dim: int, target: float) -> Iterator[int]:
+def _widths(request: CellRequest, head_dim: int, target: float) -> Iterator[int]:
     if request.width is not None:
         if request.width % head_dim == 0:
             yield request.width
@@ -173,7 +173,7 @@ def _widths(request: Request, head_dim: int, target: float) -> Iterator[int]:
     yield from range(head_dim, int(1.1 * math.sqrt(max(0.0, target) / (12 * depth))) + head_dim + 1, head_dim)
 
 
-def _depths(request: Request, inputs: Inputs, h: int, width: int, target: float) -> tuple[int, ...]:
+def _depths(request: CellRequest, inputs: Inputs, h: int, width: int, target: float) -> tuple[int, ...]:
     if request.depth is not None:
         return (request.depth,)
     outside = sum(contextualizer_parts(h, width, 0, inputs, copying=request.copying).values())
@@ -182,7 +182,7 @@ def _depths(request: Request, inputs: Inputs, h: int, width: int, target: float)
     return (below, below + 1)
 
 
-def realised(request: Request, inputs: Inputs, h: int, width: int, depth: int, head_dim: int) -> Candidate | None:
+def realised(request: CellRequest, inputs: Inputs, h: int, width: int, depth: int, head_dim: int) -> Candidate | None:
     """The candidate of these dimensions; None where not even one step fits the budget."""
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
     p = sum(contextualizer_parts(h, width, depth, inputs, copying=request.copying).values())
@@ -215,7 +215,7 @@ def _head_cost(head_dim: int) -> float:
     return abs(math.log2(HEAD_DIMS[0] / head_dim)) + math.log2(padded / head_dim)
 
 
-def _impossible(request: Request, inputs: Inputs, h: int) -> ConfigError:
+def _impossible(request: CellRequest, inputs: Inputs, h: int) -> ConfigError:
     """The error that names the constraint which cannot be met, and what comes nearest."""
     target = target_contextualizer(request, inputs, h)
     if target <= 0:
