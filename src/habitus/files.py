@@ -25,6 +25,29 @@ def write_atomic(path: str | Path, content: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
+def write_once(path: str | Path, content: bytes) -> bool:
+    """Write a file under a name that may be taken only once; False where another process was first."""
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        return link_once(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def link_once(source: str | Path, path: str | Path) -> bool:
+    """Give a finished file a second name that may be taken only once; False where another process was first."""
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    return True
+
+
 @contextmanager
 def staged_folder(final: str | Path) -> Iterator[Path]:
     """A folder to fill; renamed to `final` when the block ends well, removed when it does not.
@@ -40,26 +63,35 @@ def staged_folder(final: str | Path) -> Iterator[Path]:
     _own_stages.add(stage.name)
     try:
         yield stage
-        sync_folder(stage)
+        _sync_tree(stage)
         try:
             stage.rename(final)
         except OSError as error:  # another process has published meanwhile
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise FileExistsError(errno.EEXIST, "exists already", str(final)) from error
             raise
-        _fsync_directory(final.parent)
+        sync_folder(final.parent)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         _own_stages.discard(stage.name)
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_tree(folder: Path) -> None:
     """Flush every file below `folder` to the disk, so that the rename that follows publishes whole files."""
     for directory, _, names in os.walk(folder):
         for name in names:
             with Path(directory, name).open("rb") as file:
                 os.fsync(file.fileno())
-        _fsync_directory(Path(directory))
+        sync_folder(Path(directory))
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in `folder` to the disk, so that a rename in it outlives a crash."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sha256_of(path: str | Path) -> str:
@@ -95,11 +127,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,6 +1,5 @@
 """The Record of a run, put together from what was counted and measured, and published once."""
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from habitus.data import Dataset
 from habitus.errors import RunError
 from habitus.evaluation import Evaluation
-from habitus.files import write_atomic
+from habitus.files import write_once
 from habitus.recipe import Recipe
 from habitus.record import Metric, Record, Seconds, TrainLosses, TrajectoryPoint
 from habitus.sizing import (
@@ -127,16 +126,8 @@ def executed_flops(
 
 def publish(record: Record, path: Path) -> None:
     """Write record.json; where one is there already, the first one wins and this is an error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.whole")
-    write_atomic(beside, record.to_json().encode())
-    try:
-        os.link(beside, path)
-    except FileExistsError:
-        raise RunError(
-            f"{path} was written by another process meanwhile", expected="one process per run folder"
-        ) from None
-    finally:
-        beside.unlink(missing_ok=True)
+    if not write_once(path, record.to_json().encode()):
+        raise RunError(f"{path} was written by another process meanwhile", expected="one process per run folder")
 
 
 def _throughput(outcome: Outcome, slots: int, events: int, step_flops: int, executed: float) -> dict[str, float]:
