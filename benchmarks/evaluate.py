@@ -34,14 +34,13 @@ from softmax import machine
 from synthetic_queries import query_batches, query_vectors
 
 from habitus.evaluation.candidates import Candidates, candidate_scores
-from habitus.evaluation.evaluation import HISTORIES, METRIC_GROUPS
-from habitus.evaluation.metrics import CUTOFFS
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.ranks import Ranks
 from habitus.evaluation.readout import coverage_metrics, summarise
 from habitus.evaluation.scores import Scores
 from habitus.record import Metric
+from habitus.store import CUTOFFS, HISTORIES, METRIC_GROUPS
 
 MEMORY_BYTES = 512 << 20
 # Python, torch and numpy take some 350 MiB before any work; the mapped cache and the working memory come on top.

@@ -18,7 +18,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from habitus.sweeps import AXES, load_preset, sweep
+from habitus.store import AXES
+from habitus.sweeps import load_preset, sweep
 from habitus.sweeps.preset_world import preset_dataset
 
 ORDER = ("share", "depth", "batch", "allocation", "negatives", "init")

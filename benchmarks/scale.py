@@ -9,15 +9,16 @@ from preset `paper` on a log of 10⁷ items and 10¹⁰ events, more than any ce
 import argparse
 
 from habitus.sizing import TYPICAL_INPUTS
-from habitus.sweeps.cells import Facts
+from habitus.store import AXES
+from habitus.sweeps.cells import DatasetFacts
 from habitus.sweeps.design import design
 from habitus.sweeps.estimate import wall_seconds
-from habitus.sweeps.preset import AXES, load_preset
+from habitus.sweeps.preset import load_preset
 
 # benchmarks/results/train-h200.json: whole steps, compiled and captured.
 MEASURED = {1e15: 106.2e12, 1e16: 256.2e12, 1e17: 460.8e12, 1e18: 655.6e12}
 OVERHEAD_SECONDS = 3.6 + 3.5  # start-up with a warm compile cache, there; one evaluation, evaluate-h200.json
-FACTS = Facts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 40_000_000)
+FACTS = DatasetFacts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 40_000_000)
 
 
 def main() -> None:

@@ -1,11 +1,18 @@
 """The Recipe: everything that decides one stage of one run, and nothing else."""
 
 from operator import not_
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from habitus.typed import Typed, content_hash
+
+Optimizer = Literal["adamw", "muon"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+Init = Literal["default", "mup_lr", "mup"]
+Schedule = Literal["cosine", "constant"]
+Precision = Literal["bf16", "fp32"]
+Regime = Literal["batch", "catalogue"]  # the candidates of an evaluation: a batch's own, or the catalogue
 
 # Raised when the numerics change, so that old Records are not taken for new ones.
 RECIPE_VERSION = 1
@@ -26,7 +33,7 @@ class ModelRecipe(Typed):
     copying: bool = Field(
         False, exclude_if=not_, description="Let the events of a user's own past speak for their items."
     )
-    init: Literal["default", "mup_lr", "mup"] = Field("default", description="Initialisation and rate scaling.")
+    init: Init = Field("default", description="Initialisation and rate scaling.")
 
     @model_validator(mode="after")
     def _heads_fill_the_width(self) -> Self:
@@ -48,16 +55,16 @@ class TrainRecipe(Typed):
     log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
     batch_sequences: int = Field(ge=1, description="Windows per optimizer step, over all processes.")
     steps: int = Field(ge=1, description="Optimizer steps.")
-    optimizer: Literal["adamw", "muon"] = Field(
+    optimizer: Optimizer = Field(
         "muon", description="Muon takes the hidden matrices only; the rest AdamW."
     )
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="After the warm-up.")
+    schedule: Schedule = Field("cosine", description="After the warm-up.")
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")
     weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
     dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the contextualizer's inputs and branches.")
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
-    precision: Literal["bf16", "fp32"] = Field("bf16", description="Of the matrix products.")
+    precision: Precision = Field("bf16", description="Of the matrix products.")
     seed: int = Field(0, ge=0, lt=2**32, description="Keys every random stream of the run.")
 
     @model_validator(mode="after")
@@ -78,7 +85,7 @@ class EvaluateRecipe(Typed):
     batch_sequences: int = Field(64, ge=1, description="Windows that form one batch-local candidate pool.")
     catalogue_items: int | Literal["all"] = Field("all", description="Candidates of the catalogue regime.")
     every: int = Field(0, ge=0, description="Steps between evaluations during training; 0: only at the end.")
-    regimes: tuple[Literal["batch", "catalogue"], ...] = Field(("batch",), min_length=1)
+    regimes: tuple[Regime, ...] = Field(("batch",), min_length=1)
     seed: int = Field(0, ge=0, lt=2**32, description="Chooses queries and candidate subset.")
 
 

@@ -10,11 +10,11 @@ from habitus.data import Dataset, PrepareOptions
 from habitus.data.from_world import prepare_world
 from habitus.errors import ConfigError, ModelError, RunError
 from habitus.evaluation import EvaluateOptions, Handling, evaluate_runs, tidy
-from habitus.evaluation.evaluation import HISTORIES
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import WORLD_SCHEMA
 from habitus.model.bundle import load_bundle, save_bundle
 from habitus.recipe import Recipe
+from habitus.store import HISTORIES
 from habitus.training.checkpoints import State, save_checkpoint
 
 OPTIONS = EvaluateOptions(queries=600, batch_sequences=8)

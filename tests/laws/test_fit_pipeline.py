@@ -10,28 +10,19 @@ from typer.testing import CliRunner
 
 from habitus.cli import app
 from habitus.errors import FitError
-from habitus.laws import (
-    LawsFile,
-    allocation_pipeline,
-    direction_of,
-    fit,
-    hierarchical_bootstrap,
-    power_law,
-    read_runs,
-    select,
-)
-from habitus.laws.laws_file import Entry
-from habitus.laws.result import Law, Status, refused
+from habitus.laws import allocation_pipeline, fit, hierarchical_bootstrap, power_law, read_runs, select
+from habitus.laws.result import refused
 from habitus.laws.summary import summary
 from habitus.laws.tables import tables
 from habitus.recipe import Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
+from habitus.store import Law, LawEntry, Laws, LawStatus, direction_of
 
 ALLOCATION = ("allocation",)
 
 
 @pytest.fixture(scope="module")
-def laws(tmp_path_factory: pytest.TempPathFactory) -> LawsFile:
+def laws(tmp_path_factory: pytest.TempPathFactory) -> Laws:
     """The laws of a whole planted study, fitted once."""
     import importlib.util
 
@@ -43,7 +34,7 @@ def laws(tmp_path_factory: pytest.TempPathFactory) -> LawsFile:
     return fit(path, ["batch/loss", "catalogue/recall@10"])
 
 
-def test_every_planted_law_is_found(laws: LawsFile, planted: Any) -> None:
+def test_every_planted_law_is_found(laws: Laws, planted: Any) -> None:
     size = laws.find("size_law", "batch/loss")
     assert size.ok
     low, high = size.interval("exponent")
@@ -62,7 +53,7 @@ def test_every_planted_law_is_found(laws: LawsFile, planted: Any) -> None:
     assert low < 0 < high
 
 
-def test_the_critical_batch_comes_with_its_target_and_rule(laws: LawsFile) -> None:
+def test_the_critical_batch_comes_with_its_target_and_rule(laws: Laws) -> None:
     law = laws.find("critical_batch", "batch/loss", 1e17)
     assert law.points["batch"] == (64, 128, 256, 512, 1024, 2048)
     assert "strictest value that every batch size reaches" in law.details["target_rule"]
@@ -70,7 +61,7 @@ def test_the_critical_batch_comes_with_its_target_and_rule(laws: LawsFile) -> No
     assert 250 < law["b_crit"] < 420
 
 
-def test_roll_outs_forms_correlations_and_drift_are_there(laws: LawsFile) -> None:
+def test_roll_outs_forms_correlations_and_drift_are_there(laws: Laws) -> None:
     (size,) = [r for r in laws.rollouts if r.name == "size_law" and r.metric == "batch/loss"]
     assert size.rollout.at(4, 1e19).ratio == pytest.approx(1, abs=0.1)
     assert len(size.leave_one_out.forecasts) == 5
@@ -81,9 +72,9 @@ def test_roll_outs_forms_correlations_and_drift_are_there(laws: LawsFile) -> Non
     assert laws.surrogacy and laws.regimes
 
 
-def test_the_file_holds_what_figures_need_and_reads_back(laws: LawsFile, tmp_path: Path) -> None:
+def test_the_file_holds_what_figures_need_and_reads_back(laws: Laws, tmp_path: Path) -> None:
     laws.write(tmp_path / "laws.json")
-    assert LawsFile.read(tmp_path / "laws.json") == laws
+    assert Laws.read(tmp_path / "laws.json") == laws
     axes = {row.axis for row in laws.runs}
     assert axes == {"share", "depth", "batch", "allocation", "negatives", "init"}
     assert any(row.trajectory for row in laws.runs if row.axis == "batch")
@@ -175,12 +166,12 @@ def test_the_tables_fit_a_terminal(planted: Any, tmp_path: Path) -> None:
 
 
 def test_the_summary_is_one_line_per_metric_with_how_every_law_ended() -> None:
-    def entry(name: str, budget: float | None, law: Law) -> Entry:
-        return Entry(name=name, metric="batch/loss", axis="x", budget=budget, law=law)
+    def entry(name: str, budget: float | None, law: Law) -> LawEntry:
+        return LawEntry(name=name, metric="batch/loss", axis="x", budget=budget, law=law)
 
-    ended = {status: refused("x", "", status, 3, "why") for status in get_args(Status)}
+    ended = {status: refused("x", "", status, 3, "why") for status in get_args(LawStatus)}
     swallowed = power_law([1e11, 1e12, 1e13], [2e4, 6e4, 2.1e4])
-    laws = LawsFile(
+    laws = Laws(
         source="x", seed=0, metrics=("batch/loss", "batch/mrr@10"), notes=("a note",), entries=(
             entry("size_optimum", 1e11, ended["ok"]), entry("size_optimum", 1e12, ended["ok"]),
             entry("size_optimum", 1e13, ended["boundary"]), entry("size_law", None, swallowed),
@@ -230,9 +221,9 @@ def test_optimizers_are_named_and_a_mixture_is_noted(planted: Any, tmp_path: Pat
     assert any("mix optimizers (adamw, muon)" in note for note in mixed.notes)
 
 
-def test_the_page_names_every_status_option_and_entry(laws: LawsFile) -> None:
+def test_the_page_names_every_status_option_and_entry(laws: Laws) -> None:
     page = (Path(__file__).parents[2] / "docs" / "laws.md").read_text(encoding="utf-8")
-    for status in get_args(Status):
+    for status in get_args(LawStatus):
         assert f"`{status}`" in page
     for entry in laws.entries:
         assert f"`{entry.name}`" in page, entry.name

@@ -8,12 +8,10 @@ import pytest
 
 from habitus.errors import FitError
 from habitus.laws import (
-    Law,
     compare_valleys,
     correlation_by_budget,
     critical_batch,
     depth_optimum,
-    direction_of,
     frontier,
     isoflop_optimum,
     learning_rate_drift,
@@ -32,6 +30,7 @@ from habitus.laws import (
     two_term,
     two_term_by_budget,
 )
+from habitus.store import Law, direction_of
 
 X = np.geomspace(1e6, 1e8, 8)
 VALLEY = 3 + 0.05 * np.log(X / 1e7) ** 2

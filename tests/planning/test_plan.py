@@ -8,13 +8,14 @@ import pytest
 
 from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
-from habitus.laws import LawsFile, power_law, predict_power_law
-from habitus.planning import PlanOptions, affordable_flops, device_of, plan
+from habitus.laws import power_law, predict_power_law
+from habitus.planning import PlanOptions, affordable_flops, plan
 from habitus.planning.facts import Known, Speed, StoreFacts
 from habitus.planning.hardware import hours_of_runs, memory_of
 from habitus.planning.shape import Fixed, stage1_cell
 from habitus.recipe import Recipe
-from habitus.sizing import Request, cell_of_recipe, solve, stage1_step_flops, stage2_step_flops
+from habitus.sizing import CellRequest, cell_of_recipe, solve, stage1_step_flops, stage2_step_flops
+from habitus.store import Laws, gpu_named
 
 from .planted import B_CRIT, K_OPT, RATE, SHARE_OPT, planted_loss, planted_size
 
@@ -218,8 +219,8 @@ def test_memory_says_whether_it_fits_and_what_to_change() -> None:
 
 
 def test_a_model_whose_weights_do_not_fit_asks_for_more_devices() -> None:
-    cell = solve(Request(flops=1e21, share=0.02, data_ratio=15, batch_sequences=8))
-    memory = memory_of(cell, device_of("L4"), 1)
+    cell = solve(CellRequest(flops=1e21, share=0.02, data_ratio=15, batch_sequences=8))
+    memory = memory_of(cell, gpu_named("L4"), 1)
     assert memory.fits is False
     assert memory.change is not None and "more devices" in memory.change
 
@@ -230,13 +231,13 @@ def test_hours_are_a_range_and_buy_a_budget_back() -> None:
     # 437 TFLOP/s measured at 1e17; a run reaches half to all of it.
     assert hours.low == pytest.approx(1e17 / 437e12 / 3600)
     assert hours.high == pytest.approx(2 * 1e17 / 437e12 / 3600)
-    flops = affordable_flops(device_of("h200"), 1, hours.value)
+    flops = affordable_flops(gpu_named("h200"), 1, hours.value)
     assert flops == pytest.approx(1e17, rel=0.01)
-    assert affordable_flops(device_of("NVIDIA-H200"), 8, hours.value) > 4e17
+    assert affordable_flops(gpu_named("NVIDIA-H200"), 8, hours.value) > 4e17
     with pytest.raises(ConfigError, match=r"'h20' is not known.*h200"):
-        device_of("h20")
+        gpu_named("h20")
     with pytest.raises(ConfigError, match="positive number of hours"):
-        affordable_flops(device_of("h200"), 1, 0.0)
+        affordable_flops(gpu_named("h200"), 1, 0.0)
     other = plan(1e17, METRIC, PlanOptions(gpu="a100", gpus=2))
     assert any("hours are estimated" in w and "not measured" in w for w in other.warnings)
 
@@ -250,7 +251,7 @@ def test_plans_are_the_same_every_time_and_survive_json(laws_path: Path, tmp_pat
 
 
 def test_a_size_law_that_spans_decades_yields_to_the_loss(laws_path: Path, tmp_path: Path) -> None:
-    laws = LawsFile.read(laws_path)
+    laws = Laws.read(laws_path)
     budgets = (1e11, 1e12, 1e13)
     scattered = power_law(budgets, [2e4, 9e4, 6e4])
     _, low, high = predict_power_law(scattered, 8e13)
@@ -266,7 +267,7 @@ def test_a_size_law_that_spans_decades_yields_to_the_loss(laws_path: Path, tmp_p
 
 
 def test_the_largest_measured_budget_is_one_number_whichever_law_is_used(laws_path: Path, tmp_path: Path) -> None:
-    laws = LawsFile.read(laws_path)  # sizes were measured up to 1e13
+    laws = Laws.read(laws_path)  # sizes were measured up to 1e13
     narrow = power_law((1e11, 3e11, 1e12), [2e4, 9e4, 6e4])  # a law of fewer budgets, too wide to be of use
     entries = [
         e.model_copy(update={"law": narrow}) if (e.name, e.metric) == ("size_law", "catalogue/recall@10") else e

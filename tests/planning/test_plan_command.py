@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from habitus.cli import app
 from habitus.errors import ConfigError
-from habitus.planning import Plan
 from habitus.recipe import Recipe
+from habitus.store import Plan
 
 
 def habitus(*arguments: object) -> str:

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from habitus.laws import saturating
-from habitus.laws.laws_file import Entry, LawsFile, RunRow
 from habitus.planning import PlanOptions, plan
 from habitus.planning.facts import Parent
-from habitus.planning.knobs import Laws
+from habitus.planning.knobs import SourcedLaws
 from habitus.planning.predict import predictions
-from habitus.planning.result import Prediction
+from habitus.store import LawEntry, Laws, Prediction, RunRow
 
 METRIC = "catalogue/recall@10"
 BUDGETS = [1e11, 3e11, 1e12, 3e12, 1e13]
@@ -27,8 +26,8 @@ def run(budget: float, K: float, value: float, chosen: bool = True) -> RunRow:
 def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> tuple[list[Prediction], list[str]]:
     """For 1e13 FLOPs of stage 1; parents had the budget of the stage-2 runs that continue them."""
     law = saturating(BUDGETS, [0.5 - 40 * C**-0.2 for C in BUDGETS], direction="max")
-    entry = Entry(name="loss_law", metric=METRIC, axis="allocation", law=law)
-    laws = Laws(LawsFile(source="x", seed=0, metrics=(METRIC,), entries=(entry,), runs=tuple(runs)), "this study")
+    entry = LawEntry(name="loss_law", metric=METRIC, axis="allocation", law=law)
+    laws = SourcedLaws(Laws(source="x", seed=0, metrics=(METRIC,), entries=(entry,), runs=tuple(runs)), "this study")
     known = {(r.budget, r.knobs["num_negatives"], 0.01, 0): Parent(r.budget, {METRIC: parents[r.budget]}) for r in runs}
     found, why_not = predictions(1e13, share * 1e13, METRIC, [laws], known)
     return [p for p in found if p.metric == METRIC], why_not

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from habitus.errors import ConfigError, RunError
-from habitus.planning import Plan, PlanOptions, Registered, check, plan, register
+from habitus.planning import PlanOptions, check, plan, register
 from habitus.record import Metric, TrainLosses
+from habitus.store import Plan, RegisteredPlan
 
 from .planted import record_of
 
@@ -32,7 +33,7 @@ def run_of(made: Plan, folder: Path, **metrics: float) -> Path:
 
 def test_the_registered_file_carries_the_hash_of_its_content(made: Plan, tmp_path: Path) -> None:
     registered = register(made, tmp_path / "plan.json")
-    assert Registered.read(tmp_path / "plan.json") == registered
+    assert RegisteredPlan.read(tmp_path / "plan.json") == registered
     assert registered.unchanged()
     with pytest.raises(ConfigError, match="registered once"):
         register(made, tmp_path / "plan.json")

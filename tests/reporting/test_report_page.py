@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from habitus.cli import app
 from habitus.errors import ConfigError, FitError
-from habitus.laws import LawsFile, fit
+from habitus.laws import fit
 from habitus.planning import PlanOptions, plan
 from habitus.reporting import report
 from habitus.reporting.format import significant
+from habitus.store import Laws
 
 from .make_store import HOSTILE, planted_rows, write_store
 from .reading import Page, read_page
@@ -223,7 +224,7 @@ def test_laws_are_read_when_fresh_and_fitted_when_old(tiny_store: Path, tmp_path
     page = read_page(report(store, tmp_path / "old.html"))
     assert "a note of the earlier fit" not in page.text
     assert "older than the newest record" in page.text.lower()
-    assert LawsFile.read(store / "laws.json").notes == ("a note of the earlier fit",)  # the store is left as it is
+    assert Laws.read(store / "laws.json").notes == ("a note of the earlier fit",)  # the store is left as it is
 
 
 def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from habitus.laws.correlation import correlation_by_budget
-from habitus.laws.laws_file import Entry, LawsFile, NamedTables
 from habitus.laws.power_law import power_law
-from habitus.laws.result import Law, Residuals, Status, refused
+from habitus.laws.result import refused
 from habitus.laws.runs import Run
 from habitus.reporting.allocation import _frontier_words
 from habitus.reporting.correlations import correlation_tables
@@ -16,17 +15,18 @@ from habitus.reporting.planned import plan_words
 from habitus.reporting.study import Study
 from habitus.reporting.summary import answer
 from habitus.reporting.valleys import optimum_reading
+from habitus.store import Law, LawEntry, Laws, LawStatus, NamedTables, Residuals
 
 
-def optimum(name: str, metric: str, budget: float | None, status: Status, **values: float) -> Entry:
+def optimum(name: str, metric: str, budget: float | None, status: LawStatus, **values: float) -> LawEntry:
     law = Law(law="x", form="", status=status, values=values, residuals=Residuals(n=3, dof=1))
-    return Entry(name=name, metric=metric, axis="x", budget=budget, law=law)
+    return LawEntry(name=name, metric=metric, axis="x", budget=budget, law=law)
 
 
-def study_of(*entries: Entry) -> Study:
+def study_of(*entries: LawEntry) -> Study:
     metrics = ("catalogue/recall@10", "batch/recall@10", "batch/loss")
     run = Run(axis="allocation", budget=6e11, cell_id="a", learning_rate=0.01, seed=0)
-    return Study("store", LawsFile(source="store", seed=0, metrics=metrics, entries=entries), (run,))
+    return Study("store", Laws(source="store", seed=0, metrics=metrics, entries=entries), (run,))
 
 
 def test_where_a_metric_has_no_optimum_the_table_names_what_the_recipe_stands_on() -> None:
@@ -58,7 +58,7 @@ def test_an_exponent_that_its_error_swallows_is_no_growth() -> None:
     x, swallowed = [1e11, 1e12, 1e13], power_law([1e11, 1e12, 1e13], [2e4, 6e4, 2.1e4])
     grown = power_law(x, [1e4, 1e5, 1.1e6])  # slope (log 110)/2 / log 10 = 1.021
     entries = [
-        Entry(name=name, metric="batch/loss", axis="allocation", law=law)
+        LawEntry(name=name, metric="batch/loss", axis="allocation", law=law)
         for name, law in (("size_law", swallowed), ("data_law", grown))
     ]
     words = _frontier_words(study_of(*entries), "batch/loss", {})
@@ -88,7 +88,7 @@ def test_the_page_and_the_docs_explain_the_same_words() -> None:
 
 
 def test_every_refused_budget_has_its_own_reason() -> None:
-    def law(status: Status, why: str) -> Law:
+    def law(status: LawStatus, why: str) -> Law:
         return refused("x", "", status, 7, why)
 
     laws = {

@@ -71,7 +71,8 @@ def evaluate(
     from contextlib import ExitStack
 
     from habitus.data import Dataset
-    from habitus.evaluation import METRIC_GROUPS, EvaluateOptions, Handling, PerQueryFile, evaluate_runs, joined_ranks
+    from habitus.evaluation import EvaluateOptions, Handling, PerQueryFile, evaluate_runs, joined_ranks
+    from habitus.store import METRIC_GROUPS
     from habitus.units import parse_bytes
 
     if data is None:

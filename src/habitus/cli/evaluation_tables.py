@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from habitus.store import METRICS
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from habitus.evaluation import Evaluation
     from habitus.record import Metric
 
-PLAIN = ("loss", "perplexity", "entropy")
-RANKED = ("recall", "ndcg", "mrr", "coverage", "coverage_union")
 SHOWN_CUTOFF = 10
 
 
@@ -68,7 +68,7 @@ def _cutoff(one: "Evaluation") -> int:
 
 def _order(name: str) -> tuple[int, int]:
     metric, _, k = name.partition("@")
-    return (*PLAIN, *RANKED).index(metric), int(k or 0)
+    return list(METRICS).index(metric), int(k or 0)
 
 
 def _shown(metric: "Metric | None") -> str:

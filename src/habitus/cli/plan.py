@@ -10,7 +10,8 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from habitus.planning import Check, Plan, PlanOptions, Quantity
+    from habitus.planning import PlanOptions
+    from habitus.store import Plan, PlanCheck, Quantity
 
 _EXAMPLE = (
     "Example: `habitus plan --flops 1e17 --metric catalogue/recall@10 --gpu h200 --recipe recipe/`; later "
@@ -131,12 +132,13 @@ def _options(
 
 def _budget(flops: float | None, hours: float | None, gpu: str | None, gpus: int) -> float:
     from habitus.errors import ConfigError
-    from habitus.planning import affordable_flops, device_of
+    from habitus.planning import affordable_flops
+    from habitus.store import gpu_named
 
     if flops is not None:
         return flops
     if hours is not None and gpu is not None:
-        return affordable_flops(device_of(gpu), gpus, hours)
+        return affordable_flops(gpu_named(gpu), gpus, hours)
     given = "--hours without --gpu" if hours is not None else "neither --flops nor --hours"
     raise ConfigError(
         f"{given} given",
@@ -238,7 +240,7 @@ def _print_printed(made: "Plan", console: "Console") -> None:
     )
 
 
-def _print_check(result: "Check", json_output: bool, console: "Console") -> None:
+def _print_check(result: "PlanCheck", json_output: bool, console: "Console") -> None:
     if json_output:
         typer.echo(result.to_json(), nl=False)
         return

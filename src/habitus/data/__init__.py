@@ -41,8 +41,8 @@ __all__ = [
     "pack",
     "prepare",
     "prepare_world",
+    "quote_value",
     "quoted_path",
     "require_columns",
-    "quote_value",
     "vector_lengths",
 ]

@@ -1,19 +1,19 @@
 """Which events train and which validate."""
 
 import hashlib
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from habitus.store import SplitKind
 from habitus.typed import Typed
 
 
 class Split(Typed):
     """A user's training events are always a prefix of the history: all or none, up to a time, all but the last."""
 
-    kind: Literal["user", "time", "last"] = "user"
+    kind: SplitKind = "user"
     validation_share: float = Field(0.1, gt=0, lt=1, description="Of users, or of events by time.")
     seed: int = Field(0, ge=0, description="Of the hash that chooses validation users.")
     time_cut_us: int | None = Field(None, description="For 'time': where validation begins.")

@@ -1,7 +1,6 @@
 """Two regimes, one set of metrics."""
 
 from habitus.evaluation.evaluation import (
-    METRIC_GROUPS,
     EvaluateOptions,
     Evaluation,
     catalogue_subset,
@@ -15,7 +14,6 @@ from habitus.evaluation.runs import Handling, cache_folder, check_dataset, evalu
 from habitus.evaluation.scores import Scorer, Scores
 
 __all__ = [
-    "METRIC_GROUPS",
     "EvaluateOptions",
     "Evaluation",
     "Handling",

@@ -10,20 +10,16 @@ from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.evaluation.metrics import CUTOFFS
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.queries import QueryBatch, QuerySet
 from habitus.evaluation.readout import coverage_metrics, summarise
 from habitus.evaluation.scores import Scorer
 from habitus.progress import Progress
 from habitus.randomness import Stream, permute_index, shuffle_keys
+from habitus.recipe import Regime
 from habitus.record import EvaluationSpec, Metric
+from habitus.store import CUTOFFS, HISTORIES, METRIC_GROUPS, MetricGroup
 from habitus.typed import Typed
-
-Regime = Literal["batch", "catalogue"]
-MetricGroup = Literal["loss", "ranking", "coverage"]
-METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")
-HISTORIES = (3, 5, 10, 20, 50, 100)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ import numpy as np
 
 from habitus.errors import ConfigError
 
-CUTOFFS = (1, 5, 10, 20, 50, 100)
-
 
 class Mean(NamedTuple):
     """A mean over queries, with a standard error that takes the queries of one user as one draw."""

@@ -4,7 +4,6 @@ from habitus.laws.allocation import surface_optimum
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
 from habitus.laws.checks import sign_of
 from habitus.laws.correlation import (
-    CorrelationTable,
     correlation_by_budget,
     paired_regimes,
     slice_agreement,
@@ -12,19 +11,17 @@ from habitus.laws.correlation import (
     surrogacy,
 )
 from habitus.laws.critical_batch import critical_batch
-from habitus.laws.fit import HEADLINE_METRICS, fit
+from habitus.laws.fit import fit
 from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.laws.frontier import frontier
 from habitus.laws.isoflop import depth_optimum, isoflop_optimum
-from habitus.laws.laws_file import Entry, LawsFile, NamedRollout, NamedTables, RunRow, direction_of
 from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
-from habitus.laws.result import Law
-from habitus.laws.rollout import Forecast, leave_one_out, rollout
-from habitus.laws.runs import AXES, Run, read_runs
+from habitus.laws.rollout import leave_one_out, rollout
+from habitus.laws.runs import Run, read_runs
 from habitus.laws.saturating import predict_saturating, saturating
-from habitus.laws.selection import RateChoice, select
+from habitus.laws.selection import select
 from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smoothed, steps_to_target
 from habitus.laws.summary import summary
 from habitus.laws.surface import surface
@@ -32,20 +29,9 @@ from habitus.laws.tables import tables
 from habitus.laws.two_term import two_term, two_term_by_budget
 
 __all__ = [
-    "AXES",
     "EWMA_HALF_LIFE",
-    "HEADLINE_METRICS",
     "NO_TREND",
-    "CorrelationTable",
-    "Entry",
-    "Forecast",
-    "Law",
-    "LawsFile",
-    "NamedRollout",
-    "NamedTables",
-    "RateChoice",
     "Run",
-    "RunRow",
     "allocation_pipeline",
     "compare_approaches",
     "compare_scaling",
@@ -53,7 +39,6 @@ __all__ = [
     "correlation_by_budget",
     "critical_batch",
     "depth_optimum",
-    "direction_of",
     "fit",
     "frontier",
     "hierarchical_bootstrap",

@@ -5,9 +5,10 @@ from scipy import optimize
 
 from habitus.errors import FitError
 from habitus.laws.checks import one_positive
-from habitus.laws.result import LEVELS, Law, holding, make_intervals
+from habitus.laws.result import holding, make_intervals
 from habitus.laws.separable import region
 from habitus.laws.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
+from habitus.store import LEVELS, Law
 
 _SIZES = 400  # grid points in log N when the cost has no closed form
 

@@ -12,14 +12,14 @@ from habitus.laws.critical_batch import critical_batch
 from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.isoflop import depth_optimum
-from habitus.laws.laws_file import Entry, NamedForms, NamedRollout, direction_of
 from habitus.laws.power_law import power_law
-from habitus.laws.result import Law, refused
+from habitus.laws.result import refused
 from habitus.laws.rollout import leave_one_out, rollout
 from habitus.laws.runs import Run
 from habitus.laws.steps import iso_target, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
+from habitus.store import Law, LawEntry, NamedForms, NamedRollout, direction_of
 
 MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
@@ -28,7 +28,7 @@ MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoe
 class Found:
     """What one axis gives for one metric."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LawEntry, ...] = ()
     rollouts: tuple[NamedRollout, ...] = ()
     forms: tuple[NamedForms, ...] = ()
 
@@ -163,7 +163,7 @@ def fit_allocation(runs: Sequence[Run], metric: str) -> Found:
     return Found(tuple(entries), tuple(_rollouts(found, metric)), tuple(_forms(found, data, metric)))
 
 
-def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[Entry]:
+def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[LawEntry]:
     """The optima per budget and the power law through those that are interior."""
     inside = [c for c, law in optima.items() if law.ok]
     outside = [f"{c:.3g} ({law.status.replace('_', ' ')})" for c, law in optima.items() if not law.ok]
@@ -175,7 +175,7 @@ def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law],
     return [*per_budget, _entry(f"{name}_law", axis, metric, law)]
 
 
-def _data_laws(found: Frontier, data: Column, metric: str) -> Iterable[Entry]:
+def _data_laws(found: Frontier, data: Column, metric: str) -> Iterable[LawEntry]:
     """D*(C) as realised on the iso-FLOP lines, and as C/(6N*), which overstates it where C ≠ 6ND."""
     inside = [c for c, law in found.optima.items() if law.ok]
     sizes = [float(found.optima[c]["x_opt"]) for c in inside]
@@ -192,7 +192,7 @@ def _data_laws(found: Frontier, data: Column, metric: str) -> Iterable[Entry]:
         yield _entry("data_law", "allocation", metric, power_law(inside, realised))
 
 
-def _surface_entries(found: Frontier, data: Column, metric: str) -> list[Entry]:
+def _surface_entries(found: Frontier, data: Column, metric: str) -> list[LawEntry]:
     """L(N, D), what it implies at ten times the top budget, and whether both approaches agree."""
     slots = np.array([run.knobs["slots_seen"] for run in data.runs])
     law = surface(data.x, slots, data.y)
@@ -247,8 +247,8 @@ def _forms(found: Frontier, data: Column, metric: str) -> Iterable[NamedForms]:
         yield NamedForms(name="L*(C)", metric=metric, forms=compare_scaling(inside, heights))
 
 
-def _entry(name: str, axis: str, metric: str, law: Law, budget: float | None = None, note: str = "") -> Entry:
-    return Entry(name=name, axis=axis, metric=metric, budget=budget, law=law.warned(note) if note else law)
+def _entry(name: str, axis: str, metric: str, law: Law, budget: float | None = None, note: str = "") -> LawEntry:
+    return LawEntry(name=name, axis=axis, metric=metric, budget=budget, law=law.warned(note) if note else law)
 
 
 def _not_fitted(error: FitError) -> Law:

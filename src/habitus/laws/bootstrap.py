@@ -10,27 +10,19 @@ from dataclasses import replace
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import Direction, counted, sign_of
-from habitus.laws.result import LEVELS, Interval, level_key
+from habitus.laws.checks import counted, sign_of
 from habitus.laws.runs import Run
 from habitus.laws.selection import choose_rate
 from habitus.laws.separable import Group, fit_separable
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
-from habitus.typed import Typed
+from habitus.store import LEVELS, BootstrapIntervals, Direction, Interval, level_key
 
 Pipeline = Callable[[Sequence[Run]], dict[str, float]]
 
 
-class Bootstrapped(Typed):
-    """Percentile intervals of every number the pipeline gives."""
-
-    times: int
-    failed: int  # resamplings from which the pipeline could not answer
-    values: dict[str, float]  # from the runs as they are
-    intervals: dict[str, dict[str, Interval]]
-
-
-def hierarchical_bootstrap(runs: Sequence[Run], pipeline: Pipeline, times: int = 100, seed: int = 0) -> Bootstrapped:
+def hierarchical_bootstrap(
+    runs: Sequence[Run], pipeline: Pipeline, times: int = 100, seed: int = 0
+) -> BootstrapIntervals:
     """Intervals of a pipeline's numbers over resampled cells and seeds. Deterministic for a seed."""
     if times < 2:
         raise FitError(counted(times, "resampling"), expected="2 or more; 100 or more for a 95% interval")
@@ -54,7 +46,7 @@ def hierarchical_bootstrap(runs: Sequence[Run], pipeline: Pipeline, times: int =
                 low, high = np.quantile(column, [0.5 - level / 2, 0.5 + level / 2])
                 named[name] = Interval(low=float(low), high=float(high))
         intervals[level_key(level)] = named
-    return Bootstrapped(times=times, failed=times - len(drawn), values=values, intervals=intervals)
+    return BootstrapIntervals(times=times, failed=times - len(drawn), values=values, intervals=intervals)
 
 
 def allocation_pipeline(metric: str, direction: Direction = "min", ahead: float = 10.0) -> Pipeline:

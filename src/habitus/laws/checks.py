@@ -1,14 +1,13 @@
 """Arrays that a law may be fitted to, or one clear error."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.result import Residuals
+from habitus.store import Direction, Residuals
 
-Direction = Literal["min", "max"]
 Numbers = Sequence[float] | np.ndarray
 LARGEST = 1e150  # squares of larger numbers, and of smaller ones than 1/LARGEST, leave what a float can hold
 

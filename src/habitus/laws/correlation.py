@@ -12,58 +12,10 @@ from scipy import stats
 
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, columns, counted
-from habitus.typed import Typed
+from habitus.store import Correlation, CorrelationTable, Surrogacy
 
 _PERMUTATIONS = 1000
 FADE_BELOW = 0.02  # of the metric's level: a spread over K that small ranks noise
-
-
-class Correlation(Typed):
-    """ρ between two columns; absent where a column is constant or fewer than three rows have both."""
-
-    first: str
-    second: str
-    n: int
-    rho: float | None = None
-    chance_low: float | None = None
-    chance_high: float | None = None
-
-    @property
-    def beyond_chance(self) -> bool:
-        if self.rho is None or self.chance_low is None or self.chance_high is None:
-            return False
-        return not self.chance_low <= self.rho <= self.chance_high
-
-
-class CorrelationTable(Typed):
-    """All pairs of one set of columns over one set of rows."""
-
-    label: str
-    names: tuple[str, ...]
-    pairs: tuple[Correlation, ...]
-    num_rows: int
-
-    def rho(self, first: str, second: str) -> float | None:
-        """ρ of two columns, in either order."""
-        for pair in self.pairs:
-            if {pair.first, pair.second} == {first, second}:
-                return pair.rho
-        raise FitError(f"no pair {first!r}, {second!r}", expected=f"two of {', '.join(self.names)}")
-
-    def worst(self) -> Correlation | None:
-        """The pair that agrees least."""
-        known = [pair for pair in self.pairs if pair.rho is not None]
-        return min(known, key=lambda pair: pair.rho or 0.0) if known else None
-
-
-class Surrogacy(Typed):
-    """How in-batch training loss ranks the K of one budget, against one metric."""
-
-    budget: float
-    metric: str
-    correlation: Correlation
-    spread: float  # (largest − smallest) / mean of the metric over K
-    faded: bool
 
 
 def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int = 0) -> CorrelationTable:

@@ -11,7 +11,8 @@ import numpy as np
 from scipy import optimize, stats
 
 from habitus.laws.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, positive, residuals_of
-from habitus.laws.result import LEVELS, Law, holding, make_intervals, refused
+from habitus.laws.result import holding, make_intervals, refused
+from habitus.store import LEVELS, Law
 
 FORM = "S = s_min * (1 + b_crit / B)"
 _NOISE_POWERS = (0.0, 1.0)  # the error of S grows as S^0 (constant) or S^1 (relative)

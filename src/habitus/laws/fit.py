@@ -9,29 +9,28 @@ from habitus.errors import FitError
 from habitus.laws.axes import Found, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
 from habitus.laws.checks import counted
-from habitus.laws.correlation import Surrogacy, correlation_by_budget, paired_regimes, slice_agreement, surrogacy
-from habitus.laws.laws_file import (
-    Entry,
-    LawsFile,
-    NamedBootstrap,
-    NamedTables,
-    RegimePairs,
-    RunRow,
-    direction_of,
-)
-from habitus.laws.learning_rate import RateDrift, learning_rate_drift
+from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
+from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.result import refused
 from habitus.laws.runs import Run, read_runs
 from habitus.laws.selection import TAIL_LOSS, Selection, select
+from habitus.store import (
+    HISTORY_SLICE,
+    CorrelationStage,
+    LawEntry,
+    Laws,
+    NamedBootstrap,
+    NamedTables,
+    RateDrift,
+    RegimePairs,
+    RunRow,
+    Surrogacy,
+    correlated_axes,
+    direction_of,
+    headline_metrics,
+)
 from habitus.typed import suggest_name
 
-HEADLINE_METRICS = (
-    "batch/loss", "batch/perplexity", "batch/entropy", "batch/recall@10", "batch/ndcg@10", "batch/ndcg@100",
-    "batch/mrr@10", "batch/coverage@10", "catalogue/loss", "catalogue/perplexity", "catalogue/entropy",
-    "catalogue/recall@10", "catalogue/ndcg@10", "catalogue/ndcg@100", "catalogue/mrr@10",
-    "catalogue/coverage@10", "train/loss",
-)  # fmt: skip
-STAGE_ONE = ("share", "depth", "allocation")
 DEFINITIONS = {
     "N": "params: embedder + contextualizer, without vocabulary tables",
     "D": "slots_seen: steps * batch_sequences * seq_len",
@@ -54,7 +53,7 @@ def fit(
     seed: int = 0,
     bootstrap: int = 0,
     allow_repeats: bool = False,
-) -> LawsFile:
+) -> Laws:
     """Every law that the runs of a store or CSV support, per metric. The same for the same seed."""
     if seed < 0 or bootstrap < 0 or bootstrap == 1:
         raise FitError(
@@ -69,7 +68,7 @@ def fit(
         )
     wanted = _metrics(selection.runs, metrics)
     found = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in wanted]
-    return LawsFile(
+    return Laws(
         source=Path(source).name,
         seed=seed,
         metrics=tuple(wanted),
@@ -100,7 +99,7 @@ def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
             )
     for name in asked:
         direction_of(name)  # refuses what it does not know
-    return list(dict.fromkeys(asked)) or [name for name in HEADLINE_METRICS if name in present]
+    return list(dict.fromkeys(asked)) or [name for name in headline_metrics() if name in present]
 
 
 def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
@@ -117,7 +116,7 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
         return _FITTERS[axis](runs, metric)
     except FitError as error:
         law = refused(axis, "", "not_identified", len(runs), str(error).replace("\n", " "))
-        return Found((Entry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
+        return Found((LawEntry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
 
 
 def _table(runs: Sequence[Run], names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -127,9 +126,10 @@ def _table(runs: Sequence[Run], names: Sequence[str]) -> dict[str, np.ndarray]:
 def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> list[NamedTables]:
     """Stage 1 and stage 2 matrices, and slice agreement, each with the best rate only and with all runs."""
     found = []
-    stages = (("stage1", STAGE_ONE, "batch/"), ("stage2", ("negatives",), "catalogue/"))
+    stages: tuple[tuple[CorrelationStage, str], ...] = (("stage1", "batch/"), ("stage2", "catalogue/"))
     for label, pool in (("best learning rate only", selection.runs), ("all evaluations", selection.everything)):
-        for stage, axes, regime in stages:
+        for stage, regime in stages:
+            axes = correlated_axes(stage)
             runs = [run for run in pool if run.axis in axes]
             names = [m for m in metrics if m.startswith(regime) and any(m in r.metrics for r in runs)]
             if len(runs) < 3:
@@ -139,7 +139,7 @@ def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> li
                 tables = correlation_by_budget(budgets, _table(runs, names), seed)
                 found.append(NamedTables(name=stage, runs=label, tables=tables))
             for metric in names:
-                slices = sorted({m for r in runs for m in r.metrics if m.startswith(metric + "/history=")})
+                slices = sorted({m for r in runs for m in r.metrics if m.startswith(f"{metric}/{HISTORY_SLICE}")})
                 if slices:
                     columns = {m.removeprefix(metric + "/"): v for m, v in _table(runs, slices).items()}
                     columns["all"] = _table(runs, [metric])[metric]

@@ -4,23 +4,12 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, columns, num_distinct, positive
-from habitus.laws.result import Interval, Law, Residuals
 from habitus.laws.separable import Group, fit_separable
 from habitus.laws.two_term import EXPONENTS, valley_terms
-from habitus.typed import Typed
+from habitus.store import FormFit, Interval, Law, Residuals
 
 
-class Form(Typed):
-    """One candidate: AICc is absent where there are too few points to compare it."""
-
-    name: str
-    num_values: int
-    rss: float
-    aicc: float | None = None
-    weight: float | None = None  # Akaike weight among the comparable forms
-
-
-def compare_valleys(x: Numbers, y: Numbers) -> tuple[Form, ...]:
+def compare_valleys(x: Numbers, y: Numbers) -> tuple[FormFit, ...]:
     """Constant, parabola, cubic and two-term valley of one iso-FLOP curve, best AICc first."""
     x, y = columns(x=x, y=y)
     positive(x=x)
@@ -36,7 +25,7 @@ def compare_valleys(x: Numbers, y: Numbers) -> tuple[Form, ...]:
     return _ranked(forms, len(y))
 
 
-def compare_scaling(compute: Numbers, loss: Numbers) -> tuple[Form, ...]:
+def compare_scaling(compute: Numbers, loss: Numbers) -> tuple[FormFit, ...]:
     """Saturating, plain power and straight-in-log-compute forms of L*(C), best AICc first."""
     C, y = columns(compute=compute, loss=loss)
     positive(compute=C)
@@ -101,7 +90,7 @@ def _polynomial_rss(u: np.ndarray, y: np.ndarray, degree: int) -> float:
     return float(((y - X @ c) ** 2).sum())
 
 
-def _ranked(forms: dict[str, tuple[int, float]], n: int) -> tuple[Form, ...]:
+def _ranked(forms: dict[str, tuple[int, float]], n: int) -> tuple[FormFit, ...]:
     """AICc = n·ln(RSS/n) + 2k + 2k(k+1)/(n−k−1), where k also counts the noise."""
     scored: dict[str, float] = {}
     for name, (values, rss) in forms.items():
@@ -112,7 +101,7 @@ def _ranked(forms: dict[str, tuple[int, float]], n: int) -> tuple[Form, ...]:
     raw = {name: float(np.exp(-(score - best) / 2)) for name, score in scored.items()}
     total = sum(raw.values())
     found = [
-        Form(
+        FormFit(
             name=name,
             num_values=values,
             rss=rss,

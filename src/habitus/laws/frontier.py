@@ -12,23 +12,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from habitus.laws.checks import (
-    Direction,
-    Numbers,
-    all_equal,
-    columns,
-    no_row_twice,
-    num_distinct,
-    positive,
-    residuals_of,
-    sign_of,
-)
+from habitus.laws.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, positive, residuals_of, sign_of
 from habitus.laws.isoflop import FLAT_TOLERANCE, isoflop_optimum
 from habitus.laws.power_law import power_law
-from habitus.laws.result import LEVELS, Law, make_intervals, refused
+from habitus.laws.result import make_intervals, refused
 from habitus.laws.saturating import saturating
 from habitus.laws.separable import Best, Group, Region, fit_separable, project, region
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
+from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = E_C + a_C*x^alpha + b_C*x^-beta, alpha and beta shared by all budgets"
 _CELLS = 4  # distinct sizes a budget must have to lend its weight to the shared shape

@@ -10,7 +10,6 @@ import numpy as np
 from scipy import interpolate, optimize, stats
 
 from habitus.laws.checks import (
-    Direction,
     Numbers,
     all_equal,
     columns,
@@ -21,7 +20,8 @@ from habitus.laws.checks import (
     residuals_of,
     sign_of,
 )
-from habitus.laws.result import LEVELS, Law, make_intervals, refused
+from habitus.laws.result import make_intervals, refused
+from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = c0 + c1*log(x) + c2*log(x)^2;  x* = exp(-c1/(2*c2))"
 FLAT_TOLERANCE = 0.001  # of the best value: sizes that nobody can tell apart

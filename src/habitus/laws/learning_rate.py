@@ -4,26 +4,7 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, columns, no_row_twice, positive
-from habitus.typed import Typed
-
-
-class BestRate(Typed):
-    """The best rate of one size on its grid."""
-
-    size: float
-    learning_rate: float
-    loss: float
-    bracketed: bool  # strictly worse rates stand on both sides: a verified minimum, not an edge
-    vertex: float | None = None  # of the parabola in log rate through the best and its two neighbours
-
-
-class RateDrift(Typed):
-    """How the best learning rate moves with size, for one initialisation."""
-
-    best: tuple[BestRate, ...]
-    span_decades: float  # log10 of largest over smallest best rate on the grid
-    vertex_span_decades: float | None = None
-    warnings: tuple[str, ...] = ()
+from habitus.store import BestRate, RateDrift
 
 
 def learning_rate_drift(size: Numbers, learning_rate: Numbers, loss: Numbers) -> RateDrift:

@@ -20,7 +20,8 @@ from habitus.laws.checks import (
     positive,
     residuals_of,
 )
-from habitus.laws.result import LEVELS, Law, holding, make_intervals, refused
+from habitus.laws.result import holding, make_intervals, refused
+from habitus.store import LEVELS, Law
 
 FORM = "y = coefficient * x^exponent"
 NO_TREND = "no trend above its error"

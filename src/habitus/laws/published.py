@@ -3,11 +3,11 @@
 from functools import cache
 from importlib.resources import files
 
-from habitus.laws.laws_file import LawsFile
+from habitus.store import Laws
 
 
 @cache
-def published_laws() -> LawsFile:
+def published_laws() -> Laws:
     """The laws as printed: values, and the printed errors as details. `notes` say what cannot be derived."""
     path = files("habitus.laws").joinpath("published.json")
-    return LawsFile.model_validate_json(path.read_text(encoding="utf-8"))
+    return Laws.model_validate_json(path.read_text(encoding="utf-8"))

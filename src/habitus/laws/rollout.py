@@ -11,47 +11,13 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.checks import columns, counted, pairs_of, positive
 from habitus.laws.power_law import power_law, predict_power_law
-from habitus.laws.result import Law
 from habitus.laws.saturating import predict_saturating, saturating
-from habitus.typed import Typed
+from habitus.store import Forecast, Law, Rollout
 
 _LAWS: dict[str, tuple[Callable[..., Law], Callable[..., tuple[float, float, float]], int]] = {
     "power_law": (power_law, predict_power_law, 3),
     "saturating": (saturating, predict_saturating, 3),
 }
-
-
-class Forecast(Typed):
-    """One budget predicted from others."""
-
-    fitted_budgets: tuple[float, ...]
-    budget: float
-    predicted: float
-    low: float | None = None
-    high: float | None = None
-    observed: float
-    ratio: float  # predicted / observed
-    r2: float | None = None  # of the fit that made the prediction
-
-    @property
-    def miss(self) -> float:
-        """How far off, as a share of what was observed."""
-        return self.ratio - 1
-
-
-class Rollout(Typed):
-    """All forecasts of one law, and what they warn of."""
-
-    law: str
-    forecasts: tuple[Forecast, ...]
-    warnings: tuple[str, ...] = ()
-
-    def at(self, num_fitted: int, budget: float) -> Forecast:
-        """The forecast for a budget from the lowest `num_fitted` ones."""
-        for forecast in self.forecasts:
-            if len(forecast.fitted_budgets) == num_fitted and np.isclose(forecast.budget, budget, rtol=1e-9):
-                return forecast
-        raise FitError(f"no forecast of {budget:g} from {num_fitted} budgets")
 
 
 def rollout(records: Iterable[tuple[float, float]], law: str) -> Rollout:

@@ -11,9 +11,9 @@ from typing import Any
 
 from habitus.errors import FitError
 from habitus.record import Record
+from habitus.store import AXES
 from habitus.typed import suggest_name
 
-AXES = ("share", "depth", "batch", "allocation", "negatives", "init")
 # Knobs that an axis varies or a law needs, by the names of design §2.
 KNOBS = (
     "params", "embedder_params", "contextualizer_params", "embedder_share", "embedder_flop_share",

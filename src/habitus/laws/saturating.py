@@ -7,7 +7,6 @@ from scipy import stats
 
 from habitus.errors import FitError
 from habitus.laws.checks import (
-    Direction,
     Numbers,
     all_equal,
     columns,
@@ -19,8 +18,9 @@ from habitus.laws.checks import (
     residuals_of,
     sign_of,
 )
-from habitus.laws.result import LEVELS, Law, make_intervals, refused
+from habitus.laws.result import make_intervals, refused
 from habitus.laws.separable import Best, Group, Terms, fit_separable, region
+from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = floor + coefficient * x^-exponent"
 EXPONENT = (0.005, 2.0)

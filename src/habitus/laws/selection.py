@@ -6,35 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from habitus.laws.runs import Run
-from habitus.typed import Typed
+from habitus.store import Exclusion, RateChoice, RateLoss
 
 TAIL_LOSS = "train/loss"  # mean of the last 100 steps
-
-
-class RateLoss(Typed):
-    learning_rate: float
-    loss: float
-    num_seeds: int
-
-
-class RateChoice(Typed):
-    """Which learning rate stands for a cell, with the losses of all that were tried."""
-
-    axis: str
-    budget: float
-    cell_id: str
-    learning_rate: float
-    tried: tuple[RateLoss, ...]
-    at_edge: bool  # the best of several stands first or last: the grid should be extended
-
-
-class Exclusion(Typed):
-    axis: str
-    budget: float
-    cell_id: str
-    learning_rate: float
-    seed: int
-    reason: str
 
 
 @dataclass(frozen=True)

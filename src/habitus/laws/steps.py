@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import Direction, columns, pairs_of, sign_of
+from habitus.laws.checks import columns, pairs_of, sign_of
+from habitus.store import Direction
 from habitus.typed import Typed
 
 Trajectory = Sequence[tuple[float, float]] | np.ndarray  # (step, value), in order of steps

@@ -1,9 +1,8 @@
 """All laws on one screen: a line per metric, a column per family of laws, and in each place how the laws ended."""
 
-from habitus.laws.laws_file import LawsFile
 from habitus.laws.power_law import trend
-from habitus.laws.result import Law
 from habitus.laws.tables import bullets, grid
+from habitus.store import Law, Laws
 
 # Column, the optima of each budget, and the law through them or alone.
 _FAMILIES = (
@@ -27,7 +26,7 @@ _LEGEND = {
 }
 
 
-def summary(laws: LawsFile) -> str:
+def summary(laws: Laws) -> str:
     """How every law ended, and how much more there is to read."""
     rows = [[metric, *(_ended(laws, metric, *names) for _, *names in _FAMILIES)] for metric in laws.metrics]
     told = [words for word, words in _LEGEND.items() if any(word in cell for row in rows for cell in row[1:])]
@@ -40,7 +39,7 @@ def summary(laws: LawsFile) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _ended(laws: LawsFile, metric: str, optimum: str, law: str) -> str:
+def _ended(laws: Laws, metric: str, optimum: str, law: str) -> str:
     """'3/4 ok', '3/3 no trend', '0/3', 'open', or '-' where the axis was not measured."""
     optima = [e.law for e in laws.entries if (e.name, e.metric) == (optimum, metric) and e.budget is not None]
     found = [e.law for e in laws.entries if (e.name, e.metric) == (law, metric)]

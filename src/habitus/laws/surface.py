@@ -24,8 +24,9 @@ from habitus.laws.checks import (
     positive,
     residuals_of,
 )
-from habitus.laws.result import LEVELS, Law, holding, make_intervals, refused
+from habitus.laws.result import holding, make_intervals, refused
 from habitus.laws.separable import Best, Group, Terms, fit_separable, project, region
+from habitus.store import LEVELS, Law
 
 FORM = "L = floor + size_coef/N^size_exponent + data_coef/D^data_exponent"
 EXPONENTS = (0.02, 2.5)

@@ -5,14 +5,13 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from habitus.laws.checks import counted
-from habitus.laws.laws_file import LawsFile
 from habitus.laws.power_law import NO_TREND, trend
-from habitus.laws.result import Law
+from habitus.store import Law, Laws
 
 WIDTH = 80
 
 
-def tables(laws: LawsFile) -> str:
+def tables(laws: Laws) -> str:
     """Everything a reader of the paper looks for, as text."""
     parts = [
         _by_budget(laws, "share_optimum", "Embedder share s* (%)", scale=100),
@@ -72,7 +71,7 @@ def bullets(title: str, lines: Iterable[str]) -> str:
     return "\n".join([title, *told]) if told else ""
 
 
-def _by_budget(laws: LawsFile, name: str, title: str, scale: float = 1.0) -> str:
+def _by_budget(laws: Laws, name: str, title: str, scale: float = 1.0) -> str:
     rows = [
         [e.metric, f"{e.budget:.3g}", value(e.law, "x_opt", scale), ends(e.law, "x_opt", scale), e.law.status]
         for e in laws.entries
@@ -81,7 +80,7 @@ def _by_budget(laws: LawsFile, name: str, title: str, scale: float = 1.0) -> str
     return grid(title, ["metric", "budget", "optimum", "95%", "status"], rows)
 
 
-def _laws(laws: LawsFile, names: Sequence[str], title: str) -> str:
+def _laws(laws: Laws, names: Sequence[str], title: str) -> str:
     """Each law with its values below it, since five values with intervals fill no readable line."""
     lines = []
     for entry in laws.entries:
@@ -95,7 +94,7 @@ def _laws(laws: LawsFile, names: Sequence[str], title: str) -> str:
     return "\n".join([f"{title}: values and 95% intervals", *lines]) if lines else ""
 
 
-def _critical_batch(laws: LawsFile) -> str:
+def _critical_batch(laws: Laws) -> str:
     rows, steps = [], []
     for entry in (e for e in laws.entries if e.name == "critical_batch"):
         law = entry.law
@@ -108,7 +107,7 @@ def _critical_batch(laws: LawsFile) -> str:
     return "\n".join(part for part in (grid("Critical batch size", header, rows), bullets("", steps).strip()) if part)
 
 
-def _rollouts(laws: LawsFile) -> str:
+def _rollouts(laws: Laws) -> str:
     rows = []
     for item in laws.rollouts:
         for f in item.rollout.forecasts:
@@ -127,7 +126,7 @@ def _rollouts(laws: LawsFile) -> str:
     return grid("Roll-out: fit the lowest budgets, predict the rest", header, rows)
 
 
-def _correlations(laws: LawsFile) -> str:
+def _correlations(laws: Laws) -> str:
     parts = []
     for name in dict.fromkeys(named.name for named in laws.correlations):
         rows = []
@@ -145,7 +144,7 @@ def _correlations(laws: LawsFile) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _drift(laws: LawsFile) -> str:
+def _drift(laws: Laws) -> str:
     rows = [
         [init, f"{b.size:.3g}", f"{b.learning_rate:g}", "no" if b.bracketed else "yes", f"{drift.span_decades:.2f}"]
         for init, drift in laws.learning_rate_drift.items()
@@ -154,12 +153,12 @@ def _drift(laws: LawsFile) -> str:
     return grid("Best learning rate by size", ["init", "size", "rate", "at edge", "span (decades)"], rows)
 
 
-def _exclusions(laws: LawsFile) -> str:
+def _exclusions(laws: Laws) -> str:
     counts: dict[tuple[str, str], int] = {}
     for e in laws.exclusions:
         counts[(e.axis, e.reason)] = counts.get((e.axis, e.reason), 0) + 1
     return bullets("Left out", (f"{axis}, {counted(n, 'run')}: {why}" for (axis, why), n in sorted(counts.items())))
 
 
-def _warnings(laws: LawsFile) -> str:
+def _warnings(laws: Laws) -> str:
     return bullets("Warnings", [*laws.notes, *laws.warnings()])

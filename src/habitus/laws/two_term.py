@@ -12,18 +12,10 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws.checks import (
-    Direction,
-    Numbers,
-    all_equal,
-    columns,
-    no_row_twice,
-    num_distinct,
-    residuals_of,
-    sign_of,
-)
-from habitus.laws.result import LEVELS, Law, holding, make_intervals, refused
+from habitus.laws.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, residuals_of, sign_of
+from habitus.laws.result import holding, make_intervals, refused
 from habitus.laws.separable import Best, Group, Region, Terms, fit_separable, project, region
+from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = a*x^alpha + b*x^-beta + E;  x* = (b*beta/(a*alpha))^(1/(alpha+beta))"
 EXPONENTS = (0.05, 2.0)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.laws import LawsFile
 from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Record
 from habitus.sizing import TYPICAL_INPUTS, Inputs
+from habitus.store import Laws
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _speeds(records: list[Record]) -> Iterator[Speed]:
         yield Speed(record.recipe.train.stage, flops / steps, flops / record.seconds.train)
 
 
-def refuse_other_dataset(known: Known, facts: StoreFacts, laws: LawsFile, laws_path: Path | None) -> str | None:
+def refuse_other_dataset(known: Known, facts: StoreFacts, laws: Laws, laws_path: Path | None) -> str | None:
     """Refuse laws of another dataset; a warning where nothing says which dataset they are of."""
     stated = facts.dataset_checksum or laws.extra.get("dataset_checksum")
     if known.dataset_checksum is None:

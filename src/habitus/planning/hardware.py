@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from habitus.errors import ConfigError
 from habitus.planning.facts import Speed, StoreFacts
-from habitus.planning.result import Memory, Quantity
 from habitus.sizing import Cell
-from habitus.typed import suggest_name
+from habitus.store import GPUS, Gpu, MemoryEstimate, Quantity
 
 _GIB = 1024**3
 
@@ -32,28 +31,6 @@ _AS_NEAR = 1.25  # where none is, runs within this factor of the nearest one's d
 
 
 @dataclass(frozen=True)
-class Device:
-    name: str
-    gibibytes: float
-    peak_tflops: float  # dense bf16, the vendor's figure
-
-
-DEVICES = {
-    device.name: device
-    for device in (
-        Device("h200", 139, 989),
-        Device("h100", 79, 989),
-        Device("b200", 178, 2250),
-        Device("a100", 79, 312),
-        Device("l40s", 44, 362),
-        Device("a10g", 22, 70),
-        Device("l4", 22, 121),
-        Device("rtx4090", 23.5, 165),
-    )
-}
-
-
-@dataclass(frozen=True)
 class Rate:
     """Nominal FLOP/s at a budget, as an honest range."""
 
@@ -63,21 +40,9 @@ class Rate:
     measured: bool
 
 
-def device_of(name: str) -> Device:
-    """The device of that name, in any spelling of its case."""
-    found = DEVICES.get(name.lower().replace("-", "").replace("_", "").replace("nvidia", "").strip())
-    if found is None:
-        raise ConfigError(
-            f"--gpu {name!r} is not known ({suggest_name(name.lower(), list(DEVICES))})",
-            expected=f"one of {', '.join(DEVICES)}",
-            next_step="leave --gpu out and give --flops; laws from a study bring the rates of its own hardware",
-        )
-    return found
-
-
-def rate_on(device: Device, gpus: int, flops: float) -> Rate:
+def rate_on(device: Gpu, gpus: int, flops: float) -> Rate:
     """The rate of so many devices at a budget: the H200's measured steps, scaled where it is another card."""
-    step_rate = _interpolated(H200_RATES, flops) * device.peak_tflops / DEVICES["h200"].peak_tflops
+    step_rate = _interpolated(H200_RATES, flops) * device.peak_tflops / GPUS["h200"].peak_tflops
     measured = device.name == "h200"
     lower = _LOWER if measured else _SCALED_LOWER
     how = "steps measured on one H200" if measured else "an H200's measured steps, scaled by the vendor's peak"
@@ -126,7 +91,7 @@ def nearest_speeds(speeds: Sequence[Speed], stage: int, step_flops: float) -> li
     return [speed for speed in known if far(speed) <= within]
 
 
-def affordable_flops(device: Device, gpus: int, hours: float) -> float:
+def affordable_flops(device: Gpu, gpus: int, hours: float) -> float:
     """The budget that the hours pay at the middle of the rate's range."""
     if not hours > 0 or not math.isfinite(hours):
         raise ConfigError(f"--hours {hours:g}", expected="a positive number of hours")
@@ -148,18 +113,18 @@ def _interpolated(rates: dict[float, float], flops: float) -> float:
     return rates[budgets[-1]]
 
 
-def memory_of(cell: Cell, device: Device | None, gpus: int) -> Memory:
+def memory_of(cell: Cell, device: Gpu | None, gpus: int) -> MemoryEstimate:
     """The step's bytes against one device. Several devices share the batch and, sharded, weights and optimizer."""
     parts = dict(cell.bytes)
     cache = parts.get("item_cache", 0) if cell.stage == 2 else 0
     stage = cell.stage
     if device is None:
-        return Memory(stage=stage, bytes=parts)
+        return MemoryEstimate(stage=stage, bytes=parts)
     room = int(device.gibibytes * _GIB * _USABLE)
     needed = (parts["total"] + cache) / gpus
     fits = needed <= room
     change = None if fits else _change(parts, cache, room * gpus)
-    return Memory(stage=stage, bytes=parts, device=device.name, device_bytes=room, fits=fits, change=change)
+    return MemoryEstimate(stage=stage, bytes=parts, device=device.name, device_bytes=room, fits=fits, change=change)
 
 
 def _change(parts: dict[str, int], cache: int, room: int) -> str:

@@ -8,22 +8,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from habitus.laws import NO_TREND, Entry, Law, LawsFile, direction_of, predict_power_law, published_laws, trend
-from habitus.planning.result import Quantity, Source
+from habitus.laws import NO_TREND, predict_power_law, published_laws, trend
 from habitus.sizing import ladder_batch_sequences
+from habitus.store import Law, LawEntry, Laws, Quantity, QuantitySource, direction_of
 
 PUBLISHED_SHARE = 0.02  # the printed recipe's
 RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
 _USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
 
 
-class Laws:
+class SourcedLaws:
     """One set of laws with the name of its source."""
 
-    def __init__(self, file: LawsFile, source: Source) -> None:
+    def __init__(self, file: Laws, source: QuantitySource) -> None:
         self.file, self.source = file, source
 
-    def entries(self, name: str, metrics: Sequence[str]) -> list[Entry]:
+    def entries(self, name: str, metrics: Sequence[str]) -> list[LawEntry]:
         """The entries of that name for the first of the metrics that has any."""
         for metric in metrics:
             found = [e for e in self.file.entries if e.name == name and e.metric == metric]
@@ -31,7 +31,7 @@ class Laws:
                 return sorted(found, key=lambda e: e.budget or 0.0)
         return []
 
-    def first_ok(self, name: str, metrics: Sequence[str], value: str) -> list[Entry]:
+    def first_ok(self, name: str, metrics: Sequence[str], value: str) -> list[LawEntry]:
         """As `entries`, but only those that are ok and hold `value`; the next metric where none is."""
         for metric in metrics:
             found = [e for e in self.entries(name, [metric]) if e.law.ok and value in e.law.values]
@@ -40,10 +40,10 @@ class Laws:
         return []
 
 
-def both(user: LawsFile | None) -> list[Laws]:
+def both(user: Laws | None) -> list[SourcedLaws]:
     """The user's laws first, then the published ones."""
-    published = Laws(published_laws(), "published")
-    return [published] if user is None else [Laws(user, "this study"), published]
+    published = SourcedLaws(published_laws(), "published")
+    return [published] if user is None else [SourcedLaws(user, "this study"), published]
 
 
 def stage1_metrics(metric: str) -> list[str]:
@@ -60,7 +60,7 @@ def stage2_metrics(metric: str) -> list[str]:
     return list(dict.fromkeys([f"catalogue/{bare}", "catalogue/loss", "catalogue/recall@10"]))
 
 
-def size(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
+def size(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """N*(C): the size law; else the largest budget's optimum carried on by the published exponent."""
     published = published_laws().find("size_law", "batch/loss")
     for laws in sources:
@@ -75,7 +75,7 @@ def size(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     raise AssertionError("the published laws always give a size")
 
 
-def size_entry(C: float, metric: str, laws: Laws) -> Entry | None:
+def size_entry(C: float, metric: str, laws: SourcedLaws) -> LawEntry | None:
     """The size law to use: of the first metric whose interval at C says anything; else of the first that has one.
 
     Three budgets can give a law of status ok whose interval spans decades; the loss, which is measured more
@@ -91,7 +91,7 @@ def size_entry(C: float, metric: str, laws: Laws) -> Entry | None:
     return found[0] if found else None
 
 
-def _carried_optimum(C: float, metric: str, laws: Laws, exponent: float) -> Quantity | None:
+def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) -> Quantity | None:
     """One optimum (or, with none inside, the best cell of the largest budget) and the published exponent."""
     optima = laws.first_ok("size_optimum", stage1_metrics(metric), "x_opt")
     if optima:
@@ -111,7 +111,7 @@ def _carried_optimum(C: float, metric: str, laws: Laws, exponent: float) -> Quan
 
 
 def _best_cell(
-    laws: LawsFile, metrics: Sequence[str], knob: str, axis: str = "allocation"
+    laws: Laws, metrics: Sequence[str], knob: str, axis: str = "allocation"
 ) -> tuple[str, float, float, tuple[float, float]] | None:
     """(metric, budget, knob of the best chosen run, swept range) of an axis's largest budget."""
     for metric in metrics:
@@ -126,7 +126,7 @@ def _best_cell(
     return None
 
 
-def share(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
+def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """s*: the share law; else the optimum of the nearest budget; else the best cell; else the printed 2%."""
     for laws in sources:
         metrics = stage1_metrics(metric)
@@ -154,7 +154,7 @@ def share(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     return Quantity(value=PUBLISHED_SHARE, source="default", how="the printed recipe")
 
 
-def batch(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
+def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """B near the metric's critical batch, as a power of two; the ladder where a study has none."""
     for laws in sources:
         found = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
@@ -171,7 +171,7 @@ def batch(C: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     return Quantity(value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade")
 
 
-def _study_ladder(C: float, laws: LawsFile) -> Quantity:
+def _study_ladder(C: float, laws: Laws) -> Quantity:
     """The batch of the study's largest budget, doubled per decade beyond it."""
     runs = [r for r in laws.runs if r.axis == "allocation" and "batch_sequences" in r.knobs]
     if not runs:
@@ -184,7 +184,7 @@ def _study_ladder(C: float, laws: LawsFile) -> Quantity:
     return Quantity(value=value, source="this study", how=how)
 
 
-def learning_rate(B: int, axes: Sequence[str], sources: Sequence[Laws]) -> Quantity:
+def learning_rate(B: int, axes: Sequence[str], sources: Sequence[SourcedLaws]) -> Quantity:
     """The rate for a batch: the study's chosen rates by the √B rule, geometric mean at the largest budget."""
     for laws in sources:
         if laws.source != "this study":
@@ -196,11 +196,11 @@ def learning_rate(B: int, axes: Sequence[str], sources: Sequence[Laws]) -> Quant
             how = f"rates chosen in {len(rates)} cells of the largest budget, by the square root of the batch"
             return _quantity(value, min(rates) * scale, max(rates) * scale, "this study", how)
     value = RATE_AT_512 * math.sqrt(B / 512)
-    source: Source = "published" if sources[0].source == "published" else "default"
+    source: QuantitySource = "published" if sources[0].source == "published" else "default"
     return Quantity(value=value, low=value / 2, high=value * 2, source=source, how="2e-3·√(B/512), as printed")
 
 
-def _chosen_rates(laws: LawsFile, axes: Sequence[str]) -> list[float]:
+def _chosen_rates(laws: Laws, axes: Sequence[str]) -> list[float]:
     """The chosen rates of the largest budget of the first axis that has any, as rates at B = 512."""
     for axis in axes:
         runs = [r for r in laws.runs if r.axis == axis and r.chosen and "batch_sequences" in r.knobs]
@@ -210,7 +210,7 @@ def _chosen_rates(laws: LawsFile, axes: Sequence[str]) -> list[float]:
     return []
 
 
-def negatives(C2: float, metric: str, sources: Sequence[Laws]) -> Quantity:
+def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """K*(C) of stage 2's budget: the law; else optima; else the best cell of the study; uncapped."""
     metrics = stage2_metrics(metric)
     for laws in sources:
@@ -239,7 +239,7 @@ def negatives(C2: float, metric: str, sources: Sequence[Laws]) -> Quantity:
     return Quantity(value=0, source="default", how="no law of negatives: in-batch candidates only")
 
 
-def measured_budgets(metric: str, sources: Sequence[Laws]) -> tuple[float, float] | None:
+def measured_budgets(metric: str, sources: Sequence[SourcedLaws]) -> tuple[float, float] | None:
     """Smallest and largest budget at which sizes were measured: whichever law is used, and whatever it left out.
 
     Laws without their runs, as the published ones, have the budgets of their size laws.
@@ -251,13 +251,15 @@ def measured_budgets(metric: str, sources: Sequence[Laws]) -> tuple[float, float
     return (min(budgets), max(budgets)) if budgets else None
 
 
-def _law_words(name: str, entry: Entry) -> str:
+def _law_words(name: str, entry: LawEntry) -> str:
     """'size law of batch/loss, exponent 0.347, n = 4', and that there is no trend where its error swallows it."""
     told = f"{name} of {entry.metric}, exponent {entry.law['exponent']:.3f}, n = {entry.law.residuals.n}"
     return f"{told}: {NO_TREND}" if trend(entry.law) == "none" else told
 
 
-def _quantity(value: float, low: float, high: float, source: Source, how: str, law: Law | None = None) -> Quantity:
+def _quantity(
+    value: float, low: float, high: float, source: QuantitySource, how: str, law: Law | None = None
+) -> Quantity:
     return Quantity(
         value=value,
         low=low if math.isfinite(low) else None,

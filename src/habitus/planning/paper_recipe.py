@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from habitus.laws import published_laws
-from habitus.planning.result import Difference, PrintedRecipe, Quantity
-from habitus.sizing import TYPICAL_INPUTS, Request, cell_of, solve
+from habitus.sizing import TYPICAL_INPUTS, CellRequest, cell_of, solve
+from habitus.store import Difference, PrintedRecipe, Quantity
 
 PRINTED_BUDGETS = (1e15, 1e19)
 _BATCH = 2048
@@ -56,7 +56,8 @@ def _between(flops: float, budgets: list[float], values: list[float]) -> float:
 
 def _step_flops(params: float, share: float) -> float:
     """One step of a model of that size and share at the printed batch, by Equation 1."""
-    cell = solve(Request(batch_sequences=1, share=share, steps=int(15 * params / 256), data_ratio=15.0), TYPICAL_INPUTS)
+    request = CellRequest(batch_sequences=1, share=share, steps=int(15 * params / 256), data_ratio=15.0)
+    cell = solve(request, TYPICAL_INPUTS)
     at_batch = cell_of(cell.model, batch_sequences=_BATCH, steps=1)
     return at_batch.flops_per_step * params / at_batch.params
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.laws import LawsFile, published_laws
+from habitus.laws import published_laws
 from habitus.planning import knobs
 from habitus.planning import warnings as plan_warnings
 from habitus.planning.facts import Known, StoreFacts, facts_beside, refuse_other_dataset
-from habitus.planning.hardware import Rate, device_of, hours_of_runs, memory_of, rate_on
-from habitus.planning.knobs import Laws
+from habitus.planning.hardware import Rate, hours_of_runs, memory_of, rate_on
+from habitus.planning.knobs import SourcedLaws
 from habitus.planning.paper_recipe import differences, printed_recipe
 from habitus.planning.predict import predictions
-from habitus.planning.result import Extrapolation, Memory, Plan, Quantity
 from habitus.planning.shape import MIN_STEPS, Fixed, Negatives, largest_batch, stage1_cell, stage2_cell
-from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
+from habitus.recipe import OPTIMIZERS, DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.sizing import Cell
+from habitus.store import Extrapolation, Laws, MemoryEstimate, Plan, Quantity, gpu_named
 from habitus.typed import suggest_name
 
 FARTHEST = 1000.0  # times the largest measured budget; beyond it a plan is refused unless asked for
@@ -42,7 +42,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     """Both recipes for a total budget and the metric that is served."""
     options = options or PlanOptions()
     _check(flops, options)
-    user = None if options.laws is None else LawsFile.read(options.laws)
+    user = None if options.laws is None else Laws.read(options.laws)
     _check_metric(metric, user)
     facts = facts_beside(options.laws)
     known = Known() if options.dataset is None else Known.of(options.dataset)
@@ -58,7 +58,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     reach = _extrapolation(C, metric, sources, options.extrapolate)
     fixed = _fixed(known, facts, user)
     decided = decide(C, C2, metric, sources, fixed, facts)
-    device = None if options.gpu is None else device_of(options.gpu)
+    device = None if options.gpu is None else gpu_named(options.gpu)
     cells = [decided.stage1] + ([decided.stage2.cell] if decided.stage2 else [])
     quantities = dict(decided.quantities)
     rate = None if device is None else rate_on(device, options.gpus, flops)
@@ -104,7 +104,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     )
 
 
-def asked(C: float, C2: float, metric: str, sources: list[Laws]) -> dict[str, Quantity]:
+def asked(C: float, C2: float, metric: str, sources: list[SourcedLaws]) -> dict[str, Quantity]:
     """What the laws ask for, before anything is built or capped."""
     found = {
         "params": knobs.size(C, metric, sources),
@@ -123,7 +123,7 @@ class Decided:
     stage2: Negatives | None
 
 
-def decide(C: float, C2: float, metric: str, sources: list[Laws], fixed: Fixed, facts: StoreFacts) -> Decided:
+def decide(C: float, C2: float, metric: str, sources: list[SourcedLaws], fixed: Fixed, facts: StoreFacts) -> Decided:
     """N, s, B from the laws; D from Equation 1; K from its law, capped; and the ranges that N's interval implies."""
     wanted = asked(C, C2, metric, sources)
     N, s, B = (wanted[name] for name in ("params", "embedder_share", "batch_sequences"))
@@ -205,7 +205,7 @@ def _derived(cell: Cell, ends: list[Cell | None], N: Quantity) -> dict[str, Quan
     }
 
 
-def _fixed(known: Known, facts: StoreFacts, user: LawsFile | None) -> Fixed:
+def _fixed(known: Known, facts: StoreFacts, user: Laws | None) -> Fixed:
     """What all runs behind the laws had in common: the optimizer is part of the law."""
     stated = "adamw" if user is None else user.definitions.get("optimizer", "")
     recipe = facts.recipe
@@ -213,7 +213,7 @@ def _fixed(known: Known, facts: StoreFacts, user: LawsFile | None) -> Fixed:
         known=known,
         text_depth=_TEXT_DEPTH if recipe is None else recipe.model.text_depth,
         head_dim=None if recipe is None else recipe.model.head_dim,
-        optimizer=stated if stated in ("adamw", "muon") else "adamw",
+        optimizer=stated if stated in OPTIMIZERS else "adamw",
         precision="bf16" if recipe is None else recipe.train.precision,
         copying=recipe is not None and recipe.model.copying,
     )
@@ -260,7 +260,7 @@ def _check(flops: float, options: PlanOptions) -> None:
         raise ConfigError(f"--gpus {options.gpus}", expected="1 or more")
 
 
-def _check_metric(metric: str, user: LawsFile | None) -> None:
+def _check_metric(metric: str, user: Laws | None) -> None:
     laws = user or published_laws()
     known = sorted(set(laws.metrics) | {e.metric for e in laws.entries})
     if metric not in known:
@@ -274,7 +274,7 @@ def _check_metric(metric: str, user: LawsFile | None) -> None:
         )
 
 
-def _extrapolation(C: float, metric: str, sources: list[Laws], allowed: bool) -> Extrapolation | None:
+def _extrapolation(C: float, metric: str, sources: list[SourcedLaws], allowed: bool) -> Extrapolation | None:
     """How far the budget is from those that were measured; refused beyond FARTHEST."""
     seen = knobs.measured_budgets(metric, sources)
     if seen is None:
@@ -296,7 +296,7 @@ def _hours(flops: float, rate: Rate) -> Quantity:
     return Quantity(value=math.sqrt(low * high), low=low, high=high, source="default", how=rate.how)
 
 
-def _gibibytes(memory: tuple[Memory, ...]) -> Quantity:
+def _gibibytes(memory: tuple[MemoryEstimate, ...]) -> Quantity:
     largest = max(m.bytes["total"] + (m.bytes.get("item_cache", 0) if m.stage == 2 else 0) for m in memory)
     return Quantity(
         value=largest / 1024**3, source="default", how="counted by structure, of the larger stage, item cache included"

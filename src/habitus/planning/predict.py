@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from habitus.laws import Law, direction_of, predict_saturating
+from habitus.laws import predict_saturating
 from habitus.planning.facts import Parent, StageTwo
-from habitus.planning.knobs import Laws, stage1_metrics
-from habitus.planning.result import Prediction
+from habitus.planning.knobs import SourcedLaws, stage1_metrics
+from habitus.store import Law, Prediction, direction_of
 
 
 def predictions(
-    C: float, C2: float, metric: str, sources: Sequence[Laws], parents: Mapping[StageTwo, Parent]
+    C: float, C2: float, metric: str, sources: Sequence[SourcedLaws], parents: Mapping[StageTwo, Parent]
 ) -> tuple[tuple[Prediction, ...], list[str]]:
     """After stage 1 (the metric, or its twin, and the loss) and after stage 2; and why there is no more."""
     laws = sources[0]  # heights belong to one dataset: the published ones say nothing about another
@@ -37,7 +37,9 @@ def predictions(
     return (*found, _stage2(first, C2 / C, gains, laws)), []
 
 
-def stage2_gains(metric: str, laws: Laws, parents: Mapping[StageTwo, Parent]) -> dict[float, tuple[float, float]]:
+def stage2_gains(
+    metric: str, laws: SourcedLaws, parents: Mapping[StageTwo, Parent]
+) -> dict[float, tuple[float, float]]:
     """By budget: what the best K added to its parent's metric, and stage 2's compute over its parent's."""
     sign = 1 if direction_of(metric) == "min" else -1
     best: dict[float, tuple[float, float, float]] = {}
@@ -53,7 +55,9 @@ def stage2_gains(metric: str, laws: Laws, parents: Mapping[StageTwo, Parent]) ->
     return {budget: (gain, ratio) for budget, (_, gain, ratio) in sorted(best.items())}
 
 
-def _stage2(first: Prediction, ratio: float, gains: Mapping[float, tuple[float, float]], laws: Laws) -> Prediction:
+def _stage2(
+    first: Prediction, ratio: float, gains: Mapping[float, tuple[float, float]], laws: SourcedLaws
+) -> Prediction:
     """Stage 1's prediction and the mean gain; both errors together. One more gain has Student's t about the mean.
 
     A stage 2 with less compute than those measured may add less: its interval reaches down to no gain at all.
@@ -85,7 +89,9 @@ def _one_more_run(law: Law, C: float) -> tuple[float, float, float]:
     return value, value - math.hypot(value - low, scatter), value + math.hypot(high - value, scatter)
 
 
-def _prediction(metric: str, stage: int, value: float, low: float, high: float, laws: Laws, how: str) -> Prediction:
+def _prediction(
+    metric: str, stage: int, value: float, low: float, high: float, laws: SourcedLaws, how: str
+) -> Prediction:
     return Prediction(
         metric=metric,
         stage=1 if stage == 1 else 2,

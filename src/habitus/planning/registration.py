@@ -6,51 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from habitus.errors import ConfigError, RunError
-from habitus.planning.result import Plan
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.typed import Typed, content_hash
+from habitus.store import Comparison, Plan, PlanCheck, RegisteredPlan
 
 NAME = "plan.json"
 
 
-class Registered(Plan):
-    """A plan as it was before the run. `registered_hash` is of everything else in the file."""
-
-    registered_at: str
-    registered_hash: str
-
-    @classmethod
-    def of(cls, plan: Plan, registered_at: str) -> "Registered":
-        values = {**plan.to_values(), "registered_at": registered_at}
-        return cls.parse({**values, "registered_hash": content_hash(values)}, "the plan")
-
-    def unchanged(self) -> bool:
-        values = self.to_values()
-        return values.pop("registered_hash") == content_hash(values)
-
-
-class Comparison(Typed):
-    """One number, as predicted and as measured. `inside` is absent where the prediction has no interval."""
-
-    name: str
-    stage: int
-    predicted: float
-    low: float | None = None
-    high: float | None = None
-    measured: float | None = None
-    inside: bool | None = None
-
-
-class Check(Typed):
-    registered_at: str
-    hash: str
-    same_recipe: dict[str, bool]
-    comparisons: tuple[Comparison, ...]
-    notes: tuple[str, ...] = ()
-
-
-def register(plan: Plan, path: Path) -> Registered:
+def register(plan: Plan, path: Path) -> RegisteredPlan:
     """Write the plan with its hash; refused where the file exists, because a prediction is made once."""
     if path.exists():
         raise ConfigError(
@@ -60,15 +23,15 @@ def register(plan: Plan, path: Path) -> Registered:
         )
     if path.suffix != ".json" or not path.parent.is_dir():
         raise ConfigError(f"--register {path}", expected="a name that ends in .json, in a folder that exists")
-    registered = Registered.of(plan, datetime.now(UTC).isoformat(timespec="seconds"))
+    registered = RegisteredPlan.of(plan, datetime.now(UTC).isoformat(timespec="seconds"))
     registered.write(path)
     return registered
 
 
-def check(run: Path, against: Path | None = None) -> Check:
+def check(run: Path, against: Path | None = None) -> PlanCheck:
     """What the registered plan said against what the run measured."""
     plan_path = against or _plan_near(run)
-    plan = Registered.read(plan_path)
+    plan = RegisteredPlan.read(plan_path)
     if not plan.unchanged():
         raise ConfigError(
             f"{plan_path} was changed after it was registered: its hash is not that of its content",
@@ -85,7 +48,7 @@ def check(run: Path, against: Path | None = None) -> Check:
         if plan.dataset_checksum not in (None, record.dataset_checksum):
             notes.append(f"stage {stage} was trained on another dataset than the plan was made for")
     notes += [f"{name} did not run the registered recipe" for name, is_same in same.items() if not is_same]
-    return Check(
+    return PlanCheck(
         registered_at=plan.registered_at,
         hash=plan.registered_hash,
         same_recipe=same,

@@ -7,7 +7,7 @@ from habitus.errors import ConfigError
 from habitus.planning.facts import Known
 from habitus.sizing import (
     Cell,
-    Request,
+    CellRequest,
     breakdown,
     cell_of,
     contextualizer_parts,
@@ -44,7 +44,7 @@ def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
     last: ConfigError | None = None
     best, best_distance = None, math.inf
     for factor in _BESIDE:
-        request = Request(
+        request = CellRequest(
             batch_sequences=B,
             flops=C,
             share=s,

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from habitus.planning.facts import Known
 from habitus.planning.hardware import Rate
-from habitus.planning.knobs import Laws, stage1_metrics
-from habitus.planning.result import Extrapolation, Memory, Prediction, PrintedRecipe, Quantity
+from habitus.planning.knobs import SourcedLaws, stage1_metrics
+from habitus.recipe import OPTIMIZERS
 from habitus.sizing import Cell
+from habitus.store import Extrapolation, MemoryEstimate, Prediction, PrintedRecipe, Quantity
 
 _TRUSTED = 1000.0
 
@@ -29,7 +30,7 @@ def of_reach(reach: Extrapolation | None) -> list[str]:
     return []
 
 
-def of_laws(metric: str, sources: Sequence[Laws]) -> list[str]:
+def of_laws(metric: str, sources: Sequence[SourcedLaws]) -> list[str]:
     """Roll-outs that missed and approaches that disagree, for the metric and for the training loss."""
     laws = sources[0]
     names = {*stage1_metrics(metric), "train/loss"}
@@ -44,12 +45,12 @@ def of_laws(metric: str, sources: Sequence[Laws]) -> list[str]:
         loss = laws.file.find("critical_batch", "batch/loss", 1e17)
         told += [f"critical batch of the loss: {w}" for w in loss.warnings]
     stated = laws.file.definitions.get("optimizer")
-    if laws.source == "this study" and stated not in ("adamw", "muon"):
+    if laws.source == "this study" and stated not in OPTIMIZERS:
         told.append(f"the laws' optimizer is {stated or 'not stated'}; the recipe takes adamw")
     return told
 
 
-def of_quantities(quantities: Mapping[str, Quantity], sources: Sequence[Laws]) -> list[str]:
+def of_quantities(quantities: Mapping[str, Quantity], sources: Sequence[SourcedLaws]) -> list[str]:
     """What the laws used warn of, and knobs for which the study has no answer."""
     told = []
     for name, quantity in quantities.items():
@@ -72,7 +73,7 @@ def of_data(cell: Cell, known: Known) -> list[str]:
     ]
 
 
-def of_hardware(memory: Sequence[Memory], rate: Rate | None) -> list[str]:
+def of_hardware(memory: Sequence[MemoryEstimate], rate: Rate | None) -> list[str]:
     """Stages that do not fit, and hours that nobody measured."""
     told = [f"stage {m.stage} does not fit {m.device}: {m.change}" for m in memory if m.fits is False]
     if rate is not None and not rate.measured:
@@ -80,7 +81,7 @@ def of_hardware(memory: Sequence[Memory], rate: Rate | None) -> list[str]:
     return told
 
 
-def of_prediction(metric: str, expected: Sequence[Prediction], sources: Sequence[Laws]) -> list[str]:
+def of_prediction(metric: str, expected: Sequence[Prediction], sources: Sequence[SourcedLaws]) -> list[str]:
     """A metric whose height no law gives."""
     if any(prediction.metric == metric for prediction in expected):
         return []

@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from habitus.laws import NO_TREND, Law, trend
+from habitus.laws import NO_TREND, trend
 from habitus.reporting.curves import optima, power_line, reach, saturating_line
 from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Sheet, View
 from habitus.reporting.format import exponent, number, power_of_ten, raised, reason, sentence, significant
 from habitus.reporting.powers import compute_axis, paper_marks, paper_optima, why_no_law
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import optimum_reading, run_sheet, valley_panel, views
+from habitus.store import Law
 
 SIZE = Axis("model size N (parameters without vocabulary)", log=True, kind="count")
 KNOBS = (

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from habitus.laws import EWMA_HALF_LIFE, Law, direction_of, smoothed, steps_to_target
+from habitus.laws import EWMA_HALF_LIFE, smoothed, steps_to_target
 from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Rule, Sheet, Table, View
 from habitus.reporting.format import (
     interval,
@@ -19,6 +19,7 @@ from habitus.reporting.format import (
 )
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import better, views
+from habitus.store import Law, direction_of
 
 _MOST = 160  # points of a drawn trajectory; a screen shows no more
 

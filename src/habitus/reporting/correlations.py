@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from habitus.laws import CorrelationTable, NamedTables
 from habitus.reporting.figure import Axis, Block, Heat, Line, Mark, Panel, Points, Sheet, Table, View
 from habitus.reporting.format import minus, power_of_ten, sentence
 from habitus.reporting.powers import compute_axis
 from habitus.reporting.study import Study
+from habitus.store import CorrelationTable, NamedTables
 
 BEST = "best learning rate only"
 STAGE_AXES = {"stage1": ("share", "depth", "allocation"), "stage2": ("negatives",)}

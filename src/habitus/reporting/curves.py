@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from habitus.laws import Law, predict_power_law, predict_saturating, sign_of
+from habitus.laws import predict_power_law, predict_saturating, sign_of
 from habitus.reporting.figure import Band, Line, Mark, Points
 from habitus.reporting.format import interval, number, power_of_ten, state
+from habitus.store import Law
 
 _STEPS = 36
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from habitus.laws import AXES, Run
+from habitus.laws import Run
 from habitus.reporting.figure import Block, Sheet, Table, View
 from habitus.reporting.format import (
     count,
@@ -19,6 +19,7 @@ from habitus.reporting.format import (
     significant,
 )
 from habitus.reporting.study import Study
+from habitus.store import AXES
 
 NOT_VARIED = (
     "training context length, and with it attention's own L² term",

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from habitus.laws import Law
+from habitus.store import Law
 from habitus.units import format_bytes, format_seconds
 
 _E_NUMBER = re.compile(r"(?<!\w-)\b\d+(?:\.\d+)?e[+-]?\d{1,2}\b")  # not the hash of a cell, as in 32x2-294296e1

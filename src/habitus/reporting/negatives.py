@@ -1,6 +1,5 @@
 """Extra negatives in stage 2: metrics against K, K*(C), and what the training loss says."""
 
-from habitus.laws import RunRow, direction_of
 from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, View
 from habitus.reporting.format import listed, number, power_of_ten, reason, sentence, significant
 from habitus.reporting.powers import power_law_block
@@ -14,6 +13,7 @@ from habitus.reporting.valleys import (
     valley_panel,
     views,
 )
+from habitus.store import RunRow, direction_of
 
 KNOBS = ("num_negatives", "params", "slots_seen", "steps", "batch_sequences")
 

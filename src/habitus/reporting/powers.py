@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from habitus.laws import NO_TREND, Law, trend
+from habitus.laws import NO_TREND, trend
 from habitus.reporting.curves import optima, power_line, reach
 from habitus.reporting.figure import Axis, Block, Mark, Panel, Points, Sheet, View
 from habitus.reporting.format import exponent, number, plural, power_of_ten, reason, sentence
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import views
+from habitus.store import Law
 
 _TRENDS = {
     "rises": "rises with compute", "falls": "falls with compute", "none": f"shows {NO_TREND}",

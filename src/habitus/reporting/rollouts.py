@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from habitus.laws import Forecast, NamedRollout
 from habitus.reporting.figure import Axis, Block, Mark, Panel, Points, Rule, Sheet, Table, View
 from habitus.reporting.format import count, minus, percent, power_of_ten, sentence, significant
 from habitus.reporting.powers import compute_axis
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import views
+from habitus.store import Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}
 _LETTERS = {"size_law": "N*", "loss_law": "L*"}

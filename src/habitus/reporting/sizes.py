@@ -1,6 +1,6 @@
 """Tables of the allocation axis: winners, exponents with their nearest cells, accounting, the training surrogate."""
 
-from habitus.laws import NO_TREND, Law, RunRow, trend
+from habitus.laws import NO_TREND, trend
 from habitus.reporting.curves import told
 from habitus.reporting.figure import Block, Sheet, Table, View
 from habitus.reporting.format import (
@@ -19,6 +19,7 @@ from habitus.reporting.format import (
 )
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import best_row
+from habitus.store import Law, RunRow
 
 
 def allocation_table(study: Study) -> Block | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from habitus.errors import ConfigError, FitError
-from habitus.laws import Law, LawsFile, Run, RunRow, fit, published_laws, read_runs
+from habitus.laws import Run, fit, published_laws, read_runs
 from habitus.record import Record
+from habitus.store import Law, Laws, RunRow
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Study:
     """One store as the figures see it."""
 
     name: str
-    laws: LawsFile
+    laws: Laws
     runs: tuple[Run, ...]  # every row of every manifest, failed and missing ones included
     records: tuple[Record, ...] = ()
     plan: dict[str, Any] | None = None
@@ -41,7 +42,7 @@ class Study:
         return tuple(sorted({run.budget for run in self.runs}))
 
     @cached_property
-    def published(self) -> LawsFile:
+    def published(self) -> Laws:
         return published_laws()
 
     @cached_property
@@ -124,9 +125,9 @@ def _name(store: Path) -> str:
     return f"{store.parent.name}/{store.name}" if store.name == "store" and store.parent.name else store.name
 
 
-def _laws(store: Path) -> tuple[LawsFile, str]:
+def _laws(store: Path) -> tuple[Laws, str]:
     path = store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json")
-    old = LawsFile.read(path) if path.is_file() else None
+    old = Laws.read(path) if path.is_file() else None
     if old is not None and path.stat().st_mtime >= _newest(store):
         return old, f"laws read from {path.name}"
     # What an earlier fit was asked for is asked for again.

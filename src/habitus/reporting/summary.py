@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from habitus.laws import NO_TREND, Law, predict_power_law, predict_saturating, trend
+from habitus.laws import NO_TREND, predict_power_law, predict_saturating, trend
 from habitus.planning import stage1_metrics, stage2_metrics
 from habitus.reporting.figure import Block, Sheet, Table, View
 from habitus.reporting.format import (
@@ -21,6 +21,7 @@ from habitus.reporting.format import (
 from habitus.reporting.powers import why_no_law
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import views
+from habitus.store import Law
 
 
 def answer(study: Study) -> Block:

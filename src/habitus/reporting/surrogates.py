@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from habitus.laws import direction_of, spearman_matrix
+from habitus.laws import spearman_matrix
 from habitus.reporting.correlations import STAGE_AXES, STAGE_WORDS, bare, tables_of
 from habitus.reporting.figure import Axis, Block, Heat, Mark, Panel, Points, Sheet, Table, View
 from habitus.reporting.format import listed, plural, power_of_ten, sentence
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import run_sheet, run_tip, views
+from habitus.store import direction_of
 
 
 def regimes(study: Study) -> Block | None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-from habitus.laws import Law, RateChoice
 from habitus.reporting.figure import Block, Sheet, Table, View
 from habitus.reporting.format import (
     count,
@@ -16,6 +15,7 @@ from habitus.reporting.format import (
     value_of,
 )
 from habitus.reporting.study import Study
+from habitus.store import Law, RateChoice
 
 
 def both_approaches(study: Study) -> Block | None:

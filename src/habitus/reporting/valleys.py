@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from habitus.laws import Law, RunRow, direction_of
 from habitus.reporting.curves import reach, told, valley
 from habitus.reporting.figure import Axis, Line, Mark, Panel, Points, Sheet, Table, View
 from habitus.reporting.format import (
@@ -19,6 +18,7 @@ from habitus.reporting.format import (
     state,
 )
 from habitus.reporting.study import Study
+from habitus.store import Law, RunRow, direction_of
 
 
 def better(metric: str) -> str:

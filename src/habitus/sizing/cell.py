@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from habitus.recipe import ModelRecipe, Recipe
+from habitus.recipe import ModelRecipe, Optimizer, Precision, Recipe
 from habitus.sizing.executed import Workload, executed_step_flops
-from habitus.sizing.memory import Optimizer, Precision, item_cache_bytes, training_bytes
+from habitus.sizing.memory import item_cache_bytes, training_bytes
 from habitus.sizing.nominal import embedder_flop_share, item_cache_flops, stage1_step_flops, stage2_step_flops
 from habitus.sizing.structure import TYPICAL_INPUTS, Inputs, breakdown, tokens_per_item
 from habitus.typed import Typed

@@ -3,14 +3,9 @@
 Letters: h joint_dim, w width.
 """
 
-from typing import Literal
-
-from habitus.recipe import ModelRecipe
+from habitus.recipe import ModelRecipe, Optimizer, Precision
 from habitus.sizing.executed import Workload
 from habitus.sizing.structure import Breakdown, Inputs
-
-Precision = Literal["bf16", "fp32"]
-Optimizer = Literal["adamw", "muon"]
 
 _FLOAT32 = 4
 _BFLOAT16 = 2

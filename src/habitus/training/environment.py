@@ -17,10 +17,8 @@ import torch
 
 from habitus import __version__
 from habitus.softmax import choose_backend
+from habitus.store import gpu_reported
 from habitus.training.options import TrainOptions
-
-# Dense bfloat16 FLOP/s as the makers state them; a share of peak is shown for these only.
-_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 
 
 class StopRequest:
@@ -100,8 +98,8 @@ def peak_flops(device: torch.device) -> float | None:
     """The device's stated bfloat16 rate, where it is known."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+    reported = gpu_reported(torch.cuda.get_device_name(device))
+    return None if reported is None else reported.peak_flops
 
 
 def _processor() -> str:

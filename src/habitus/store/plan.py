@@ -10,7 +10,7 @@ from habitus.recipe import Recipe
 from habitus.typed import Typed, content_hash
 
 PLAN_VERSION: Literal[1] = 1
-Source = Literal["this study", "published", "default"]
+QuantitySource = Literal["this study", "published", "default"]
 
 
 class Quantity(Typed):
@@ -19,7 +19,7 @@ class Quantity(Typed):
     value: float
     low: float | None = None
     high: float | None = None
-    source: Source
+    source: QuantitySource
     how: str = Field(description="Which law or rule gave it, in words.")
     doubts: tuple[str, ...] = Field((), description="What the law itself warns of.")
 
@@ -32,11 +32,11 @@ class Prediction(Typed):
     value: float
     low: float | None = None
     high: float | None = None
-    source: Source
+    source: QuantitySource
     how: str
 
 
-class Memory(Typed):
+class MemoryEstimate(Typed):
     """Bytes of a training step by part, and whether they fit the device."""
 
     stage: Literal[1, 2]
@@ -94,7 +94,7 @@ class Plan(Typed):
     dataset_checksum: str | None = None
     quantities: dict[str, Quantity]
     predictions: tuple[Prediction, ...] = ()
-    memory: tuple[Memory, ...] = ()
+    memory: tuple[MemoryEstimate, ...] = ()
     extrapolation: Extrapolation | None = None
     printed: PrintedRecipe | None = None
     differences: tuple[Difference, ...] = ()
@@ -124,3 +124,41 @@ class Plan(Typed):
             return [first]
         self.stage2.write(second)
         return [first, second]
+
+
+class RegisteredPlan(Plan):
+    """A plan as it was before the run. `registered_hash` is of everything else in the file."""
+
+    registered_at: str
+    registered_hash: str
+
+    @classmethod
+    def of(cls, plan: Plan, registered_at: str) -> "RegisteredPlan":
+        values = {**plan.to_values(), "registered_at": registered_at}
+        return cls.parse({**values, "registered_hash": content_hash(values)}, "the plan")
+
+    def unchanged(self) -> bool:
+        values = self.to_values()
+        return values.pop("registered_hash") == content_hash(values)
+
+
+class Comparison(Typed):
+    """One number, as predicted and as measured. `inside` is absent where the prediction has no interval."""
+
+    name: str
+    stage: int
+    predicted: float
+    low: float | None = None
+    high: float | None = None
+    measured: float | None = None
+    inside: bool | None = None
+
+
+class PlanCheck(Typed):
+    """A registered plan against the run that followed it."""
+
+    registered_at: str
+    hash: str
+    same_recipe: dict[str, bool]
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,37 @@
+"""The axes of a study: what each varies, what it reads of earlier ones, which tables its runs enter."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+CorrelationStage = Literal["stage1", "stage2"]
+
+
+@dataclass(frozen=True)
+class StudyAxis:
+    """One axis of a study. A sweep runs its cells, a fit draws its laws."""
+
+    name: str
+    title: str  # what it varies, as readers call it
+    knob: str  # the column of laws.json that it varies
+    needs: tuple[str, ...] = ()  # axes whose answers its cells are built from
+    correlations: CorrelationStage | None = None  # the correlation tables that its runs enter
+
+
+# In the order of a study: each axis may use what those before it found.
+AXES = {
+    axis.name: axis
+    for axis in (
+        StudyAxis("share", "embedder share", "embedder_share", correlations="stage1"),
+        StudyAxis("depth", "depth against text depth", "embedder_share", correlations="stage1"),
+        StudyAxis("batch", "batch size", "batch_sequences", needs=("share",)),
+        # A later budget of the allocation is centred on what the earlier ones found.
+        StudyAxis("allocation", "model size", "params", needs=("share", "allocation"), correlations="stage1"),
+        StudyAxis("negatives", "negatives", "num_negatives", needs=("allocation",), correlations="stage2"),
+        StudyAxis("init", "initialisation", "learning_rate", needs=("share",)),
+    )
+}
+
+
+def correlated_axes(stage: CorrelationStage) -> tuple[str, ...]:
+    """The axes whose runs enter the correlation tables of a stage."""
+    return tuple(axis.name for axis in AXES.values() if axis.correlations == stage)

@@ -1,0 +1,271 @@
+"""laws.json: every law of a store, with all that is needed to redraw its figure."""
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field
+
+from habitus.errors import FitError
+from habitus.store.law import Interval, Law
+from habitus.typed import Typed, suggest_name
+
+LAWS_VERSION: Literal[1] = 1
+
+
+class LawEntry(Typed):
+    """One law: what it is about, for which metric, and at which budget if it belongs to one."""
+
+    name: str  # size_optimum, size_law, share_law, ...
+    axis: str
+    metric: str
+    budget: float | None = None
+    law: Law
+
+
+class Forecast(Typed):
+    """One budget predicted from others."""
+
+    fitted_budgets: tuple[float, ...]
+    budget: float
+    predicted: float
+    low: float | None = None
+    high: float | None = None
+    observed: float
+    ratio: float  # predicted / observed
+    r2: float | None = None  # of the fit that made the prediction
+
+    @property
+    def miss(self) -> float:
+        """How far off, as a share of what was observed."""
+        return self.ratio - 1
+
+
+class Rollout(Typed):
+    """All forecasts of one law, and what they warn of."""
+
+    law: str
+    forecasts: tuple[Forecast, ...]
+    warnings: tuple[str, ...] = ()
+
+    def at(self, num_fitted: int, budget: float) -> Forecast:
+        """The forecast for a budget from the lowest `num_fitted` ones."""
+        for forecast in self.forecasts:
+            if len(forecast.fitted_budgets) == num_fitted and math.isclose(forecast.budget, budget, rel_tol=1e-9):
+                return forecast
+        raise FitError(f"no forecast of {budget:g} from {num_fitted} budgets")
+
+
+class NamedRollout(Typed):
+    """How one law of a metric would have forecast, from earlier budgets and from all others."""
+
+    name: str
+    metric: str
+    rollout: Rollout
+    leave_one_out: Rollout
+
+
+class FormFit(Typed):
+    """One candidate equation: AICc is absent where there are too few points to compare it."""
+
+    name: str
+    num_values: int
+    rss: float
+    aicc: float | None = None
+    weight: float | None = None  # Akaike weight among the comparable forms
+
+
+class NamedForms(Typed):
+    """The equations that were compared for one law, the best first."""
+
+    name: str
+    metric: str
+    budget: float | None = None
+    forms: tuple[FormFit, ...]
+
+
+class Correlation(Typed):
+    """ρ between two columns; absent where a column is constant or fewer than three rows have both."""
+
+    first: str
+    second: str
+    n: int
+    rho: float | None = None
+    chance_low: float | None = None
+    chance_high: float | None = None
+
+    @property
+    def beyond_chance(self) -> bool:
+        if self.rho is None or self.chance_low is None or self.chance_high is None:
+            return False
+        return not self.chance_low <= self.rho <= self.chance_high
+
+
+class CorrelationTable(Typed):
+    """All pairs of one set of columns over one set of rows."""
+
+    label: str
+    names: tuple[str, ...]
+    pairs: tuple[Correlation, ...]
+    num_rows: int
+
+    def rho(self, first: str, second: str) -> float | None:
+        """ρ of two columns, in either order."""
+        for pair in self.pairs:
+            if {pair.first, pair.second} == {first, second}:
+                return pair.rho
+        raise FitError(f"no pair {first!r}, {second!r}", expected=f"two of {', '.join(self.names)}")
+
+    def worst(self) -> Correlation | None:
+        """The pair that agrees least."""
+        measured = [pair for pair in self.pairs if pair.rho is not None]
+        return min(measured, key=lambda pair: pair.rho or 0.0) if measured else None
+
+
+class NamedTables(Typed):
+    """Correlation tables of one set of runs: per budget, then pooled."""
+
+    name: str  # stage1, stage2, or slices:<metric>
+    runs: Literal["best learning rate only", "all evaluations"]
+    tables: tuple[CorrelationTable, ...]
+
+
+class Surrogacy(Typed):
+    """How in-batch training loss ranks the K of one budget, against one metric."""
+
+    budget: float
+    metric: str
+    correlation: Correlation
+    spread: float  # (largest − smallest) / mean of the metric over K
+    faded: bool
+
+
+class RegimePairs(Typed):
+    """ρ between the regimes, metric by metric, over the runs of one axis and budget."""
+
+    axis: str
+    budget: float
+    pairs: tuple[Correlation, ...]
+
+
+class BestRate(Typed):
+    """The best rate of one size on its grid."""
+
+    size: float
+    learning_rate: float
+    loss: float
+    bracketed: bool  # strictly worse rates stand on both sides: a verified minimum, not an edge
+    vertex: float | None = None  # of the parabola in log rate through the best and its two neighbours
+
+
+class RateDrift(Typed):
+    """How the best learning rate moves with size, for one initialisation."""
+
+    best: tuple[BestRate, ...]
+    span_decades: float  # log10 of largest over smallest best rate on the grid
+    vertex_span_decades: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class BootstrapIntervals(Typed):
+    """Percentile intervals of every number that a pipeline gives."""
+
+    times: int
+    failed: int  # resamplings from which the pipeline could not answer
+    values: dict[str, float]  # from the runs as they are
+    intervals: dict[str, dict[str, Interval]]
+
+
+class NamedBootstrap(Typed):
+    metric: str
+    result: BootstrapIntervals
+
+
+class RateLoss(Typed):
+    """The mean training loss of one learning rate of a cell."""
+
+    learning_rate: float
+    loss: float
+    num_seeds: int
+
+
+class RateChoice(Typed):
+    """Which learning rate stands for a cell, with the losses of all that were tried."""
+
+    axis: str
+    budget: float
+    cell_id: str
+    learning_rate: float
+    tried: tuple[RateLoss, ...]
+    at_edge: bool  # the best of several stands first or last: the grid should be extended
+
+
+class Exclusion(Typed):
+    """A run that no law is fitted to."""
+
+    axis: str
+    budget: float
+    cell_id: str
+    learning_rate: float
+    seed: int
+    reason: str
+
+
+class RunRow(Typed):
+    """One run as the figures need it."""
+
+    axis: str
+    budget: float
+    cell_id: str
+    learning_rate: float
+    seed: int
+    init: str
+    chosen: bool
+    knobs: dict[str, float]
+    metrics: dict[str, float]
+    trajectory: tuple[tuple[float, str, float], ...] = ()
+
+
+class Laws(Typed):
+    """Everything that `habitus fit` gives."""
+
+    schema_version: Literal[1] = LAWS_VERSION
+    source: str
+    seed: int
+    metrics: tuple[str, ...]
+    definitions: dict[str, str] = Field(default_factory=dict)
+    entries: tuple[LawEntry, ...] = ()
+    rollouts: tuple[NamedRollout, ...] = ()
+    forms: tuple[NamedForms, ...] = ()
+    correlations: tuple[NamedTables, ...] = ()
+    surrogacy: tuple[Surrogacy, ...] = ()
+    regimes: tuple[RegimePairs, ...] = ()
+    learning_rate_drift: dict[str, RateDrift] = Field(default_factory=dict)
+    bootstrap: tuple[NamedBootstrap, ...] = ()
+    learning_rates: tuple[RateChoice, ...] = ()
+    exclusions: tuple[Exclusion, ...] = ()
+    runs: tuple[RunRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    def find(self, name: str, metric: str, budget: float | None = None) -> Law:
+        """The law of that name, metric and budget."""
+        for entry in self.entries:
+            if (entry.name, entry.metric, entry.budget) == (name, metric, budget):
+                return entry.law
+        names = sorted({entry.name for entry in self.entries})
+        where = "" if budget is None else f" at {budget:.3g} FLOPs"
+        hint = suggest_name(name, names) if name not in names else f"not for metric {metric!r}{where}"
+        raise FitError(f"no law {name!r} for {metric!r}{where} ({hint})", expected=f"one of {', '.join(names)}")
+
+    def warnings(self) -> list[str]:
+        """All warnings, each with the law it belongs to."""
+        lines = []
+        for entry in self.entries:
+            where = f"{entry.name} of {entry.metric}"
+            where += "" if entry.budget is None else f" at {entry.budget:.3g}"
+            lines += [f"{where}: {warning}" for warning in entry.law.warnings]
+        for item in self.rollouts:
+            lines += [f"roll-out of {item.name} for {item.metric}: {w}" for w in item.rollout.warnings]
+        for init, drift in self.learning_rate_drift.items():
+            lines += [f"learning rates of {init}: {w}" for w in drift.warnings]
+        return lines

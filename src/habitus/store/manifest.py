@@ -1,0 +1,59 @@
+"""Sweep manifests, `sweeps/<axis>-<n>.json`: which runs an axis consists of, and what was left out."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from habitus.typed import Typed
+
+
+class ManifestRow(Typed):
+    """One run of one cell."""
+
+    cell_id: str = Field(description="Shared by all learning rates and seeds of a cell.")
+    flops_budget: float
+    wanted: dict[str, Any]
+    realised: dict[str, Any]
+    learning_rate: float
+    seed: int
+    recipe_hash: str
+
+
+class LeftOut(Typed):
+    """A cell that was asked for and will not be run."""
+
+    flops_budget: float
+    wanted: dict[str, Any]
+    reason: str
+
+
+class SweepManifest(Typed):
+    """The runs of an axis, with the request that they answer."""
+
+    axis: str
+    preset: str
+    cells: tuple[ManifestRow, ...]
+    parents: tuple[ManifestRow, ...] = Field(
+        (), description="Stage-1 runs trained only so that cells can continue them."
+    )
+    left_out: tuple[LeftOut, ...] = ()
+    decided: tuple[str, ...] = Field((), description="What was taken from the store or the preset, in words.")
+    request: dict[str, Any] = Field(default_factory=dict, description="What was asked for, budgets apart.")
+
+    def budgets(self) -> set[float]:
+        return {row.flops_budget for row in self.cells} | {out.flops_budget for out in self.left_out}
+
+
+def manifest_path(store: Path, axis: str, number: int) -> Path:
+    return store / "sweeps" / f"{axis}-{number}.json"
+
+
+def manifest_paths(store: Path) -> list[Path]:
+    """The manifests of a store, by axis and number."""
+    return sorted((store / "sweeps").glob("*.json"), key=_axis_and_number)
+
+
+def _axis_and_number(path: Path) -> tuple[str, int]:
+    axis, _, number = path.stem.rpartition("-")
+    return axis, int(number) if number.isdigit() else 0

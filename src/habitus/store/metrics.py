@@ -1,0 +1,77 @@
+"""Metrics by name: `<regime>/<metric>[@k][/<slice>]`, as in `batch/loss` or `catalogue/recall@10/history=5`."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from habitus.errors import FitError
+from habitus.recipe import Regime
+from habitus.typed import suggest_name
+
+Direction = Literal["min", "max"]
+MetricGroup = Literal["loss", "ranking", "coverage"]  # what an evaluation can be asked for
+METRIC_GROUPS: tuple[MetricGroup, ...] = get_args(MetricGroup)
+
+TRAIN = "train"  # the regime of a run's own training losses
+REGIMES: tuple[Regime, ...] = get_args(Regime)
+CUTOFFS = (1, 5, 10, 20, 50, 100)  # the k of recall@k and the others
+HISTORIES = (3, 5, 10, 20, 50, 100)  # the lengths of the slices by history
+HISTORY_SLICE = "history="
+TARGET_SLICES = ("cold", "warm", "repeat", "first")  # by what the target is
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """One metric, whatever its regime, cut-off and slice."""
+
+    name: str
+    direction: Direction  # which way is better
+    group: MetricGroup | None = None  # None: measured in training only
+    at_cutoff: bool = False  # named with its k, as in recall@10
+    headline: tuple[str, ...] = ()  # its names that a fit takes where the user names no metric
+
+    def names(self, cutoffs: tuple[int, ...] = CUTOFFS) -> tuple[str, ...]:
+        """Its names without a regime: once, or once per cut-off."""
+        return tuple(f"{self.name}@{k}" for k in cutoffs) if self.at_cutoff else (self.name,)
+
+
+# A new metric is a line here and the function in `evaluation` that measures it.
+METRICS = {
+    kind.name: kind
+    for kind in (
+        MetricKind("loss", "min", "loss", headline=("loss",)),
+        MetricKind("perplexity", "min", "loss", headline=("perplexity",)),
+        MetricKind("entropy", "min", "loss", headline=("entropy",)),
+        MetricKind("in_batch_loss", "min"),
+        MetricKind("extra_loss", "min"),
+        MetricKind("recall", "max", "ranking", at_cutoff=True, headline=("recall@10",)),
+        MetricKind("ndcg", "max", "ranking", at_cutoff=True, headline=("ndcg@10", "ndcg@100")),
+        MetricKind("mrr", "max", "ranking", at_cutoff=True, headline=("mrr@10",)),
+        MetricKind("coverage", "max", "coverage", at_cutoff=True, headline=("coverage@10",)),
+        MetricKind("coverage_union", "max", "coverage", at_cutoff=True),
+    )
+}
+
+
+def direction_of(metric: str) -> Direction:
+    """Whether smaller or larger is better: losses, perplexity and entropy fall, ranking metrics rise."""
+    bare = (metric.split("/")[1] if "/" in metric else metric).split("@")[0]
+    if bare not in METRICS:
+        rising = [name for name, kind in METRICS.items() if kind.direction == "max"]
+        raise FitError(
+            f"it is not known whether {metric!r} should fall or rise ({suggest_name(bare, rising)})",
+            expected=f"one of {', '.join(METRICS)}, with a regime in front",
+            next_step="give the column the name of the metric it holds, or call the law with a direction",
+        )
+    return METRICS[bare].direction
+
+
+def headline_metrics() -> tuple[str, ...]:
+    """What is fitted where the user names no metric: in each regime, then the training loss."""
+    names = [name for kind in METRICS.values() for name in kind.headline]
+    return (*(f"{regime}/{name}" for regime in REGIMES for name in names), f"{TRAIN}/loss")
+
+
+def regime_twins(metric: str) -> list[str]:
+    """The metric, then the same one in the other regime where it has one."""
+    regime, _, bare = metric.partition("/")
+    return [metric, *(f"{other}/{bare}" for other in REGIMES if regime in REGIMES and other != regime)]
