@@ -1,6 +1,5 @@
 """The three stores and their pages, each made once."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from habitus.laws import fit
 from habitus.reporting import report
 
-from .chromium import Browser, find_chromium
 from .make_store import TABLES, planted_rows, tiny_rows, write_store
 from .paper_rows import paper_rows
 
@@ -46,12 +44,3 @@ def paper_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def paper_page(paper_store: Path) -> Path:
     return report(paper_store, paper_store.parent / "report.html")
-
-
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip("no Chromium here, and it cannot be installed (apt-get install chromium)")
-    with Browser(program, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened

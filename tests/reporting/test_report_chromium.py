@@ -1,13 +1,14 @@
 """The page in a real browser: quiet, complete, usable by pointer and keyboard, small and large, light and dark."""
 
-import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .chromium import Browser
+from tests.browser import Tab, launch_chromium, open_tab
+
 from .make_store import HOSTILE
 
 pytestmark = pytest.mark.slow
@@ -17,11 +18,6 @@ DRAWN = """[...document.querySelectorAll('.panel > svg')].filter(s => s.getClien
   return {id: s.closest('article').id, w: r.width, h: r.height, texts: s.querySelectorAll('text').length,
           marks: s.querySelectorAll('circle, rect, .ln').length};
 })"""
-CHOOSE = """{ const s = document.getElementById('metric');
-  s.value = 'catalogue/recall@10'; s.dispatchEvent(new Event('change')); }"""
-FIRST = """(() => { const c = document.querySelector('#isoflop .view:not([hidden]) circle[data-t]');
-  c.scrollIntoView({block: 'center', behavior: 'instant'});
-  const r = c.getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; })()"""
 # Text and what lies behind it, as the browser computed them; below 4.5 it is listed.
 CONTRAST = """(() => {
   const parts = c => (c.match(/[\\d.]+/g) || []).map(Number);
@@ -43,158 +39,168 @@ CONTRAST = """(() => {
   }
   return bad;
 })()"""
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launch_chromium() as opened:
+        yield opened
 
 
 @pytest.fixture
-def opened(browser: Browser, planted_page: Path) -> Browser:
-    browser.media()
-    browser.resize(1280, 900)
-    browser.open(planted_page)
-    return browser
+def tab(browser: Any, planted_page: Path) -> Iterator[Tab]:
+    with open_tab(browser) as opened:
+        opened.page.goto(planted_page.as_uri())
+        yield opened
 
 
 def test_six_hundred_runs_are_one_small_page(planted_page: Path) -> None:
     assert planted_page.stat().st_size < 3_000_000
 
 
-def test_the_page_is_quiet_and_asks_for_nothing(opened: Browser) -> None:
-    opened.run("new Promise(done => setTimeout(done, 300))")
-    assert opened.complaints() == []
-    assert opened.requests() == []
-    assert not [e for e in opened.events if e.get("method") == "Page.javascriptDialogOpening"]
+def test_the_page_is_quiet_and_asks_for_nothing(tab: Tab) -> None:
+    tab.page.wait_for_timeout(300)
+    assert tab.messages == []
+    assert tab.requests == [tab.page.url]  # the file itself
+    assert tab.dialogs == []
 
 
-def test_every_figure_is_drawn(opened: Browser) -> None:
-    articles = opened.run(
+def test_every_figure_is_drawn(tab: Tab) -> None:
+    articles = tab.page.evaluate(
         "[...document.querySelectorAll('article')].filter(a => a.querySelector('.panels')).map(a => a.id)"
     )
     assert len(articles) == 25  # the protocol's 24 figures, and the roll-out
-    drawn: list[dict[str, Any]] = opened.run(DRAWN)
-    assert {d["id"] for d in drawn} == set(articles)
-    for d in drawn:
+    drawings: list[dict[str, Any]] = tab.page.evaluate(DRAWN)
+    assert {d["id"] for d in drawings} == set(articles)
+    for d in drawings:
         assert d["w"] > 150 and d["h"] > 60 and d["marks"] > 0 and d["texts"] > 2, d
     # No text leaves its card.
-    out = opened.run(
+    outside = tab.page.evaluate(
         "[...document.querySelectorAll('svg text')].filter(t => t.getClientRects().length).filter(t => {"
         "const a = t.closest('article').getBoundingClientRect(), r = t.getBoundingClientRect();"
         "return r.left < a.left - 1 || r.right > a.right + 1; }).map(t => [t.closest('article').id, t.textContent])"
     )
-    assert out == []
+    assert outside == []
 
 
-def test_the_metric_switch_turns_every_figure(opened: Browser) -> None:
-    shown = "[...document.querySelectorAll('#{} .view:not([hidden])')].map(v => v.dataset.m)"
-    assert opened.run(shown.format("isoflop")) == ["batch/loss"]
-    opened.run(CHOOSE)
+def test_the_metric_switch_turns_every_figure(tab: Tab) -> None:
+    page = tab.page
+    metrics = "[...document.querySelectorAll('#{} .view:not([hidden])')].map(v => v.dataset.m)"
+    assert page.evaluate(metrics.format("isoflop")) == ["batch/loss"]
+    page.select_option("#metric", "catalogue/recall@10")
     for key in ("answer", "share", "isoflop", "frontiers", "negatives", "recipe", "depth", "rollout"):
-        assert opened.run(shown.format(key)) == ["catalogue/recall@10"], key
-    assert opened.run(shown.format("regimes")) == ["batch/recall@10 catalogue/recall@10"]
+        assert page.evaluate(metrics.format(key)) == ["catalogue/recall@10"], key
+    assert page.evaluate(metrics.format("regimes")) == ["batch/recall@10 catalogue/recall@10"]
     # The batch axis was measured in the batch regime only: its nearest view is shown, and said to be.
-    assert opened.run(shown.format("trajectories")) == ["batch/recall@10"]
-    assert "shown for batch/recall@10" in opened.run("document.querySelector('#trajectories .other').textContent")
-    assert opened.run("document.querySelector('#isoflop .other').hidden")
+    assert page.evaluate(metrics.format("trajectories")) == ["batch/recall@10"]
+    assert "shown for batch/recall@10" in page.text_content("#trajectories .other")
+    assert page.evaluate("document.querySelector('#isoflop .other').hidden")
     bare = "[...document.querySelectorAll('.view:not([hidden])')].filter(v => !v.querySelector('svg, table'))"
-    assert opened.run(f"{bare}.every(v => (v.closest('article').querySelector('.how') || {{hidden: true}}).hidden)")
-    assert opened.run("document.querySelectorAll('article[data-switch] .view:not([hidden])').length") == opened.run(
-        "document.querySelectorAll('article[data-switch]').length"
-    )
-    assert opened.complaints() == []
+    assert page.evaluate(f"{bare}.every(v => (v.closest('article').querySelector('.how') || {{hidden: true}}).hidden)")
+    switched = page.locator("article[data-switch]")
+    assert switched.locator(".view:not([hidden])").count() == switched.count() > 0
+    assert tab.messages == []
 
 
-def test_a_point_tells_its_values_to_pointer_and_keyboard(opened: Browser) -> None:
-    at = opened.run(FIRST)
-    time.sleep(0.2)  # scrolling hides the tip
-    opened.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
-    tip = "[document.getElementById('tip').hidden, document.getElementById('tip').textContent]"
-    hidden, words = opened.run(tip)
-    assert not hidden
-    assert words.startswith("batch/loss ") and "10¹⁵ · allocation a0" in words and "rate 2·10⁻³" in words
-    opened.run("document.querySelector('#share .view:not([hidden]) .panels').focus({preventScroll: true})")
+def test_a_point_tells_its_values_to_pointer_and_keyboard(tab: Tab) -> None:
+    page = tab.page
+    point = page.locator("#isoflop .view:not([hidden]) circle[data-t]").first
+    point.evaluate("e => e.scrollIntoView({block: 'center', behavior: 'instant'})")
+    page.wait_for_timeout(200)  # scrolling hides the tip
+    box = point.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tip = page.locator("#tip")
+    assert tip.is_visible()
+    text = tip.text_content()
+    assert text.startswith("batch/loss ") and "10¹⁵ · allocation a0" in text and "rate 2·10⁻³" in text
+    page.locator("#share .view:not([hidden]) .panels").evaluate("e => e.focus({preventScroll: true})")
     for _ in range(2):
-        opened.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
-    hidden, words = opened.run(tip)
-    assert not hidden and "share s1" in words
-    opened.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape")
-    assert opened.run(tip)[0]
+        page.keyboard.press("ArrowRight")
+    assert tip.is_visible() and "share s1" in tip.text_content()
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
 
 
-def test_data_can_be_seen_and_downloaded(opened: Browser, tmp_path: Path) -> None:
-    opened.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-    opened.run("document.querySelector('#share-table button.csv').click()")
-    until = time.monotonic() + 20
-    while not (tmp_path / "share-table.csv").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    text = (tmp_path / "share-table.csv").read_text(encoding="utf-8")
-    assert text.splitlines()[0].startswith("metric,flops_budget,optimum,low95,high95")
-    assert len(text.splitlines()) == 1 + 4 * 17
-    opened.run("document.querySelector('#share button.data').click()")
-    assert opened.run("document.querySelectorAll('#share .sheet tbody tr').length") == 4 * 13
-    assert opened.run("document.querySelector('#share button.data').getAttribute('aria-expanded')") == "true"
-    opened.run("document.querySelector('#share button.data').click()")
-    assert opened.run("document.querySelector('#share .sheet')") is None
+def test_data_can_be_seen_and_downloaded(tab: Tab, tmp_path: Path) -> None:
+    page = tab.page
+    with page.expect_download() as download:
+        page.click("#share-table button.csv")
+    assert download.value.suggested_filename == "share-table.csv"
+    download.value.save_as(tmp_path / "share-table.csv")
+    lines = (tmp_path / "share-table.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("metric,flops_budget,optimum,low95,high95")
+    assert len(lines) == 1 + 4 * 17
+    page.click("#share button.data")
+    assert page.locator("#share .sheet tbody tr").count() == 4 * 13
+    assert page.get_attribute("#share button.data", "aria-expanded") == "true"
+    page.click("#share button.data")
+    assert page.locator("#share .sheet").count() == 0
 
 
 @pytest.mark.parametrize("width", [390, 320, 768, 1600])
-def test_nothing_scrolls_sideways(browser: Browser, planted_page: Path, width: int) -> None:
-    browser.media()
-    browser.resize(width, 844)
-    browser.open(planted_page)
-    assert browser.run("document.documentElement.scrollWidth") <= width
-    assert browser.run("document.body.scrollWidth") <= width
+def test_nothing_scrolls_sideways(browser: Any, planted_page: Path, width: int) -> None:
+    with open_tab(browser, width, 844) as tab:
+        tab.page.goto(planted_page.as_uri())
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.page.evaluate("document.body.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_both_appearances(browser: Browser, planted_page: Path, scheme: str) -> None:
-    browser.resize(1280, 900)
-    browser.media(scheme)
-    browser.open(planted_page)
-    assert browser.run("getComputedStyle(document.body).backgroundColor") == {
-        "light": "rgb(252, 252, 250)", "dark": "rgb(18, 20, 24)",
-    }[scheme]  # fmt: skip
-    assert browser.run(CONTRAST) == []
+@pytest.mark.parametrize(("scheme", "background"), [("light", "rgb(252, 252, 250)"), ("dark", "rgb(18, 20, 24)")])
+def test_text_can_be_read_in_both_appearances(browser: Any, planted_page: Path, scheme: str, background: str) -> None:
+    with open_tab(browser, color_scheme=scheme) as tab:
+        tab.page.goto(planted_page.as_uri())
+        assert tab.page.evaluate(BACKGROUND) == background
+        assert tab.page.evaluate(CONTRAST) == []
 
 
-def test_the_toggle_overrides_the_system_and_is_remembered(opened: Browser) -> None:
-    before = opened.run("getComputedStyle(document.body).backgroundColor")
-    opened.run("document.getElementById('theme').click()")
-    assert opened.run("document.documentElement.dataset.theme") == "dark"
-    assert opened.run("getComputedStyle(document.body).backgroundColor") != before
-    assert opened.run("document.getElementById('theme').textContent") == "Light"
-    opened.run("document.getElementById('theme').click(); localStorage.removeItem('habitus-theme')")
-    assert opened.run("getComputedStyle(document.body).backgroundColor") == before
+def test_the_toggle_overrides_the_system_and_is_remembered(tab: Tab) -> None:
+    page = tab.page
+    before = page.evaluate(BACKGROUND)
+    page.click("#theme")
+    assert page.get_attribute("html", "data-theme") == "dark"
+    assert page.evaluate(BACKGROUND) != before
+    assert page.text_content("#theme") == "Light"
+    page.reload()
+    assert page.get_attribute("html", "data-theme") == "dark"
+    page.click("#theme")
+    assert page.evaluate(BACKGROUND) == before
 
 
-def test_the_keyboard_and_a_screen_reader_find_their_way(opened: Browser) -> None:
-    opened.call("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab", windowsVirtualKeyCode=9)
-    assert opened.run("document.activeElement.className") == "skip"
-    assert opened.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert opened.run("[...document.querySelectorAll('.panels')].every(p => p.getAttribute('role') === 'img'"
-                      "&& p.tabIndex === 0 && p.getAttribute('aria-label').length > 40)")  # fmt: skip
-    assert opened.run("[...document.querySelectorAll('th')].every(t => t.scope === 'col' || t.scope === 'row')")
-    assert opened.run("[...document.querySelectorAll('table')].every(t => t.caption || t.closest('[aria-label]'))")
-    assert opened.run("[...document.querySelectorAll('button, select')].every(b => b.textContent.trim() || b.labels)")
-    assert opened.run("document.documentElement.lang") == "en"
-    levels = opened.run("[...document.querySelectorAll('h1, h2, h3')].map(h => +h.tagName[1])")
+def test_the_keyboard_and_a_screen_reader_find_their_way(tab: Tab) -> None:
+    page = tab.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert page.evaluate("[...document.querySelectorAll('.panels')].every(p => p.getAttribute('role') === 'img'"
+                         "&& p.tabIndex === 0 && p.getAttribute('aria-label').length > 40)")  # fmt: skip
+    assert page.evaluate("[...document.querySelectorAll('th')].every(t => t.scope === 'col' || t.scope === 'row')")
+    assert page.evaluate("[...document.querySelectorAll('table')].every(t => t.caption || t.closest('[aria-label]'))")
+    assert page.evaluate(
+        "[...document.querySelectorAll('button, select')].every(b => b.textContent.trim() || b.labels)"
+    )
+    assert page.evaluate("document.documentElement.lang") == "en"
+    levels = page.evaluate("[...document.querySelectorAll('h1, h2, h3')].map(h => +h.tagName[1])")
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(b - a <= 1 for a, b in pairwise(levels))
 
 
-def test_print_is_light_and_has_no_controls(browser: Browser, planted_page: Path) -> None:
-    browser.resize(794, 1123)  # A4 at 96 dots per inch
-    browser.media("dark", "print")
-    browser.open(planted_page)
-    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert browser.run("getComputedStyle(document.querySelector('.reading')).color") == "rgb(27, 29, 34)"
-    for css in (".bar", "nav", ".tools"):
-        assert browser.run(f"getComputedStyle(document.querySelector('{css}')).display") == "none"
-    assert browser.run("document.documentElement.scrollWidth") <= 794
+def test_print_is_light_and_has_no_controls(browser: Any, planted_page: Path) -> None:
+    with open_tab(browser, 794, 1123, color_scheme="dark") as tab:  # A4 at 96 dots per inch
+        page = tab.page
+        page.emulate_media(media="print")
+        page.goto(planted_page.as_uri())
+        assert page.evaluate(BACKGROUND) == "rgb(255, 255, 255)"
+        assert page.evaluate("getComputedStyle(document.querySelector('.reading')).color") == "rgb(27, 29, 34)"
+        for css in (".bar", "nav", ".tools"):
+            assert page.evaluate(f"getComputedStyle(document.querySelector('{css}')).display") == "none"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 794
 
 
-def test_hostile_text_is_shown_and_not_run(browser: Browser, tiny_page: Path) -> None:
-    browser.media()
-    browser.resize(1280, 900)
-    browser.open(tiny_page, "?metric=catalogue/recall@10")
-    assert browser.complaints() == [] and browser.requests() == []
-    assert HOSTILE in browser.run("document.getElementById('exclusions').textContent")
-    assert browser.run("document.getElementById('metric').value") == "catalogue/recall@10"
-    assert not [e for e in browser.events if e.get("method") == "Page.javascriptDialogOpening"]
+def test_hostile_text_is_shown_and_not_run(browser: Any, tiny_page: Path) -> None:
+    with open_tab(browser) as tab:
+        tab.page.goto(tiny_page.as_uri() + "?metric=catalogue/recall@10")
+        assert tab.messages == [] and tab.requests == [tab.page.url]
+        assert HOSTILE in tab.page.text_content("#exclusions")
+        assert tab.page.input_value("#metric") == "catalogue/recall@10"
+        assert tab.dialogs == []
