@@ -134,19 +134,23 @@ class Dataset:
         The windows of all epochs form one endless line, so every batch is full: where an epoch ends inside a
         batch, the next epoch's order begins. Training may count steps in `position` alone.
         """
+        start = epoch * self.counts(split).windows + position * batch_sequences
+        return self.gather(split, self.window_order(split, start, start + batch_sequences, seed=seed))
+
+    def window_order(self, split: SplitName, start: int, stop: int, *, seed: int = 0) -> np.ndarray:
+        """The windows at places start..stop of the endless line that `seed` draws, int64 [stop - start]."""
         num_windows = self.counts(split).windows
         if num_windows == 0:
             raise DataError(
                 f"{self.path}: the {split} split holds no windows", expected="users with two events or more"
             )
-        line, windows = epoch * num_windows + position * batch_sequences, []
-        left = batch_sequences
-        while left:
-            one, place = divmod(line, num_windows)
+        windows = [np.empty(0, np.int64)] if start == stop else []
+        while start < stop:
+            epoch, place = divmod(start, num_windows)
             block, offset = divmod(place, _ORDER_BLOCK)
-            windows.append(_order(num_windows, seed, one, block)[offset : offset + left])
-            line, left = line + len(windows[-1]), left - len(windows[-1])
-        return self.gather(split, windows[0] if len(windows) == 1 else np.concatenate(windows))
+            windows.append(_order(num_windows, seed, epoch, block)[offset : offset + stop - start])
+            start += len(windows[-1])
+        return windows[0] if len(windows) == 1 else np.concatenate(windows)
 
     def event_rows(self, split: SplitName, windows: np.ndarray) -> np.ndarray:
         """The row of the log behind each slot of the given windows, int64 [B, L]; -1 in empty slots."""
