@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from habitus.data.fields import Fields
 from habitus.model import BatchTensors, BehaviorModel, batch_tensors, item_tensors, layers
-from habitus.model.layouts import PackedRows, attend, turned
+from habitus.model.attention import PackedRows, apply_rope, attend
 from habitus.recipe import ModelRecipe
 from habitus.sizing import Inputs, breakdown
 
@@ -50,7 +50,7 @@ CONTEXTUALIZERS = (
     "ours, kernels",
     "ours, rows symbolic",
     "ours, library's GELU",
-    "ours, turned by the compiler",
+    "ours, rope by the compiler",
     "ours, norms weigh rows",
     "ours, whole windows",
     "ours, whole windows, cuDNN",
@@ -96,8 +96,8 @@ def _contextualizer(cell: str, variant: str, once: bool) -> dict[str, Any] | Non
             stack.enter_context(_replaced(layers, "gelu", F.gelu))
         if "norms" in variant:
             stack.enter_context(_replaced(layers.Block, "forward", _norms_weigh_rows))
-        if "turned" in variant:
-            stack.enter_context(_replaced(layers, "attend", _attend_turned))
+        if "rope" in variant:
+            stack.enter_context(_replaced(layers, "attend", _attend_rope))
         if "cuDNN" in variant:
             stack.enter_context(sdpa_kernel(SDPBackend.CUDNN_ATTENTION))
         before, give_back = _shadow(part) if "bf16" in variant else (_nothing, _nothing)
@@ -131,8 +131,8 @@ def _plain_decoder(model: BehaviorModel) -> Callable[..., Tensor]:
 
 def _attend_whole(B: int, qkv: Tensor, layout: PackedRows) -> Tensor:
     """Causal attention over windows that one user fills, through PyTorch's fused operator."""
-    assert layout.turns is not None
-    query, key, value = turned(qkv, layout.turns).unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)
+    assert layout.rope is not None
+    query, key, value = apply_rope(qkv, layout.rope).unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return out.transpose(1, 2).flatten(0, 1)
 
@@ -144,10 +144,10 @@ def _norms_weigh_rows(block: layers.Block, x: Tensor, layout: PackedRows) -> Ten
     return x + block.mlp_out(layers.gelu(block.mlp_up(block.mlp_norm(x))))
 
 
-def _attend_turned(qkv: Tensor, layout: PackedRows) -> Tensor:
-    """Packed attention over queries and keys that PyTorch's operators turn."""
-    assert layout.turns is not None
-    return attend(turned(qkv, layout.turns), layout._replace(turns=None))
+def _attend_rope(qkv: Tensor, layout: PackedRows) -> Tensor:
+    """Packed attention over queries and keys that PyTorch's operators rotate."""
+    assert layout.rope is not None
+    return attend(apply_rope(qkv, layout.rope), layout._replace(rope=None))
 
 
 def _shadow(part: nn.Module) -> tuple[Step, Step]:
@@ -309,16 +309,16 @@ def tile_jobs() -> list[Job]:
 
 
 def _tile(width: int, B: int, head_dim: int, M: int, N: int, warps: int, stages: int, once: bool) -> dict[str, Any]:
-    from habitus.model import attention_kernels
+    from habitus.model import kernels
 
-    usual = attention_kernels._options
+    usual = kernels._options
 
     def options(qkv: Tensor) -> dict[str, Any]:
         return usual(qkv) | {"M": M, "N": N, "num_warps": warps, "num_stages": stages}
 
     layout = PackedRows.causal(batch_tensors(drawn_batch(B, 1000, users=1), "cuda").boundaries, B * L)
     qkv = torch.randn(B * L, 3, width // head_dim, head_dim, device="cuda", dtype=torch.bfloat16)
-    with _replaced(attention_kernels, "_options", options):
+    with _replaced(kernels, "_options", options):
         return {"milliseconds": _there_and_back(lambda x: attend(x, layout), qkv)}
 
 

@@ -345,19 +345,19 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
 
 def take_start(variant: Variant) -> None:
     """Make models of this process start as the variant says. Only a benchmark may reach in like this."""
-    from habitus.model import contextualizer, embedder, start
+    from habitus.model import contextualizer, embedder, init
 
-    if not hasattr(start, "habitus_own"):
-        own = (start._distribution, start.INITIAL_GAIN, start._WAY_IN, embedder.unit_rms)
-        start.habitus_own = own  # type: ignore[attr-defined]
-    start._distribution, start.INITIAL_GAIN, start._WAY_IN, embedder.unit_rms = start.habitus_own  # type: ignore[attr-defined]
+    if not hasattr(init, "habitus_own"):
+        own = (init._distribution, init.INITIAL_GAIN, init._TRANSPOSED_FROM, embedder.unit_rms)
+        init.habitus_own = own  # type: ignore[attr-defined]
+    init._distribution, init.INITIAL_GAIN, init._TRANSPOSED_FROM, embedder.unit_rms = init.habitus_own  # type: ignore[attr-defined]
     contextualizer.unit_rms = embedder.unit_rms
     if variant.gain is not None:
-        start.INITIAL_GAIN = variant.gain
+        init.INITIAL_GAIN = variant.gain
     if variant.start != "ours":
-        start._WAY_IN = start._WAY_OUT  # a draw of its own
+        init._TRANSPOSED_FROM = {}  # the output matrix gets a draw of its own
     if variant.start == "plain":
-        start._distribution = lambda name, _: (0.0, 0.02) if start.role_of(name) not in ("norm", "gain") else (1.0, 0.0)
+        init._distribution = lambda name, _: (0.0, 0.02) if init.role_of(name) not in ("norm", "gain") else (1.0, 0.0)
         embedder.unit_rms = contextualizer.unit_rms = lambda x: x.float()
 
 

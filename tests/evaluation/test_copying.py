@@ -10,7 +10,7 @@ from habitus.evaluation.copy_scores import past_of
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.ranks import Ranks
 from habitus.evaluation.scores import dense_scores
-from habitus.model.copying import UNSEEN
+from habitus.model.copying import MASKED_COPY_SCORE
 
 ITEMS, WIDTH, WINDOWS, SLOTS = 40, 8, 5, 12
 
@@ -44,7 +44,7 @@ def drawn(seed: int, strength: float) -> tuple[QueryBatch, torch.Tensor, torch.T
     said = torch.from_numpy(random.normal(size=(WINDOWS, SLOTS, SLOTS)).astype(np.float32)) + strength
     same = segments[:, :, None] == segments[:, None, :]
     seen = torch.from_numpy(same) & torch.ones(SLOTS, SLOTS, dtype=torch.bool).tril()
-    return asked, table, queries, torch.where(seen, said, UNSEEN)
+    return asked, table, queries, torch.where(seen, said, MASKED_COPY_SCORE)
 
 
 def in_full(asked: QueryBatch, table: torch.Tensor, queries: torch.Tensor, said: torch.Tensor) -> np.ndarray:
@@ -91,7 +91,7 @@ def test_ranks_move_by_hand() -> None:
     asked = QueryBatch(0, batch, one, one + 2, np.array([1]), one, one, one + 3, np.arange(3))
     table = torch.tensor([[0.0], [0.0], [1.0]])
     queries = torch.ones(1, 3, 1)
-    said = torch.full((1, 3, 3), UNSEEN)
+    said = torch.full((1, 3, 3), MASKED_COPY_SCORE)
     said[0, 2] = torch.tensor([0.0, np.log(4.0), 0.0])  # item 0: 1 + 1 + 1 = 3; item 1: 1 + 4 = 5; item 2: e
     past = past_of(asked, said, queries, table[torch.tensor([[0, 1, 0]])], table[[1]], None)
     found = candidate_scores(queries[0, 2:], Candidates([table], 0, 3), table[[1]], 3, ranks=Ranks(), past=past)

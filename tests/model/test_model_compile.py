@@ -9,8 +9,8 @@ import torch
 
 from habitus.data.fields import Fields
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
+from habitus.model.attention import LengthGroups
 from habitus.model.layers import Block
-from habitus.model.layouts import LengthGroups
 from habitus.recipe import ModelRecipe
 
 
@@ -77,10 +77,10 @@ def test_a_twin_has_the_same_parameters_and_is_compiled_alone(made: SimpleNamesp
     assert all(name == other and tensor is same for (name, tensor), (other, same) in pairs)
     twin.compile_blocks()
     assert twin.contextualizer.blocks[0]._compiled_call_impl is not None
-    assert "begin" in vars(twin.contextualizer)
+    assert "prepare_inputs" in vars(twin.contextualizer)
     for part in model.modules():
         assert part._compiled_call_impl is None
-        assert not {"begin", "leave", "finish", "enter"} & set(vars(part))
+        assert not {"prepare_inputs", "project_out", "fuse_fields", "add_positions"} & set(vars(part))
 
 
 @pytest.mark.parametrize("width, heads, room", [(12, 1, 16), (28, 1, 32), (12, 2, 16), (36, 3, 48)])

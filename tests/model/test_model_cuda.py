@@ -12,7 +12,7 @@ from torch import Tensor
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.fields import Fields
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
-from habitus.model.layouts import PackedRows, attend, rotary_turns, turned
+from habitus.model.attention import PackedRows, apply_rope, attend, rope_table
 from habitus.model.packing import pack_text
 from habitus.recipe import ModelRecipe
 
@@ -23,9 +23,9 @@ N, B, L = 500, 8, 128
 Shake = Callable[[BehaviorModel], BehaviorModel]
 
 
-def reference_attention(qkv: Tensor, begin: Tensor, end: Tensor, turns: Tensor | None) -> Tensor:
+def reference_attention(qkv: Tensor, begin: Tensor, end: Tensor, rope: Tensor | None) -> Tensor:
     """Every score written out, in float64."""
-    query, key, value = (qkv if turns is None else turned(qkv, turns)).double().unbind(1)
+    query, key, value = (qkv if rope is None else apply_rope(qkv, rope)).double().unbind(1)
     scores = torch.einsum("ihd,jhd->hij", query, key) / qkv.shape[-1] ** 0.5
     row = torch.arange(len(qkv), device=qkv.device)
     seen = (row >= begin[:, None]) & (row < end[:, None])
@@ -51,7 +51,7 @@ def test_packed_attention_is_attention(heads: int, size: int, causal: bool, dtyp
     layout = PackedRows.causal(torch.from_numpy(edges).cuda(), rows)
     if causal:
         places = torch.arange(rows, device="cuda").int() - layout.begin
-        layout = layout._replace(turns=rotary_turns(places, size))
+        layout = layout._replace(rope=rope_table(places, size))
     else:
         layout = PackedRows.bidirectional(layout.begin, layout.last)
     generator = torch.Generator("cuda").manual_seed(0)
@@ -60,7 +60,7 @@ def test_packed_attention_is_attention(heads: int, size: int, causal: bool, dtyp
     out = attend(qkv, layout)
     (gradient,) = torch.autograd.grad(out, qkv, upstream)
     exact = qkv.detach().double().requires_grad_()
-    expected = reference_attention(exact, layout.begin, layout.end, layout.turns)
+    expected = reference_attention(exact, layout.begin, layout.end, layout.rope)
     (expected_gradient,) = torch.autograd.grad(expected, exact, upstream.double())
     bound = 1e-5 if dtype == torch.float32 else 1e-2
     assert relative_error(out, expected) < bound

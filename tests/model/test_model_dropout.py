@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
-from habitus.model.dropout import dropped, row_noise
+from habitus.model.dropout import apply_dropout, draw_dropout_mask
 from habitus.recipe import ModelRecipe
 
 CPU = torch.device("cpu")
@@ -14,8 +14,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_as_many_entries_are_dropped_as_asked_and_the_mean_stays(rate: float) -> None:
-    noise = row_noise(3, 7, 0, 2000, rate, CPU)
-    x = dropped(torch.ones(2000, 96), noise.inputs, rate)
+    mask = draw_dropout_mask(3, 7, 0, 2000, rate, CPU)
+    x = apply_dropout(torch.ones(2000, 96), mask.inputs, rate)
     assert x.unique().tolist() == pytest.approx([0, 1 / (1 - rate)])
     spread = (rate * (1 - rate) / x.numel()) ** 0.5
     assert abs((x == 0).double().mean().item() - rate) < 5 * spread
@@ -26,19 +26,21 @@ def test_as_many_entries_are_dropped_as_asked_and_the_mean_stays(rate: float) ->
 
 
 def test_masks_of_other_steps_rows_layers_and_branches_have_nothing_in_common() -> None:
-    noise = row_noise(3, 7, 0, 4000, 0.5, CPU)
-    layers = [noise.of_layer(number) for number in range(3)]
-    drawn = [noise.inputs, *(part for layer in layers for part in (layer.attention, layer.mlp))]
-    drawn += [row_noise(3, 8, 0, 4000, 0.5, CPU).inputs, row_noise(4, 7, 0, 4000, 0.5, CPU).inputs]
-    drawn.append(row_noise(3, 7, 4000, 4000, 0.5, CPU).inputs)
-    masks = torch.stack([dropped(torch.ones(4000, 32), word, 0.5).flatten() > 0 for word in drawn]).double() * 2 - 1
+    mask = draw_dropout_mask(3, 7, 0, 4000, 0.5, CPU)
+    layers = [mask.for_layer(number) for number in range(3)]
+    drawn = [mask.inputs, *(part for layer in layers for part in (layer.attention, layer.mlp))]
+    drawn += [draw_dropout_mask(3, 8, 0, 4000, 0.5, CPU).inputs, draw_dropout_mask(4, 7, 0, 4000, 0.5, CPU).inputs]
+    drawn.append(draw_dropout_mask(3, 7, 4000, 4000, 0.5, CPU).inputs)
+    masks = (
+        torch.stack([apply_dropout(torch.ones(4000, 32), word, 0.5).flatten() > 0 for word in drawn]).double() * 2 - 1
+    )
     overlap = masks @ masks.T / masks.shape[1] - torch.eye(len(masks), dtype=torch.float64)
     assert overlap.abs().max() < 5 / masks.shape[1] ** 0.5
 
 
 def test_a_step_may_be_a_tensor_and_rows_may_be_drawn_apart() -> None:
-    whole = row_noise(5, 11, 0, 60, 0.2, CPU)
-    parts = [row_noise(5, torch.tensor(11), first, 20, 0.2, CPU) for first in (0, 20, 40)]
+    whole = draw_dropout_mask(5, 11, 0, 60, 0.2, CPU)
+    parts = [draw_dropout_mask(5, torch.tensor(11), first, 20, 0.2, CPU) for first in (0, 20, 40)]
     for name in ("inputs", "attention", "mlp"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts]))
 
@@ -50,6 +52,6 @@ def test_without_noise_nothing_is_dropped(made: SimpleNamespace) -> None:
     vectors = model.embed_items(item_tensors(made.items(made.fields, 9), recipe))[batch.items]
     plain = model.queries(batch, vectors)
     assert torch.equal(plain, model.queries(batch, vectors))
-    noise = row_noise(0, 0, 0, batch.items.numel(), 0.3, CPU)
-    noisy = model.queries(type(batch)(**{**vars(batch), "noise": noise}), vectors)
+    mask = draw_dropout_mask(0, 0, 0, batch.items.numel(), 0.3, CPU)
+    noisy = model.queries(type(batch)(**{**vars(batch), "dropout_mask": mask}), vectors)
     assert (noisy - plain).abs().max() > 0.01

@@ -15,7 +15,7 @@ from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
 from habitus.model.bundle import save_bundle
-from habitus.model.copying import Mass, mass_of, with_copying
+from habitus.model.copying import CopyMass, copy_mass, copying_loss
 from habitus.recipe import Recipe
 from habitus.serving import Retriever
 
@@ -69,14 +69,14 @@ def trained(dataset: Dataset, recipe: Recipe) -> BehaviorModel:
         rows, places = np.unique(both, return_inverse=True)
         vectors = model.embed_items(item_tensors(dataset.item_features(rows), recipe.model))
         events = vectors[torch.from_numpy(places[: batch.items.size].reshape(batch.items.shape))]
-        read = model.read(batch_tensors(batch), events)
+        read = model.contextualize(batch_tensors(batch), events)
         queries, wanted = read.queries[torch.from_numpy(targets)], torch.from_numpy(places[batch.items.size :])
         scores = queries @ vectors.T
         loss = torch.nn.functional.cross_entropy(scores, wanted, reduction="none")
-        if read.copying is not None:
-            mass = mass_of(read.copying, torch.from_numpy(batch.items), torch.from_numpy(batch.targets))
-            heard = Mass(*(part[torch.from_numpy(targets)] for part in mass))
-            loss = with_copying(loss, scores.gather(1, wanted[:, None])[:, 0], None, heard)
+        if read.copy_scores is not None:
+            mass = copy_mass(read.copy_scores, torch.from_numpy(batch.items), torch.from_numpy(batch.targets))
+            heard = CopyMass(*(part[torch.from_numpy(targets)] for part in mass))
+            loss = copying_loss(loss, scores.gather(1, wanted[:, None])[:, 0], None, heard)
         loss = loss.mean()
         optimizer.zero_grad()
         loss.backward()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from habitus.evaluation.queries import QueryBatch
-from habitus.model import UNSEEN
+from habitus.model import MASKED_COPY_SCORE
 from habitus.softmax import Sums, topk
 
 # In float64 two scores of one vector differ by less than this, whatever products they come from.
@@ -126,7 +126,7 @@ def past_scores(
     """
     alike = (items[:, :, None] == items[:, None, :]) & (segments[:, :, None] == segments[:, None, :])
     first = ~alike.tril(-1).any(-1)
-    seen = copying > UNSEEN / 2
+    seen = copying > MASKED_COPY_SCORE / 2
     # Scaled by the largest of a query, so that no exponential overflows.
     most = copying.double().amax(-1, keepdim=True)
     added = torch.bmm(torch.where(seen, (copying - most).exp(), 0.0), alike.double())

@@ -15,7 +15,15 @@ from habitus.evaluation.copy_scores import past_of
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.ranks import Ranks
 from habitus.evaluation.scores import Scores
-from habitus.model import CACHE_DTYPES, Bundle, EmbeddingCache, Reading, StoredType, batch_tensors, embed_rows
+from habitus.model import (
+    CACHE_DTYPES,
+    Bundle,
+    ContextualizerOutput,
+    EmbeddingCache,
+    StoredType,
+    batch_tensors,
+    embed_rows,
+)
 
 
 class ModelScorer:
@@ -52,9 +60,9 @@ class ModelScorer:
         vectors = self.ranks.from_first(self._asked(read.queries, queries).to(self.compute))
         target_rows = self._target_rows(queries.targets, candidates)
         past = None
-        if read.copying is not None:
+        if read.copy_scores is not None:
             every = self.ranks.from_first(read.queries.to(self.compute))
-            past = past_of(queries, self.ranks.from_first(read.copying), every, events, target_rows, candidates)
+            past = past_of(queries, self.ranks.from_first(read.copy_scores), every, events, target_rows, candidates)
         table = self._candidates(candidates)
         found = candidate_scores(
             vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes, losses=losses, past=past
@@ -69,14 +77,14 @@ class ModelScorer:
         return self._asked(self._read(queries)[0].queries, queries)
 
     @torch.no_grad()
-    def _read(self, queries: QueryBatch) -> tuple[Reading, Tensor]:
+    def _read(self, queries: QueryBatch) -> tuple[ContextualizerOutput, Tensor]:
         """What the model makes of a batch, and the vectors of its events [B, L, joint_dim]."""
         device = self.bundle.device
         batch = batch_tensors(queries.batch, device)
         rows, places = np.unique(queries.batch.items, return_inverse=True)
         events = self._vectors(rows).float()[torch.from_numpy(places.reshape(queries.batch.items.shape)).to(device)]
         with self.bundle.autocast():
-            return self.bundle.model.read(batch, events), events
+            return self.bundle.model.contextualize(batch, events), events
 
     def _asked(self, vectors: Tensor, queries: QueryBatch) -> Tensor:
         """The vectors of the slots that have a query."""

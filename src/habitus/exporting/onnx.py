@@ -25,7 +25,7 @@ from habitus.data import PADDING_TOKEN, Field, ItemFeatures
 from habitus.errors import ConfigError, ModelError
 from habitus.files import sha256_of, staged_folder
 from habitus.model import (
-    UNSEEN,
+    MASKED_COPY_SCORE,
     BatchTensors,
     BehaviorModel,
     Bundle,
@@ -85,7 +85,7 @@ def padded_text(encoder: TextEncoder, tokens: Tensor) -> Tensor:
     # A text without tokens sees its first slot, so that its softmax is one of something; the result is not used.
     first = torch.arange(width, device=tokens.device) == 0
     mask = (present | first)[:, None, None, :].expand(count, 1, width, width)
-    x = encoder.enter(rows, places)
+    x = encoder.add_positions(rows, places)
     for block in encoder.blocks:
         x = block(x, MaskedWindows(mask))
     x = encoder.norm(x).float().unflatten(0, (count, width)) * present[:, :, None]
@@ -118,7 +118,7 @@ class PaddedContextualizer(nn.Module):
             fields=dict(zip(self.names, fields, strict=True)),
         )
         read = self.contextualizer(batch, events)
-        found = [read.queries] if read.copying is None else [read.queries, read.copying]
+        found = [read.queries] if read.copy_scores is None else [read.queries, read.copy_scores]
         last = (lengths - 1)[:, None, None]
         return tuple(part.gather(1, last.expand(count, 1, part.shape[2])).squeeze(1) for part in found)
 
@@ -209,13 +209,13 @@ def _contextualizer(model: BehaviorModel, window: int) -> _Part:
         ]
         batch, windows, slots = packed(histories, fields)
         looked_up = vectors.flatten(0, 1)[torch.from_numpy(batch.items)]
-        read = model.read(batch_tensors(batch), looked_up)
+        read = model.contextualize(batch_tensors(batch), looked_up)
         queries = read.queries[torch.from_numpy(windows), torch.from_numpy(slots)]
-        if read.copying is None:
+        if read.copy_scores is None:
             return (queries,)
-        said = torch.full(vectors.shape[:2], UNSEEN)
+        said = torch.full(vectors.shape[:2], MASKED_COPY_SCORE)
         for number, (window, slot, length) in enumerate(zip(windows, slots, lengths, strict=True)):
-            said[number, :length] = read.copying[window, slot, slot + 1 - length : slot + 1]
+            said[number, :length] = read.copy_scores[window, slot, slot + 1 - length : slot + 1]
         return queries, said
 
     outputs = ("vectors",) if model.contextualizer.copying is None else ("vectors", "copying")

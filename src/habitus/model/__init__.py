@@ -1,5 +1,6 @@
-"""The two-part model: embedder, contextualizer, the two together, and how they start."""
+"""The two-part model: embedder, contextualizer, the two together, and their initial weights."""
 
+from habitus.model.attention import MaskedWindows
 from habitus.model.behavior import BehaviorModel
 from habitus.model.bundle import Bundle, BundleManifest, autocast, bundle_in_memory, load_bundle, save_bundle
 from habitus.model.cache import (
@@ -15,13 +16,12 @@ from habitus.model.cache import (
     embed_features,
     embed_rows,
 )
-from habitus.model.contextualizer import Contextualizer, Reading
-from habitus.model.copying import UNSEEN, Mass, mass_of, with_copying
-from habitus.model.dropout import Noise, row_noise
+from habitus.model.contextualizer import Contextualizer, ContextualizerOutput
+from habitus.model.copying import MASKED_COPY_SCORE, CopyMass, copy_mass, copying_loss
+from habitus.model.dropout import DropoutMask, draw_dropout_mask
 from habitus.model.embed_table import embed_table
 from habitus.model.embedder import Embedder, TextEncoder
 from habitus.model.init import ParameterInfo
-from habitus.model.layouts import MaskedWindows
 from habitus.model.packing import pack_text
 from habitus.model.tensors import BatchTensors, ItemTensors, batch_tensors, item_tensors
 
@@ -29,22 +29,22 @@ __all__ = [
     "CACHE_DTYPES",
     "CACHE_MANIFEST",
     "EMBED_ROWS",
+    "MASKED_COPY_SCORE",
     "STORED_TYPES",
-    "UNSEEN",
     "BatchTensors",
     "BehaviorModel",
     "Bundle",
     "BundleManifest",
     "CacheManifest",
     "Contextualizer",
+    "ContextualizerOutput",
+    "CopyMass",
+    "DropoutMask",
     "Embedder",
     "EmbeddingCache",
     "ItemTensors",
     "MaskedWindows",
-    "Mass",
-    "Noise",
     "ParameterInfo",
-    "Reading",
     "StoredType",
     "TextEncoder",
     "autocast",
@@ -52,14 +52,14 @@ __all__ = [
     "build_cache",
     "bundle_in_memory",
     "check_same_fields",
+    "copy_mass",
+    "copying_loss",
+    "draw_dropout_mask",
     "embed_features",
     "embed_rows",
     "embed_table",
     "item_tensors",
     "load_bundle",
-    "mass_of",
     "pack_text",
-    "row_noise",
     "save_bundle",
-    "with_copying",
 ]

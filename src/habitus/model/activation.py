@@ -24,8 +24,8 @@ def gelu(x: Tensor) -> Tensor:
     # Where speed counts activations are halves; float32 keeps the library's. By its name in torch.ops, because calling
     # the function below would have the compiler trace PyTorch's wrapper around it.
     if x.is_cuda and x.dtype != torch.float32 and torch.compiler.is_compiling():
-        found: Tensor = torch.ops.habitus.gelu(x)
-        return found
+        out: Tensor = torch.ops.habitus.gelu(x)
+        return out
     return F.gelu(x)
 
 
@@ -33,20 +33,20 @@ def gelu(x: Tensor) -> Tensor:
 def gelu_by_series(x: Tensor) -> Tensor:
     """The same from one exponential and one division, which its gradient needs as well."""
     if x.is_cuda:
-        from habitus.model.activation_kernels import forward
+        from habitus.model.kernels import gelu_forward
 
-        return forward(x.contiguous())
-    share, _ = normal(x.float())
+        return gelu_forward(x.contiguous())
+    share, _ = normal_distribution(x.float())
     return (x.float() * share).to(x.dtype)
 
 
 @torch.library.custom_op("habitus::gelu_backward", mutates_args=())
 def _backward(grad: Tensor, x: Tensor) -> Tensor:
     if x.is_cuda:
-        from habitus.model.activation_kernels import backward
+        from habitus.model.kernels import gelu_backward
 
-        return backward(grad.contiguous(), x.contiguous())
-    share, density = normal(x.float())
+        return gelu_backward(grad.contiguous(), x.contiguous())
+    share, density = normal_distribution(x.float())
     return (grad.float() * (share + x.float() * density)).to(x.dtype)
 
 
@@ -60,7 +60,7 @@ def _(grad: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -69,10 +69,10 @@ def _differentiate(ctx: Any, grad: Tensor) -> Tensor:
     return gradient
 
 
-gelu_by_series.register_autograd(_differentiate, setup_context=_keep)
+gelu_by_series.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def normal(x: Tensor) -> tuple[Tensor, Tensor]:
+def normal_distribution(x: Tensor) -> tuple[Tensor, Tensor]:
     """The standard normal distribution's Φ(x) and its density: what the kernels compute, in PyTorch."""
     a = x.abs() * ROOT_HALF
     t = 1 / (1 + P * a)

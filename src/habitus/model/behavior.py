@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from habitus.data import Fields
 from habitus.errors import ModelError
-from habitus.model.contextualizer import Contextualizer, Reading
+from habitus.model.contextualizer import Contextualizer, ContextualizerOutput
 from habitus.model.embedder import Embedder, check_item_fields
-from habitus.model.init import ParameterInfo, parameter_info, query_scale, start
+from habitus.model.init import ParameterInfo, init_weights, parameter_info, query_scale
 from habitus.model.tensors import BatchTensors, ItemTensors
 from habitus.recipe import ModelRecipe
 
@@ -21,9 +21,9 @@ from habitus.recipe import ModelRecipe
 class BehaviorModel(nn.Module):
     """Embedder and contextualizer for the fields of a dataset, at the sizes of a recipe.
 
-    The caller embeds each unique item of a step once, looks the vectors of the events up, asks for queries
-    and scores them against the vectors of the candidates. Without a seed its weights are whatever the memory held:
-    for those that will be loaded.
+    The caller embeds each unique item of a step once, looks up the vectors of the events, computes queries
+    and scores them against the vectors of the candidates. Without a seed the weights are left uninitialised, to be
+    loaded.
     """
 
     def __init__(self, fields: Fields, recipe: ModelRecipe, *, seed: int | None = 0) -> None:
@@ -40,7 +40,7 @@ class BehaviorModel(nn.Module):
         self.embedder = Embedder(fields.item, recipe)
         self.contextualizer = Contextualizer(fields.event, recipe, query_scale(recipe))
         if seed is not None:
-            start(self, seed)
+            init_weights(self, seed)
 
     def embed_items(self, items: ItemTensors) -> Tensor:
         """Item vectors [n, h], float32, of unit RMS; the same whatever the order and padding of the items."""
@@ -50,10 +50,10 @@ class BehaviorModel(nn.Module):
 
     def queries(self, batch: BatchTensors, event_embeddings: Tensor) -> Tensor:
         """Queries [B, L, h], float32, for the item after each slot, from the vectors of the events [B, L, h]."""
-        return self.read(batch, event_embeddings).queries
+        return self.contextualize(batch, event_embeddings).queries
 
-    def read(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
-        """The same queries, and beside them what the past says for itself, where the recipe has copying."""
+    def contextualize(self, batch: BatchTensors, event_embeddings: Tensor) -> ContextualizerOutput:
+        """The same queries and, where the recipe has copying, copy scores."""
         expected = (*batch.positions.shape, self.recipe.joint_dim)
         if event_embeddings.shape != expected:
             raise ModelError(
@@ -61,8 +61,8 @@ class BehaviorModel(nn.Module):
                 expected=f"[B, L, joint_dim] = {expected}",
                 next_step="look up embed_items' rows for batch.items",
             )
-        reading: Reading = self.contextualizer(batch, event_embeddings)
-        return reading
+        output: ContextualizerOutput = self.contextualizer(batch, event_embeddings)
+        return output
 
     def twin(self) -> "BehaviorModel":
         """A model of the same parameters, the very tensors, that may be compiled without this one."""
@@ -74,7 +74,7 @@ class BehaviorModel(nn.Module):
         return self
 
     def parameter_groups(self) -> list[ParameterInfo]:
-        """What an optimizer should know of every parameter that is still trained."""
+        """Every parameter that is still trained, as an optimizer should treat it."""
         return parameter_info(self, self.recipe)
 
     def compile_blocks(self) -> "BehaviorModel":
@@ -90,11 +90,11 @@ class BehaviorModel(nn.Module):
         varying: list[nn.Module | None] = [] if embedder.text is None else [*embedder.text.blocks]
         # Few and large pieces: each costs a compiler's start, and waits for its own kernels.
         methods: list[tuple[nn.Module, str, bool | None]] = [
-            (contextualizer, "begin", False),
-            (contextualizer, "leave", False),
-            (embedder, "finish", None),
+            (contextualizer, "prepare_inputs", False),
+            (contextualizer, "project_out", False),
+            (embedder, "fuse_fields", None),
         ]
-        methods += [] if embedder.text is None else [(embedder.text, "enter", None)]
+        methods += [] if embedder.text is None else [(embedder.text, "add_positions", None)]
         for pieces, dynamic in ((fixed, False), (varying, None)):
             for piece in pieces:
                 if piece is not None:
@@ -107,15 +107,15 @@ class BehaviorModel(nn.Module):
         return self
 
     def _check_tokens(self, items: ItemTensors) -> None:
-        """Unknown tokens are refused where looking is free: on CUDA it would make the device wait."""
+        """Refuse unknown tokens where the check is free: on CUDA it would make the device wait."""
         text, encoder = items.text, self.embedder.text
         if text is None or encoder is None or text.tokens.device.type != "cpu" or not text.tokens.numel():
             return
-        largest, known = int(text.tokens.max()), encoder.tokens.shape[0]
-        if largest >= known or int(text.tokens.min()) < 0:
+        largest, num_tokens = int(text.tokens.max()), encoder.tokens.shape[0]
+        if largest >= num_tokens or int(text.tokens.min()) < 0:
             raise ModelError(
-                f"token {largest if largest >= known else int(text.tokens.min())} is not in the vocabulary",
-                expected=f"tokens from 0 to {known - 1}",
+                f"token {largest if largest >= num_tokens else int(text.tokens.min())} is not in the vocabulary",
+                expected=f"tokens from 0 to {num_tokens - 1}",
                 next_step="encode the text with the tokenizer that the model was trained with",
             )
 

@@ -24,21 +24,21 @@ from habitus.typed import Typed, content_hash
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FORMAT_VERSION = 1
+_FORMAT_VERSION = 1
 _TOKENIZER = "tokenizer.json"
 
 
 class BundleManifest(Typed):
     """bundle.json: what the bundle was trained on, and the checksum of every other file."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = _FORMAT_VERSION
     dataset_checksum: str
     files: dict[str, str] = Field(description="SHA-256 by name.")
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read: the model on its device, and how raw values become its inputs."""
+    """A bundle in memory: the model on its device, and how raw values become its inputs."""
 
     path: Path
     manifest: BundleManifest
@@ -58,7 +58,7 @@ class Bundle:
 
     @cached_property
     def embedder_checksum(self) -> str:
-        """What decides an item's vector: the embedder's weights and how raw values become its inputs.
+        """Of all that decides an item's vector: the embedder's weights and how raw values become its inputs.
 
         Stage 2 freezes the embedder, so a run of stage 2 shares this with its parent, and with it the cache.
         """
@@ -88,7 +88,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Non
 
 
 def save_bundle(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: str | Path) -> None:
-    """Write a bundle to `path`, which must not exist; it appears whole or not at all."""
+    """Write a bundle to `path`, which must not exist; it appears complete or not at all."""
     with staged_folder(path) as stage:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         save_file(weights, stage / "model.safetensors")
@@ -106,7 +106,7 @@ def save_bundle(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: st
 def bundle_in_memory(model: BehaviorModel, recipe: Recipe, dataset: Dataset, path: str | Path) -> Bundle:
     """The bundle that `save_bundle` would write to `path`, unwritten: for a model that is still being trained.
 
-    Nothing is hashed but what a dataset's manifest knows already, so its checksum names no weights.
+    Only checksums of the dataset's manifest are used, so the bundle's own checksum does not depend on its weights.
     """
     names = ("schema.toml", "encoders.json", _TOKENIZER)
     files = {name: dataset.manifest.files[name].sha256 for name in names if name in dataset.manifest.files}
@@ -115,14 +115,14 @@ def bundle_in_memory(model: BehaviorModel, recipe: Recipe, dataset: Dataset, pat
 
 
 def load_bundle(path: str | Path, device: torch.device | str = "cpu") -> Bundle:
-    """The bundle in a folder, or in the folder `bundle` of a run; refused by name where a file has changed."""
+    """The bundle in a folder, or in the folder `bundle` of a run; a file that has changed is refused by name."""
     path = _bundle_folder(Path(path))
     manifest = BundleManifest.read(path / "bundle.json")
-    if manifest.format_version != FORMAT_VERSION:
-        raise ModelError(f"{path} has format version {manifest.format_version}", expected=f"version {FORMAT_VERSION}")
+    if manifest.format_version != _FORMAT_VERSION:
+        raise ModelError(f"{path} has format version {manifest.format_version}", expected=f"version {_FORMAT_VERSION}")
     for name, checksum in manifest.files.items():
         if not (path / name).exists():
-            raise ModelError(f"{path / name} is missing", next_step="copy the whole bundle folder")
+            raise ModelError(f"{path / name} is missing", next_step="copy the complete bundle folder")
         if sha256_of(path / name) != checksum:
             raise ModelError(
                 f"{path / name} has changed since it was written: its checksum is not the bundle's",
@@ -150,15 +150,15 @@ def _bundle_folder(path: Path) -> Path:
 def _load_weights(model: BehaviorModel, path: Path) -> None:
     try:
         weights = load_file(path)
-    except SafetensorError as error:  # a pickle, or a file that was cut short
+    except SafetensorError as error:  # a pickle, or a truncated file
         raise ModelError(f"{path} is not a safetensors file: {error}", expected="weights as safetensors") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if found != expected:
-        wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if shapes != expected:
+        wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
         name = wrong[0]
         raise ModelError(
-            f"{path} does not fit its recipe: {len(wrong)} tensors differ, first {name!r} of shape {found.get(name)}",
+            f"{path} does not fit its recipe: {len(wrong)} tensors differ, first {name!r} of shape {shapes.get(name)}",
             expected=f"shape {expected.get(name)}",
         )
     model.load_state_dict(weights)

@@ -26,10 +26,10 @@ from habitus.model.tensors import item_tensors
 from habitus.progress import Progress
 from habitus.typed import Typed
 
-SHARD_ROWS = 1 << 20
+_SHARD_ROWS = 1 << 20
 EMBED_ROWS = 4096
 CACHE_MANIFEST = "manifest.json"
-WRITABLE = "habitus embed --out names another folder; to evaluate, copy the run to where you can write"
+_WRITABLE = "habitus embed --out names another folder; to evaluate, copy the run to where you can write"
 StoredType = Literal["bf16", "fp16", "fp32"]
 STORED_TYPES: tuple[StoredType, ...] = ("bf16", "fp16", "fp32")
 CACHE_DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -63,13 +63,13 @@ class EmbeddingCache:
         """
         path = Path(path)
         manifest = CacheManifest.read(path / CACHE_MANIFEST)
-        for what, found, expected in (
+        for what, checksum, expected in (
             ("model", manifest.embedder_checksum, bundle.embedder_checksum),
             ("dataset", manifest.dataset_checksum, dataset.checksum),
         ):
-            if found != expected:
+            if checksum != expected:
                 raise ModelError(
-                    f"the cache in {path} is of another {what} (checksum {found[:12]}, not {expected[:12]})",
+                    f"the cache in {path} is of another {what} (checksum {checksum[:12]}, not {expected[:12]})",
                     next_step=f"remove {path} and run: habitus embed {bundle.run_path} --data {dataset.path}",
                 )
         for name, checksum in manifest.shards.items():
@@ -81,25 +81,25 @@ class EmbeddingCache:
     def dtype(self) -> torch.dtype:
         return CACHE_DTYPES[self.manifest.dtype]
 
-    def rows(self, wanted: np.ndarray) -> Tensor:
+    def rows(self, positions: np.ndarray) -> Tensor:
         """The vectors of catalogue rows, as stored."""
-        result = torch.empty(len(wanted), self.manifest.joint_dim, dtype=self.dtype)
+        result = torch.empty(len(positions), self.manifest.joint_dim, dtype=self.dtype)
         first = 0
         for shard in self.shards:
-            here = np.flatnonzero((wanted >= first) & (wanted < first + len(shard)))
-            result[torch.from_numpy(here)] = shard[torch.from_numpy(wanted[here] - first)]
+            here = np.flatnonzero((positions >= first) & (positions < first + len(shard)))
+            result[torch.from_numpy(here)] = shard[torch.from_numpy(positions[here] - first)]
             first += len(shard)
         return result
 
     def pieces(self, start: int, stop: int) -> list[Tensor]:
         """Catalogue rows start..stop as stored, as views of the mapped shards."""
-        found, first = [], 0
+        pieces, first = [], 0
         for shard in self.shards:
             low, high = max(start - first, 0), min(stop - first, len(shard))
             if low < high:
-                found.append(shard[low:high])
+                pieces.append(shard[low:high])
             first += len(shard)
-        return found
+        return pieces
 
 
 def build_cache(
@@ -108,17 +108,17 @@ def build_cache(
     path: str | Path,
     *,
     dtype: StoredType = "bf16",
-    shard_rows: int = SHARD_ROWS,
+    shard_rows: int = _SHARD_ROWS,
     progress: Progress | None = None,
 ) -> EmbeddingCache:
     """The cache of a catalogue under a model; shards that an earlier call finished are not computed again.
 
-    A folder that holds a whole cache of another model, catalogue or type is refused, not overwritten.
+    A folder that holds a complete cache of another model, catalogue or type is refused, not overwritten.
     """
     check_same_fields(bundle, dataset)
     path = Path(path)
     if (path / CACHE_MANIFEST).exists():
-        return _existing(path, bundle, dataset, dtype)
+        return _open_existing(path, bundle, dataset, dtype)
     _make_folder(path)
     identity = {"embedder": bundle.embedder_checksum, "dataset": dataset.checksum, "dtype": dtype}
     num_shards = -(-dataset.num_items // shard_rows)
@@ -161,7 +161,7 @@ def embed_rows(
     dtype: torch.dtype = torch.float32,
     report: Callable[[float], None] | None = None,
 ) -> Tensor:
-    """The vectors of catalogue rows [n, joint_dim] on the model's device; `report` is told the share done."""
+    """The vectors of catalogue rows [n, joint_dim] on the model's device; `report` is called with the share done."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     size = EMBED_ROWS if on_cpu else 4 * EMBED_ROWS  # a GPU waits for launches rather than for products
 
@@ -210,7 +210,7 @@ def check_same_fields(bundle: Bundle, dataset: Dataset) -> None:
 
 
 def _as_stored(encoders: Encoders) -> Encoders:
-    """The encoders without the statistics of numbers: those are the model's own, and numbers are stored as they are."""
+    """The encoders without the statistics of numbers: those belong to the model, and numbers are stored as they are."""
 
     def plain(fields: tuple[FieldSpec, ...]) -> tuple[FieldSpec, ...]:
         return tuple(FieldSpec(name=spec.name, kind=spec.kind, size=spec.size) for spec in fields)
@@ -220,14 +220,14 @@ def _as_stored(encoders: Encoders) -> Encoders:
     return encoders.model_copy(update={"fields": stored})
 
 
-def _existing(path: Path, bundle: Bundle, dataset: Dataset, dtype: StoredType) -> EmbeddingCache:
-    found = EmbeddingCache.open(path, bundle, dataset)
-    if found.manifest.dtype != dtype:
+def _open_existing(path: Path, bundle: Bundle, dataset: Dataset, dtype: StoredType) -> EmbeddingCache:
+    cache = EmbeddingCache.open(path, bundle, dataset)
+    if cache.manifest.dtype != dtype:
         raise ModelError(
-            f"{path} holds these vectors as {found.manifest.dtype}, and {dtype} was asked for",
+            f"{path} holds these vectors as {cache.manifest.dtype}, not as {dtype}",
             next_step=f"remove {path}, or write to another folder",
         )
-    return found
+    return cache
 
 
 def _make_folder(path: Path) -> None:
@@ -235,9 +235,9 @@ def _make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK)
     except OSError as error:
-        raise ModelError(f"the folder {path} cannot be made: {error.strerror}", next_step=WRITABLE) from error
+        raise ModelError(f"the folder {path} cannot be created: {error.strerror}", next_step=_WRITABLE) from error
     if not writable:
-        raise ModelError(f"the folder {path} cannot be written to", next_step=WRITABLE)
+        raise ModelError(f"the folder {path} cannot be written to", next_step=_WRITABLE)
 
 
 def _is_finished(path: Path, identity: dict[str, str], num_rows: int) -> bool:

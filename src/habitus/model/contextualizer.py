@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from habitus.data import Field
 from habitus.errors import ModelError
-from habitus.model.copying import Copying, Marks
-from habitus.model.dropout import Noise, dropped
-from habitus.model.features import Categories, Numbers, of_kind
+from habitus.model.attention import Layout, MaskedWindows, PackedRows, rope_table
+from habitus.model.copying import Copying, CopyInputs
+from habitus.model.dropout import DropoutMask, apply_dropout
+from habitus.model.features import Categories, Numbers, fields_of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
-from habitus.model.layouts import Layout, MaskedWindows, PackedRows, rotary_turns
 from habitus.model.tensors import BatchTensors
 from habitus.recipe import ModelRecipe
 
 
-class Reading(NamedTuple):
-    """What a model makes of a batch: a query per slot, and what the past says for itself where that is heard."""
+class ContextualizerOutput(NamedTuple):
+    """A query per slot and, where the recipe has copying, copy scores."""
 
     queries: Tensor  # [B, L, h], float32
-    copying: Tensor | None  # [B, L, L] by query and event, float32: see `habitus.model.copying`
+    copy_scores: Tensor | None  # [B, L, L] by query and event, float32: see `habitus.model.copying`
 
 
 class Contextualizer(nn.Module):
@@ -42,55 +42,63 @@ class Contextualizer(nn.Module):
         self.gain = nn.Parameter(torch.empty(()))
         self.copying = Copying(w) if model.copying else None
 
-    def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> Reading:
+    def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> ContextualizerOutput:
         """Queries are directions of unit RMS times the learned gain, so that a score is a plain dot product with an
         item vector."""
-        noise, looked_up = batch.noise, self.events.looked_up(batch.fields, like=event_embeddings)
-        turns = rotary_turns(torch.arange(batch.positions.shape[1], device=batch.positions.device), self.head_dim)
-        x, layout = self.begin(
-            event_embeddings, looked_up, batch.fields, turns, batch.positions, batch.segments, batch.boundaries, noise
+        dropout_mask = batch.dropout_mask
+        category_rows = self.events.look_up(batch.fields, like=event_embeddings)
+        rope = rope_table(torch.arange(batch.positions.shape[1], device=batch.positions.device), self.head_dim)
+        x, layout = self.prepare_inputs(
+            event_embeddings,
+            category_rows,
+            batch.fields,
+            rope,
+            batch.positions,
+            batch.segments,
+            batch.boundaries,
+            dropout_mask,
         )
         for number, block in enumerate(self.blocks):
-            x = block(x, layout, None if noise is None else noise.of_layer(number))
-        queries, marks = self.leave(x)
-        copying = None if self.copying is None or marks is None else self.copying(marks, batch.segments)
-        return Reading(queries.view(event_embeddings.shape), copying)
+            x = block(x, layout, None if dropout_mask is None else dropout_mask.for_layer(number))
+        queries, copy_inputs = self.project_out(x)
+        copy_scores = None if self.copying is None else self.copying(copy_inputs, batch.segments)
+        return ContextualizerOutput(queries.view(event_embeddings.shape), copy_scores)
 
-    def begin(
+    def prepare_inputs(
         self,
         event_embeddings: Tensor,
-        looked_up: Tensor,
+        category_rows: Tensor,
         fields: dict[str, Tensor],
-        turns: Tensor,
+        rope: Tensor,
         positions: Tensor,
         segments: Tensor,
         boundaries: Tensor,
-        noise: Noise | None,
+        dropout_mask: DropoutMask | None,
     ) -> tuple[Tensor, Layout]:
-        """What the first layer reads, and who sees whom: all that comes before the layers but lookups in tables.
+        """The first layer's input and the layout: all that comes before the layers but lookups in tables.
 
-        `turns` [L, 2, d/2] are those of every place: few sines, and none of them compiled.
+        `rope` [L, 2, d/2] is that of every position: few sines, and none of them compiled.
         """
-        x = self.enter(event_embeddings, looked_up + self.events.multiplied(fields, like=event_embeddings))
-        x = x if noise is None else dropped(x, noise.inputs, noise.rate)
-        return x, self.layout(turns[positions.flatten()], segments, boundaries)
+        x = self.project_in(event_embeddings, category_rows + self.events.project(fields, like=event_embeddings))
+        x = x if dropout_mask is None else apply_dropout(x, dropout_mask.inputs, dropout_mask.rate)
+        return x, self.layout(rope[positions.flatten()], segments, boundaries)
 
-    def enter(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
-        """[R, w] out of the vectors of the events and what their own fields add."""
+    def project_in(self, event_embeddings: Tensor, event_fields: Tensor) -> Tensor:
+        """[R, w] from the vectors of the events plus what their own fields add."""
         dtype = compute_dtype(event_embeddings.device)
-        return (self.input.aligned(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
+        return (self.input.forward_padded(event_embeddings.to(dtype)) + event_fields).to(dtype).flatten(0, 1)
 
-    def leave(self, x: Tensor) -> tuple[Tensor, Marks | None]:
-        """Queries [R, h] out of [R, w], and what copying is made of."""
+    def project_out(self, x: Tensor) -> tuple[Tensor, CopyInputs | None]:
+        """Queries [R, h] from [R, w], and what copy scores are made of."""
         hidden = self.norm(x)
-        queries = unit_rms(self.output.aligned(hidden)) * (self.gain * self.query_scale)
-        return queries, None if self.copying is None else self.copying.marks(hidden)
+        queries = unit_rms(self.output.forward_padded(hidden)) * (self.gain * self.query_scale)
+        return queries, None if self.copying is None else self.copying.project(hidden)
 
-    def layout(self, turns: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
-        """Who sees whom, and how far each slot is turned: packed rows on CUDA, a block-causal mask elsewhere."""
+    def layout(self, rope: Tensor, segments: Tensor, boundaries: Tensor) -> Layout:
+        """Which slots attend to which, with rope: packed rows on CUDA, a block-causal mask elsewhere."""
         if segments.device.type == "cuda":
-            return PackedRows.causal(boundaries, segments.numel(), turns)
-        return MaskedWindows.causal(segments, turns)
+            return PackedRows.causal(boundaries, segments.numel(), rope)
+        return MaskedWindows.causal(segments, rope)
 
 
 class EventFields(nn.Module):
@@ -105,23 +113,23 @@ class EventFields(nn.Module):
                 expected="event fields that are categories or numbers",
                 next_step="make it an item field, or leave it out of schema.toml",
             )
-        categories, numbers = of_kind(fields, "category"), of_kind(fields, "number")
+        categories, numbers = fields_of_kind(fields, "category"), fields_of_kind(fields, "number")
         self.categories = Categories(categories, w) if categories else None
         self.numbers = Numbers(numbers, w) if numbers else None
 
     def forward(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
         """[B, L, w], or a zero that broadcasts."""
-        return self.looked_up(values, like) + self.multiplied(values, like)
+        return self.look_up(values, like) + self.project(values, like)
 
-    def looked_up(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
-        """What large tables add: [B, L, w], or a zero that broadcasts."""
+    def look_up(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
+        """Rows of large category tables, summed: [B, L, w], or a zero that broadcasts."""
         if self.categories is None or self.categories.one_hot:
             return like.new_zeros(())
         rows: Tensor = self.categories(values)
         return rows
 
-    def multiplied(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
-        """What everything else adds: [B, L, w], or a zero that broadcasts."""
+    def project(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
+        """All other fields, multiplied by their matrices and summed: [B, L, w], or a zero that broadcasts."""
         total = like.new_zeros(())
         if self.categories is not None and self.categories.one_hot:
             total = total + self.categories(values)

@@ -1,13 +1,13 @@
-"""The second way to score: what a user's own past says for itself.
+"""Copying: pointer attention over a user's own events, mixed with the scores of the whole catalogue.
 
-A query is one vector, and one vector can hardly name ten rare items of a user's past above everything popular. So each
-visible event j may also speak for its own item x_j. With a query's plain score z_v = <q_t, e_v>:
+A query is one vector, and one vector can hardly rank ten rare items of a user's past above everything popular. So each
+visible event j also adds to the score of its own item x_j. With a query's dot product z_v = <q_t, e_v>:
 
     s_v  = log(exp(z_v) + sum over j <= t with x_j = v of exp(a_tj))
-    a_tj = <ask_t, mark_j> / √d + gate_t + lag(t - j)
+    a_tj = <query_t, key_j> / √d + gate_t + lag(t - j)
 
-Items that the user has not met keep their plain score, so that an index over the catalogue still finds them, and only
-the past is scored by itself. `lag` is piecewise linear in the logarithm of the lag.
+a_tj are the copy scores. Items that are not in the user's past keep their dot product, so that an index over the
+catalogue still finds them. `lag` is piecewise linear in the logarithm of the lag.
 
 Letters: B windows, L slots, R = B·L rows, w width, d copy_dim.
 """
@@ -20,27 +20,30 @@ from torch import Tensor, nn
 from habitus.model.layers import Linear
 from habitus.sizing import LAG_KNOTS, copy_dim
 
-UNSEEN = -1.0e4  # the weight, as a logarithm, of an event that a query does not see: finite, so that gradients are
+MASKED_COPY_SCORE = -1.0e4  # of an event that a query may not see: finite, so that gradients are
 _KNOTS_PER_DOUBLING = 1.5
 
 
-class Marks(NamedTuple):
-    """What a slot asks of the past, what it says once it is past, and how much it wants of copying at all."""
+class CopyInputs(NamedTuple):
+    """What copy scores are made of, per slot: a query, a key, and a gate that raises or lowers all of its scores."""
 
-    ask: Tensor  # [R, d]
-    mark: Tensor  # [R, d]
+    query: Tensor  # [R, d]
+    key: Tensor  # [R, d]
     gate: Tensor  # [R]
 
 
-class Mass(NamedTuple):
-    """Per query, as logarithms: what the past adds to all items together, and what it adds to the target."""
+class CopyMass(NamedTuple):
+    """Per query, as logarithms: the copy mass on all items together, and on the target."""
 
-    everything: Tensor
+    total: Tensor
     target: Tensor
 
 
 class Copying(nn.Module):
-    """How much each visible event speaks for its own item."""
+    """Copy scores: how much each visible event adds to its own item.
+
+    `ask` and `mark` project to queries and keys; parameters keep these names because bundles on disk have them.
+    """
 
     def __init__(self, w: int) -> None:
         super().__init__()
@@ -49,45 +52,45 @@ class Copying(nn.Module):
         self.gate = Linear(w, 1)
         self.lags = nn.Parameter(torch.empty(LAG_KNOTS))
 
-    def marks(self, hidden: Tensor) -> Marks:
-        """Of the contextualizer's last layer [R, w]."""
-        return Marks(self.ask(hidden), self.mark(hidden), self.gate(hidden).squeeze(-1))
+    def project(self, hidden: Tensor) -> CopyInputs:
+        """Queries, keys and gates of the contextualizer's last layer [R, w]."""
+        return CopyInputs(self.ask(hidden), self.mark(hidden), self.gate(hidden).squeeze(-1))
 
-    def forward(self, marks: Marks, segments: Tensor) -> Tensor:
-        """a [B, L, L] in float32: by query and event, UNSEEN where it is another user's or still to come."""
+    def forward(self, inputs: CopyInputs, segments: Tensor) -> Tensor:
+        """Copy scores [B, L, L] in float32 by query and event, masked for events of other users and of the future."""
         B, L = segments.shape
         with torch.autocast(segments.device.type, enabled=False):
-            ask, mark = (part.float().unflatten(0, (B, L)) for part in marks[:2])
-            said = torch.bmm(ask, mark.transpose(1, 2)) * ask.shape[-1] ** -0.5
-            said = said + marks.gate.float().view(B, L, 1) + self._of_lags(L)
+            query, key = (part.float().unflatten(0, (B, L)) for part in inputs[:2])
+            scores = torch.bmm(query, key.transpose(1, 2)) * query.shape[-1] ** -0.5
+            scores = scores + inputs.gate.float().view(B, L, 1) + self._lag_bias(L)
         lag = _lags(L, segments.device)
-        seen = (segments[:, :, None] == segments[:, None, :]) & (lag >= 0)
-        return torch.where(seen, said, UNSEEN)
+        visible = (segments[:, :, None] == segments[:, None, :]) & (lag >= 0)
+        return torch.where(visible, scores, MASKED_COPY_SCORE)
 
-    def _of_lags(self, L: int) -> Tensor:
-        """[L, L]: by query and event. A product rather than a lookup: its gradient adds up in a fixed order."""
+    def _lag_bias(self, L: int) -> Tensor:
+        """[L, L] by query and event. A product rather than a lookup: its gradient adds up in a fixed order."""
         knots = torch.arange(LAG_KNOTS, device=self.lags.device)
         place = (_lags(L, self.lags.device).clamp(min=0) + 1.0).log2() * _KNOTS_PER_DOUBLING
         hats = (1 - (place.clamp(max=LAG_KNOTS - 1)[:, :, None] - knots).abs()).clamp(min=0)
         return hats @ self.lags.float()
 
 
-def mass_of(copying: Tensor, items: Tensor, targets: Tensor) -> Mass:
-    """What the past adds for every slot [B, L], of `copying` [B, L, L], items [B, L] and targets [B, L]."""
+def copy_mass(copy_scores: Tensor, items: Tensor, targets: Tensor) -> CopyMass:
+    """The copy mass of every slot [B, L], from copy scores [B, L, L], items [B, L] and targets [B, L]."""
     same = items[:, None, :] == targets[:, :, None]
-    return Mass(copying.logsumexp(-1), torch.where(same, copying, UNSEEN).logsumexp(-1))
+    return CopyMass(copy_scores.logsumexp(-1), torch.where(same, copy_scores, MASKED_COPY_SCORE).logsumexp(-1))
 
 
-def with_copying(loss: Tensor, score: Tensor, log_q: Tensor | None, mass: Mass) -> Tensor:
-    """The loss of queries once the past is heard too, given their plain loss, the target's plain score and its log q.
+def copying_loss(loss: Tensor, score: Tensor, log_q: Tensor | None, mass: CopyMass) -> Tensor:
+    """The loss of queries with copying, given their loss without it, the target's dot product and its log q.
 
-    The sum over the candidates estimates that over the catalogue, and the past adds its weight to it as it is. What is
-    said of the target is no estimate, so neither its score nor what the past adds to it is corrected; a constant keeps
-    the loss at the level of the plain one.
+    The sum over the candidates estimates that over the catalogue, and the copy mass is added to it as it is. The
+    target's own score and copy mass are no estimates, so neither is corrected; a constant keeps the loss at the level
+    of the one without copying.
     """
     if log_q is None:
-        return torch.logaddexp(loss + score, mass.everything) - torch.logaddexp(score, mass.target)
-    return torch.logaddexp(loss + score - log_q, mass.everything) - torch.logaddexp(score, mass.target) + log_q
+        return torch.logaddexp(loss + score, mass.total) - torch.logaddexp(score, mass.target)
+    return torch.logaddexp(loss + score - log_q, mass.total) - torch.logaddexp(score, mass.target) + log_q
 
 
 def _lags(L: int, device: torch.device) -> Tensor:

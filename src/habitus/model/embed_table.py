@@ -26,7 +26,7 @@ from habitus.typed import Typed
 
 
 class EmbeddedItems(Typed):
-    """What was written."""
+    """What `embed_table` wrote."""
 
     path: str
     num_items: int
@@ -35,10 +35,10 @@ class EmbeddedItems(Typed):
 
 
 def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress | None = None) -> EmbeddedItems:
-    """Write a Parquet file with the ids and vectors of a table's items, in its order; says how many were unknown.
+    """Write a Parquet file with the ids and vectors of a table's items, in its order.
 
     The table is Parquet, CSV or JSON lines with the item columns of the bundle's schema. Values of a category that
-    training did not see are encoded as unknown and counted. The file appears whole or not at all.
+    training did not see are encoded as unknown and counted. The file appears complete or not at all.
     """
     import duckdb
 
@@ -51,22 +51,22 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
         raise DataError(f"the folder {out.parent} cannot be written to", next_step="name a file elsewhere")
     ids = [bundle.schema.items.item, *bundle.schema.events.pair_columns]
     fields = list(bundle.encoders.item_kinds)
-    beside = out.with_name(f".{out.name}.partial")
+    partial = out.with_name(f".{out.name}.partial")
     unknown = dict.fromkeys(bundle.encoders.item_values, 0)
     try:
         with tempfile.TemporaryDirectory(dir=out.parent) as scratch, duckdb.connect() as con:
             table = open_table("items", items, con, Path(scratch))
             require_columns(table, list(dict.fromkeys(ids + fields)))
-            _write(bundle, table, ids, fields, beside, unknown, progress)
-        beside.replace(out)
+            _write_vectors(bundle, table, ids, fields, partial, unknown, progress)
+        partial.replace(out)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return EmbeddedItems(
         path=str(out), num_items=table.num_rows, joint_dim=bundle.recipe.model.joint_dim, unknown_values=unknown
     )
 
 
-def _write(
+def _write_vectors(
     bundle: Bundle,
     table: SourceTable,
     ids: list[str],
@@ -80,9 +80,9 @@ def _write(
     schema = pa.schema([(name, table.types[name]) for name in ids] + [("vector", kind)])
     done = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for whole in table.batches(list(dict.fromkeys(ids + fields))):
-            for at in range(0, whole.num_rows, EMBED_ROWS):
-                batch = whole.slice(at, EMBED_ROWS)
+        for block in table.batches(list(dict.fromkeys(ids + fields))):
+            for at in range(0, block.num_rows, EMBED_ROWS):
+                batch = block.slice(at, EMBED_ROWS)
                 _refuse_bad_values(bundle.encoders, batch, table, done)
                 features = bundle.encoders.encode_items(batch.select(fields), bundle.tokenizer)
                 for name in unknown:
@@ -99,7 +99,7 @@ def _write(
 
 
 def _refuse_bad_values(encoders: Encoders, batch: pa.RecordBatch, table: SourceTable, first: int) -> None:
-    """Raise on numbers and vectors that cannot be read; what is merely missing is missing."""
+    """Raise on numbers and vectors that cannot be used; missing ones are allowed."""
     for spec in encoders.fields.item:
         if spec.kind not in ("number", "vector"):
             continue

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from habitus.data import Field, Fields
 from habitus.errors import ModelError
-from habitus.model.features import Categories, Numbers, Vectors, of_kind
-from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, roomy, unit_rms, with_zeros
+from habitus.model.features import Categories, Numbers, Vectors, fields_of_kind
+from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, pad_zeros, padded_width, unit_rms
 from habitus.model.packing import PackedText, packed_mean
 from habitus.model.tensors import ItemTensors
 from habitus.recipe import ModelRecipe
@@ -23,8 +23,8 @@ class Embedder(nn.Module):
     def __init__(self, fields: tuple[Field, ...], model: ModelRecipe) -> None:
         super().__init__()
         h = model.joint_dim
-        text, categories = of_kind(fields, "text"), of_kind(fields, "category")
-        numbers, vectors = of_kind(fields, "number"), of_kind(fields, "vector")
+        text, categories = fields_of_kind(fields, "text"), fields_of_kind(fields, "category")
+        numbers, vectors = fields_of_kind(fields, "number"), fields_of_kind(fields, "vector")
         self.text = TextEncoder(max(f.size for f in text), model) if text else None
         self.categories = Categories(categories, h) if categories else None
         self.numbers = Numbers(numbers, h) if numbers else None
@@ -35,18 +35,18 @@ class Embedder(nn.Module):
         """Item vectors [n, h] of unit RMS, in float32."""
         text = None if self.text is None else _text_of(items)
         rows = None if self.text is None or text is None else self.text(text)
-        looked_up = None
+        category_rows = None
         if self.categories is not None and not self.categories.one_hot:
-            looked_up = self.categories(items.fields)
-        return self.finish(rows, text, looked_up, items.fields)
+            category_rows = self.categories(items.fields)
+        return self.fuse_fields(rows, text, category_rows, items.fields)
 
-    def finish(
-        self, rows: Tensor | None, text: PackedText | None, looked_up: Tensor | None, fields: dict[str, Tensor]
+    def fuse_fields(
+        self, rows: Tensor | None, text: PackedText | None, category_rows: Tensor | None, fields: dict[str, Tensor]
     ) -> Tensor:
-        """Item vectors of what the text's layers made of its tokens and of table rows: all that comes after both."""
-        parts = [] if self.text is None or rows is None or text is None else [self.text.leave(rows, text)]
-        parts += [] if looked_up is None else [looked_up]
-        for encoder in (None if looked_up is not None else self.categories, self.numbers, self.vectors):
+        """Item vectors of the text encoder's output rows and of category rows: all that comes after both."""
+        parts = [] if self.text is None or rows is None or text is None else [self.text.pool(rows, text)]
+        parts += [] if category_rows is None else [category_rows]
+        for encoder in (None if category_rows is not None else self.categories, self.numbers, self.vectors):
             parts += [] if encoder is None else [encoder(fields)]
         total = parts[0].float()
         for part in parts[1:]:
@@ -56,7 +56,7 @@ class Embedder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """A bidirectional transformer over each item's tokens, and the mean of what it makes of them."""
+    """A bidirectional transformer over each item's tokens, and the mean of its output."""
 
     def __init__(self, num_tokens: int, model: ModelRecipe) -> None:
         super().__init__()
@@ -70,23 +70,23 @@ class TextEncoder(nn.Module):
         self.missing = nn.Parameter(torch.empty(h))
 
     def forward(self, text: PackedText) -> Tensor:
-        """The tokens' rows after all layers; `leave` makes them one vector per item."""
-        x = self.enter(F.embedding(text.tokens, self.tokens), text.places)
+        """The tokens' rows after all layers; `pool` makes them one vector per item."""
+        x = self.add_positions(F.embedding(text.tokens, self.tokens), text.places)
         for block in self.blocks:
             x = block(x, text.layout)
         return x
 
-    def enter(self, x: Tensor, places: Tensor) -> Tensor:
-        """Token rows [P, h] with their positions added, and zeros at their end where that is faster."""
+    def add_positions(self, x: Tensor, places: Tensor) -> Tensor:
+        """Token rows [P, h] plus those of their positions, padded with zeros where that is faster."""
         # One-hot times table: its gradient is a matrix product, where a lookup's would add millions of rows
         # into two dozen.
         place = torch.arange(self.text_len, device=x.device)
         dtype = compute_dtype(x.device)
         x = x.to(dtype) + (places[:, None] == place).to(dtype) @ self.positions.to(dtype)
-        more = roomy(self.width, x.device) - self.width
-        return with_zeros(x, (0, more)) if more else x
+        more = padded_width(self.width, x.device) - self.width
+        return pad_zeros(x, (0, more)) if more else x
 
-    def leave(self, x: Tensor, text: PackedText) -> Tensor:
+    def pool(self, x: Tensor, text: PackedText) -> Tensor:
         """The mean [n, h] of each item's rows, in float32. An item without text has a learned vector instead."""
         mean = packed_mean(self.norm(x[:, : self.width]), text, self.text_len)
         return torch.where(text.lengths[:, None] > 0, mean, self.missing.float())

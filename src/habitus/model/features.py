@@ -34,12 +34,12 @@ class Categories(nn.Module):
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. A code beyond its table, from a newer catalogue perhaps, counts as unknown."""
         codes = torch.stack([column(values, name) for name in self.names], -1).long()  # [..., C]
-        known = (codes >= 0) & (codes < self.limits)
-        chosen = torch.where(known, codes, UNKNOWN_CODE) + self.offsets
+        in_table = (codes >= 0) & (codes < self.limits)
+        rows = torch.where(in_table, codes, UNKNOWN_CODE) + self.offsets
         if not self.one_hot:
-            return F.embedding(chosen, self.weight).sum(-2)
-        row = torch.arange(self.weight.shape[0], device=chosen.device)
-        return (chosen[..., None] == row).any(-2).to(self.weight.dtype) @ self.weight
+            return F.embedding(rows, self.weight).sum(-2)
+        every_row = torch.arange(self.weight.shape[0], device=rows.device)
+        return (rows[..., None] == every_row).any(-2).to(self.weight.dtype) @ self.weight
 
 
 class Numbers(nn.Module):
@@ -51,14 +51,14 @@ class Numbers(nn.Module):
         self.weight = nn.Parameter(torch.empty(h, NUMBER_FEATURES * len(self.names)))
         self.missing = nn.Parameter(torch.empty(len(self.names), h))
         centres = torch.tensor([(field.mean, field.log_mean) for field in fields])
-        spreads = torch.tensor([(field.std, field.log_std) for field in fields])
+        scales = torch.tensor([(field.std, field.log_std) for field in fields])
         self.centres: Tensor  # [F, 2]: of the numbers and of their logarithms
-        self.spreads: Tensor
+        self.scales: Tensor
         self.register_buffer("centres", centres, persistent=False)
-        self.register_buffer("spreads", spreads, persistent=False)
-        self.waves: Tensor  # angles per unit
-        waves = 2 * torch.pi * 2.0 ** torch.arange(NUMBER_FREQUENCIES) / 32
-        self.register_buffer("waves", waves, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        self.frequencies: Tensor  # angles per unit
+        frequencies = 2 * torch.pi * 2.0 ** torch.arange(NUMBER_FREQUENCIES) / 32
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. NaN is missing."""
@@ -69,9 +69,9 @@ class Numbers(nn.Module):
 
     def periodic(self, x: Tensor) -> Tensor:
         """Sines and cosines [..., F, 32] of numbers: periods of 32 to 1/4 standard deviations, plain and log."""
-        both = (torch.stack((x, x.sign() * x.abs().log1p()), -1) - self.centres) / self.spreads
+        both = (torch.stack((x, x.sign() * x.abs().log1p()), -1) - self.centres) / self.scales
         # Beyond half the longest period on either side the slowest wave would repeat itself.
-        angles = both.clamp(-16, 16)[..., None] * self.waves
+        angles = both.clamp(-16, 16)[..., None] * self.frequencies
         return torch.cat((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
@@ -90,9 +90,9 @@ class Vectors(nn.Module):
         for number, (name, weight) in enumerate(zip(self.names, self.weights, strict=True)):
             vector = column(values, name)
             absent = vector.isnan().any(-1, keepdim=True)
-            shown = F.linear(unit_rms(vector.nan_to_num()), weight)
-            chosen = torch.where(absent, self.missing[number].to(shown.dtype), shown)
-            total = chosen if total is None else total + chosen
+            projected = F.linear(unit_rms(vector.nan_to_num()), weight)
+            part = torch.where(absent, self.missing[number].to(projected.dtype), projected)
+            total = part if total is None else total + part
         assert total is not None, "built without vector fields"
         return total
 
@@ -108,5 +108,5 @@ def column(values: dict[str, Tensor], name: str) -> Tensor:
     return values[name]
 
 
-def of_kind(fields: Sequence[Field], kind: str) -> list[Field]:
+def fields_of_kind(fields: Sequence[Field], kind: str) -> list[Field]:
     return [field for field in fields if field.kind == kind]

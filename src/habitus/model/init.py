@@ -1,9 +1,9 @@
-"""How a model starts, and what an optimizer should know of each parameter.
+"""Initial weights, and how an optimizer should treat each parameter.
 
-Scale at the start decides whether a run leaves the plateau at the popularity level (design §4): fan-in scaled
-matrices, residual branches that begin at zero, small tables, and a small gain on the scores. The way out begins as the
-way in, transposed: a query starts near the event that it follows, so repeating and finding alike items need not be
-learned from nothing.
+The scale of the initial weights decides whether a run leaves the plateau at the popularity level: fan-in scaled
+matrices, residual branches that begin at zero, small tables, and a small gain on the scores. The output matrix begins
+as the input matrix, transposed: a query starts near the event that it follows, so that repeating items and finding
+similar ones need not be learned from nothing.
 """
 
 import zlib
@@ -25,11 +25,12 @@ FIELD_STD = 0.2  # of category rows and of what stands for missing
 MUP_BASE_FAN_IN = 128  # the fan-in at which `mup` steps exactly as `default` does
 MUP_BASE_JOINT_DIM = 64  # the joint_dim at which `mup` scores exactly as `default` does
 
-_WAY_IN, _WAY_OUT = "contextualizer.input.weight", "contextualizer.output.weight"
+_OUTPUT_WEIGHT = "contextualizer.output.weight"
+_TRANSPOSED_FROM = {_OUTPUT_WEIGHT: "contextualizer.input.weight"}  # starts as another parameter's draw, transposed
 _COPY_GATE = "contextualizer.copying.gate.weight"
 _CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
 _CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
-# Blocks of four numbers drawn at a time: a CPU's cache should hold the integers, a GPU is told few things at once.
+# Blocks of four numbers drawn at a time: a CPU's cache should hold the integers, a GPU is launched few times.
 _CHUNK_ON_CPU, _CHUNK = 1 << 18, 1 << 22
 
 
@@ -46,19 +47,19 @@ class ParameterInfo:
     stacked: int  # matrices stacked in this one along the first axis: 3 for queries, keys and values
 
 
-def start(model: nn.Module, seed: int) -> None:
-    """Fill every parameter, each from its own counter stream: neither order nor device changes a draw, but that the
-    last digit may be rounded differently on another device."""
+def init_weights(model: nn.Module, seed: int) -> None:
+    """Fill every parameter, each from its own counter stream: neither order nor device changes a draw, except that
+    another device may round the last digit differently."""
     parameters = dict(model.named_parameters())
     device = next(iter(parameters.values())).device
-    starts = {name: _distribution(name, parameter) for name, parameter in parameters.items()}
-    random = {name: parameters[name] for name, (_, std) in starts.items() if std and name != _WAY_OUT}
-    drawn = truncated_normals({name: parameter.numel() for name, parameter in random.items()}, seed, device)
+    distributions = {name: _distribution(name, parameter) for name, parameter in parameters.items()}
+    random = [name for name, (_, std) in distributions.items() if std and name not in _TRANSPOSED_FROM]
+    drawn = truncated_normals({name: parameters[name].numel() for name in random}, seed, device)
     with torch.no_grad():
         for name, parameter in parameters.items():
-            constant, std = starts[name]
-            if name == _WAY_OUT:
-                parameter.copy_(drawn[_WAY_IN].view(parameter.T.shape).T * std)
+            constant, std = distributions[name]
+            if name in _TRANSPOSED_FROM:
+                parameter.copy_(drawn[_TRANSPOSED_FROM[name]].view(parameter.T.shape).T * std)
             elif std:
                 parameter.copy_(drawn[name].view(parameter.shape) * std)
             else:
@@ -66,7 +67,7 @@ def start(model: nn.Module, seed: int) -> None:
 
 
 def parameter_info(model: nn.Module, recipe: ModelRecipe) -> list[ParameterInfo]:
-    """Every parameter that is still trained, with its role, rate multiplier and what may be done to it."""
+    """Every parameter that is still trained, with its role, rate multiplier, decay and whether Muon may take it."""
     return [
         ParameterInfo(
             name=name,
@@ -93,7 +94,7 @@ def role_of(name: str) -> Role:
         return "gain"
     if name.endswith("norm.weight"):
         return "norm"
-    if name in (_WAY_OUT, _COPY_GATE):
+    if name in (_OUTPUT_WEIGHT, _COPY_GATE):
         return "output"
     if name.endswith((".missing", ".tokens", ".positions", ".lags")) or any(
         part in name for part in (".categories.", ".numbers.", ".vectors.")
@@ -117,7 +118,7 @@ def query_scale(recipe: ModelRecipe) -> float:
 
 
 def _distribution(name: str, parameter: Tensor) -> tuple[float, float]:
-    """(constant, standard deviation) that a parameter starts from; the constant counts where std is 0."""
+    """(constant, standard deviation) of a parameter's initial values; the constant counts where std is 0."""
     role = role_of(name)
     if role == "gain":
         return INITIAL_GAIN, 0.0

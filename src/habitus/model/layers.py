@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from habitus.model.activation import gelu
-from habitus.model.dropout import Noise, dropped
-from habitus.model.layouts import Layout, attend
+from habitus.model.attention import Layout, attend
+from habitus.model.dropout import DropoutMask, apply_dropout
 
 _EPS = 1e-6
 
@@ -28,37 +28,46 @@ class Block(nn.Module):
         self.mlp_up = Linear(width, 4 * width)
         self.mlp_out = Linear(4 * width, width)
 
-    def forward(self, x: Tensor, layout: Layout, noise: Noise | None = None) -> Tensor:
-        """x [R, w] after the layer; with noise, parts of what it adds are dropped."""
+    def forward(self, x: Tensor, layout: Layout, dropout_mask: DropoutMask | None = None) -> Tensor:
+        """x [R, w] after the layer; a dropout mask applies to what attention and MLP add."""
         if x.shape[-1] > self.width:
-            return self._with_room(x, layout)
-        # The norms' weights scale the columns of the matrices that follow, not the rows: the same product, and their
-        # gradient comes out of the matrix's instead of a sum over all rows.
-        qkv = self.qkv(self.attention_norm.direction(x), self.attention_norm.weight).unflatten(-1, (3, self.heads, -1))
-        seen = self.attention_out(attend(qkv, layout).flatten(1))
-        x = x + (seen if noise is None else dropped(seen, noise.attention, noise.rate))
-        thought = self.mlp_out(gelu(self.mlp_up(self.mlp_norm.direction(x), self.mlp_norm.weight)))
-        return x + (thought if noise is None else dropped(thought, noise.mlp, noise.rate))
+            return self._forward_padded(x, layout)
+        if dropout_mask is None:
+            x = x + self._attention(x, layout)
+            return x + self._mlp(x)
+        x = x + apply_dropout(self._attention(x, layout), dropout_mask.attention, dropout_mask.rate)
+        return x + apply_dropout(self._mlp(x), dropout_mask.mlp, dropout_mask.rate)
 
-    def _with_room(self, x: Tensor, layout: Layout) -> Tensor:
+    def _attention(self, x: Tensor, layout: Layout) -> Tensor:
+        # A norm's weight scales the columns of the matrix that follows, not the rows: the same product, and its
+        # gradient comes out of the matrix's instead of a sum over all rows.
+        qkv = self.qkv(self.attention_norm.normalize(x), self.attention_norm.weight).unflatten(-1, (3, self.heads, -1))
+        out: Tensor = self.attention_out(attend(qkv, layout).flatten(1))
+        return out
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        out: Tensor = self.mlp_out(gelu(self.mlp_up(self.mlp_norm.normalize(x), self.mlp_norm.weight)))
+        return out
+
+    def _forward_padded(self, x: Tensor, layout: Layout) -> Tensor:
         """The same for rows that end in zeros, which stay zeros: the matrices get zeros of their own."""
-        room, w = x.shape[-1], self.width
+        padded, w = x.shape[-1], self.width
         d = w // self.heads
-        more, more_d = room - w, -(-room // (8 * self.heads)) * 8 - d
-        # Directions are taken over all of the room: too long by the square root of room / w.
-        shorter = (w / room) ** 0.5
-        qkv = (self.qkv.weight * (self.attention_norm.weight * shorter)).unflatten(0, (3, self.heads, d))
-        qkv = F.linear(self.attention_norm.direction(x), with_zeros(qkv, (0, more, 0, more_d)).flatten(0, 2))
-        seen = attend(qkv.unflatten(-1, (3, self.heads, -1)), layout, scale=d**-0.5).flatten(1)
+        more, more_d = padded - w, -(-padded // (8 * self.heads)) * 8 - d
+        # Rows are normalized over the padded width: too long by the square root of padded / w.
+        shrink = (w / padded) ** 0.5
+        qkv = (self.qkv.weight * (self.attention_norm.weight * shrink)).unflatten(0, (3, self.heads, d))
+        qkv = F.linear(self.attention_norm.normalize(x), pad_zeros(qkv, (0, more, 0, more_d)).flatten(0, 2))
+        heads = attend(qkv.unflatten(-1, (3, self.heads, -1)), layout, scale=d**-0.5).flatten(1)
         out = self.attention_out.weight.unflatten(1, (self.heads, d))
-        x = x + F.linear(seen, with_zeros(out, (0, more_d, 0, 0, 0, more)).flatten(1))
-        up = self.mlp_up.weight * (self.mlp_norm.weight * shorter)
-        thought = gelu(F.linear(self.mlp_norm.direction(x), with_zeros(up, (0, more))))
-        return x + F.linear(thought, with_zeros(self.mlp_out.weight, (0, 0, 0, more)))
+        x = x + F.linear(heads, pad_zeros(out, (0, more_d, 0, 0, 0, more)).flatten(1))
+        up = self.mlp_up.weight * (self.mlp_norm.weight * shrink)
+        hidden = gelu(F.linear(self.mlp_norm.normalize(x), pad_zeros(up, (0, more))))
+        return x + F.linear(hidden, pad_zeros(self.mlp_out.weight, (0, 0, 0, more)))
 
 
 class Linear(nn.Module):
-    """x·Wᵀ. What it starts from is decided in `habitus.model.init`, for the whole model at once."""
+    """x·Wᵀ. Its weights are filled by `habitus.model.init`, for the whole model at once."""
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
@@ -68,17 +77,17 @@ class Linear(nn.Module):
         """x·Wᵀ, or x·(W·diag(column_scale))ᵀ."""
         return F.linear(x, self.weight if column_scale is None else self.weight * column_scale)
 
-    def aligned(self, x: Tensor) -> Tensor:
-        """x·Wᵀ with zeros beside odd sizes, where those are faster."""
+    def forward_padded(self, x: Tensor) -> Tensor:
+        """x·Wᵀ with odd sizes padded by zeros, where that is faster."""
         fan_out, fan_in = self.weight.shape
-        more_in, more_out = roomy(fan_in, x.device) - fan_in, roomy(fan_out, x.device) - fan_out
+        more_in, more_out = padded_width(fan_in, x.device) - fan_in, padded_width(fan_out, x.device) - fan_out
         if not (more_in or more_out):
             return self(x)
-        return F.linear(with_zeros(x, (0, more_in)), with_zeros(self.weight, (0, more_in, 0, more_out)))[..., :fan_out]
+        return F.linear(pad_zeros(x, (0, more_in)), pad_zeros(self.weight, (0, more_in, 0, more_out)))[..., :fan_out]
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x), times a learned weight; computed in float32, returned as it came."""
+    """x / rms(x), times a learned weight; computed in float32, returned in the type of x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,8 +96,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.rms_norm(x.float(), self.weight.shape, self.weight.float(), _EPS).to(x.dtype)
 
-    def direction(self, x: Tensor) -> Tensor:
-        """x / rms(x) without the weight, returned as it came."""
+    def normalize(self, x: Tensor) -> Tensor:
+        """x / rms(x) without the weight, in the type of x."""
         return unit_rms(x).to(x.dtype)
 
 
@@ -97,14 +106,14 @@ def unit_rms(x: Tensor) -> Tensor:
     return torch.rms_norm(x.float(), x.shape[-1:], None, _EPS)
 
 
-def with_zeros(x: Tensor, room: tuple[int, ...]) -> Tensor:
-    """x with zeros beside it, `room` as in F.pad: (before, after) of the last axis, then of the one before it."""
+def pad_zeros(x: Tensor, pad: tuple[int, ...]) -> Tensor:
+    """x with zeros around it, `pad` as in F.pad: (before, after) of the last axis, then of the one before it."""
     # F.pad and F.rms_norm are Python functions, and PyTorch's compiler splits the whole file of every function that it
     # traces into tokens: seven thousand lines, a tenth of a second of every start. What is called here is none.
-    return torch.constant_pad_nd(x, room)
+    return torch.constant_pad_nd(x, pad)
 
 
-def roomy(width: int, device: torch.device) -> int:
+def padded_width(width: int, device: torch.device) -> int:
     """How wide rows of `width` numbers should be for tensor cores, which load eight of them at a time.
 
     Only compiled, where zeros are written along with the rest: as a copy of its own they cost what they gain.

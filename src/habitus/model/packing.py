@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from habitus.data import PADDING_TOKEN
-from habitus.model.layouts import LengthGroups, PackedRows
+from habitus.model.attention import LengthGroups, PackedRows
 
 
 class PackedText(NamedTuple):
@@ -71,12 +71,12 @@ def _pack_by_length(tokens: Tensor, lengths: Tensor) -> PackedText:
     ends = sorted_lengths.cumsum(0)
     starts = torch.empty_like(lengths).scatter(0, order, ends - sorted_lengths)
     place = torch.arange(T)
-    kept = place < sorted_lengths[:, None]
+    present = place < sorted_lengths[:, None]
     counts = torch.bincount(sorted_lengths, minlength=T + 1).tolist()
     return PackedText(
-        tokens=tokens[order][kept].long(),
-        places=place.expand(n, T)[kept],
-        items=order[:, None].expand(n, T)[kept],
+        tokens=tokens[order][present].long(),
+        places=place.expand(n, T)[present],
+        items=order[:, None].expand(n, T)[present],
         starts=starts,
         lengths=lengths,
         layout=LengthGroups(tuple((count, t) for t, count in enumerate(counts) if count and t)),
@@ -95,12 +95,12 @@ class _PackedMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, items: Tensor, starts: Tensor, lengths: Tensor, text_len: int) -> Tensor:
         place = torch.arange(text_len, device=x.device)
-        here = place < lengths[:, None]
+        present = place < lengths[:, None]
         if x.shape[0] == 0:
             total = x.new_zeros(lengths.shape[0], x.shape[1], dtype=torch.float32)
         else:
             rows = (starts[:, None] + place).clamp(max=x.shape[0] - 1)
-            total = (x[rows].float() * here[:, :, None]).sum(1)
+            total = (x[rows].float() * present[:, :, None]).sum(1)
         ctx.save_for_backward(items, lengths)
         ctx.dtype = x.dtype
         return total / lengths.clamp(min=1)[:, None]

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from habitus.data import Batch, ItemFeatures
 from habitus.errors import ModelError
-from habitus.model.dropout import Noise
+from habitus.model.dropout import DropoutMask
 from habitus.model.packing import PackedText, pack_text
 from habitus.recipe import ModelRecipe
 
 
 @dataclass(frozen=True)
 class BatchTensors:
-    """What the contextualizer reads of a batch, and the ids beside it."""
+    """A batch as the contextualizer takes it, and its item ids."""
 
     items: Tensor  # int64 [B, L]
     targets: Tensor  # int64 [B, L]; -1: no query
@@ -26,12 +26,12 @@ class BatchTensors:
     segments: Tensor  # int32 [B, L]; -1 in empty slots
     boundaries: Tensor  # int32 [B·(S+1)+1]
     fields: dict[str, Tensor]  # [B, L]
-    noise: Noise | None = None  # what dropout draws from, in training
+    dropout_mask: DropoutMask | None = None  # in training only
 
 
 @dataclass(frozen=True)
 class ItemTensors:
-    """What the embedder reads of n items."""
+    """n items as the embedder takes them."""
 
     text: PackedText | None
     fields: dict[str, Tensor]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from habitus.model import UNSEEN
+from habitus.model import MASKED_COPY_SCORE
 
 
 class Past(NamedTuple):
@@ -31,7 +31,7 @@ def pasts(copying: Tensor | None, items: np.ndarray, windows: np.ndarray, slots:
     said = copying[windows, slots].double().cpu().numpy()
     found = []
     for window, weights in zip(windows.tolist(), said, strict=True):
-        seen = weights > UNSEEN / 2
+        seen = weights > MASKED_COPY_SCORE / 2
         rows, place = np.unique(items[window][seen], return_inverse=True)
         added = np.full(len(rows), -np.inf)
         np.logaddexp.at(added, place, weights[seen])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from habitus.data import Batch, Dataset, ItemFeatures
 from habitus.evaluation import Ranks
-from habitus.model import BatchTensors, ItemTensors, Noise, item_tensors, row_noise
+from habitus.model import BatchTensors, DropoutMask, ItemTensors, draw_dropout_mask, item_tensors
 from habitus.recipe import Recipe
 from habitus.training.windows import WindowOrder
 
@@ -113,7 +113,7 @@ class Feeder:
                 weights[: len(slots)] = 1
                 slots, chosen = np.pad(slots, (0, spare)), np.pad(chosen, (0, spare))
             yield Micro(
-                self._batch(batch, self._noise(step, start, batch.items)),
+                self._batch(batch, self._dropout_mask(step, start, batch.items)),
                 self._tensor(events[start:stop]),
                 self._tensor(slots),
                 self._tensor(chosen),
@@ -126,14 +126,14 @@ class Feeder:
         first, last = rank * size // world, (rank + 1) * size // world
         return first + part * (last - first) // parts, first + (part + 1) * (last - first) // parts
 
-    def _noise(self, step: int, start: int, items: np.ndarray) -> Noise | None:
+    def _dropout_mask(self, step: int, start: int, items: np.ndarray) -> DropoutMask | None:
         """What dropout draws from: numbers of the windows' places in the whole batch, whoever has them."""
         if not self.recipe.dropout:
             return None
         first = start * items.shape[1]
-        return row_noise(self.recipe.seed, step, first, items.size, self.recipe.dropout, self.device)
+        return draw_dropout_mask(self.recipe.seed, step, first, items.size, self.recipe.dropout, self.device)
 
-    def _batch(self, batch: Batch, noise: Noise | None) -> BatchTensors:
+    def _batch(self, batch: Batch, dropout_mask: DropoutMask | None) -> BatchTensors:
         return BatchTensors(
             items=self._tensor(batch.items),
             targets=self._tensor(batch.targets),
@@ -141,7 +141,7 @@ class Feeder:
             segments=self._tensor(batch.segments),
             boundaries=self._tensor(batch.boundaries),
             fields={name: self._tensor(values) for name, values in batch.fields.items()},
-            noise=noise,
+            dropout_mask=dropout_mask,
         )
 
     def _tensor(self, values: np.ndarray) -> Tensor:

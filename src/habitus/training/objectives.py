@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from habitus.data import Dataset
-from habitus.model import BehaviorModel, Mass, Noise, mass_of, row_noise, with_copying
+from habitus.model import BehaviorModel, CopyMass, DropoutMask, copy_mass, copying_loss, draw_dropout_mask
 from habitus.recipe import Recipe
 from habitus.softmax import (
     Latch,
@@ -51,8 +51,8 @@ class JointObjective:
         compiled: bool = False,
     ) -> None:
         self.model, self.items, self.names = model, items, names
-        self.mass_of = torch.compile(mass_of, dynamic=False) if compiled else mass_of
-        self.noise = StepNoise(recipe, compiled=compiled)
+        self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
+        self.dropout_mask = StepDropoutMask(recipe, compiled=compiled)
         self.log_q: Tensor | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(items.lengths.device)[0]
@@ -61,8 +61,8 @@ class JointObjective:
         """The losses of a batch whose distinct items fit `size` = (items, tokens)."""
         rows = batch.rows[: size[0]]
         vectors = self.model.embed_items(self.items.read(rows, batch.counts[1], size[1]))
-        inputs = batch.batch(self.names, self.noise(batch, latch))
-        read = self.model.read(inputs, F.embedding(batch.event_places, vectors))
+        inputs = batch.batch(self.names, self.dropout_mask(batch, latch))
+        read = self.model.contextualize(inputs, F.embedding(batch.event_places, vectors))
         found = candidate_softmax(
             read.queries.flatten(0, 1),
             vectors,
@@ -71,7 +71,7 @@ class JointObjective:
             num_valid=batch.counts[0],
             latch=latch,
         )
-        mass = None if read.copying is None else self.mass_of(read.copying, batch.items, batch.wanted)
+        mass = None if read.copy_scores is None else self.copy_mass(read.copy_scores, batch.items, batch.wanted)
         return Losses(mean_of_queries(found, mass, batch), None, batch.counts[4] * batch.counts[0])
 
 
@@ -95,17 +95,18 @@ class FrozenObjective:
         self.whole = self.num_negatives == self.num_items and self.extra_pool == "union"
         # Some five hundred small operations on integers: one kernel once compiled.
         self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
-        self.mass_of = torch.compile(mass_of, dynamic=False) if compiled else mass_of
-        self.noise = StepNoise(recipe, compiled=compiled)
+        self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
+        self.dropout_mask = StepDropoutMask(recipe, compiled=compiled)
         self.log_q: tuple[Tensor, Tensor, Tensor] | None = None
         if recipe.train.log_q:
             self.log_q = Inclusion(dataset, recipe).tables(table.device)
 
     def __call__(self, batch: Assembled, keys: Tensor, size: tuple[int, int], latch: Latch) -> Losses:
         """The losses of a batch whose distinct targets fit `size[0]`; `keys` draw the extras."""
-        read = self.model.read(batch.batch(self.names, self.noise(batch, latch)), self.table[batch.items])
+        inputs = batch.batch(self.names, self.dropout_mask(batch, latch))
+        read = self.model.contextualize(inputs, self.table[batch.items])
         queries = read.queries.flatten(0, 1)
-        mass = None if read.copying is None else self.mass_of(read.copying, batch.items, batch.wanted)
+        mass = None if read.copy_scores is None else self.copy_mass(read.copy_scores, batch.items, batch.wanted)
         targets = batch.wanted.flatten()
         # Distinct items have their targets first, so the head of the rows is the in-batch pool.
         rows = batch.rows[: size[0]]
@@ -148,22 +149,22 @@ class FrozenObjective:
         return found, pool.num_valid
 
 
-class StepNoise:
+class StepDropoutMask:
     """What dropout draws from in a captured step, whose number the latch counts."""
 
     def __init__(self, recipe: Recipe, *, compiled: bool) -> None:
         self.seed, self.rate = recipe.train.seed, recipe.train.dropout
-        self.draw = torch.compile(row_noise, dynamic=False) if compiled else row_noise
+        self.draw = torch.compile(draw_dropout_mask, dynamic=False) if compiled else draw_dropout_mask
 
-    def __call__(self, batch: Assembled, latch: Latch) -> Noise | None:
+    def __call__(self, batch: Assembled, latch: Latch) -> DropoutMask | None:
         if not self.rate:
             return None
         return self.draw(self.seed, latch.state[0], 0, batch.items.numel(), self.rate, batch.items.device)
 
 
-def mean_of_queries(found: SoftmaxResult, mass: Mass | None, batch: Assembled) -> Tensor:
+def mean_of_queries(found: SoftmaxResult, mass: CopyMass | None, batch: Assembled) -> Tensor:
     """The mean loss over the slots that have a query; `mass` is what the past adds, where it is heard."""
     losses = found.loss
     if mass is not None:
-        losses = with_copying(losses, found.score, found.log_q, Mass(mass.everything.flatten(), mass.target.flatten()))
+        losses = copying_loss(losses, found.score, found.log_q, CopyMass(mass.total.flatten(), mass.target.flatten()))
     return torch.where(batch.has_query.flatten(), losses, 0).sum() / batch.counts[4]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from habitus.data import PADDING_TOKEN, Dataset
-from habitus.model import BatchTensors, ItemTensors, Noise, pack_text
+from habitus.model import BatchTensors, DropoutMask, ItemTensors, pack_text
 from habitus.recipe import Recipe
 from habitus.training.feeding import feature_bytes
 
@@ -35,11 +35,11 @@ class Assembled(NamedTuple):
     counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
     fields: tuple[Tensor, ...]  # [B, L] each, in the order of the dataset's event fields
 
-    def batch(self, names: tuple[str, ...], noise: Noise | None = None) -> BatchTensors:
+    def batch(self, names: tuple[str, ...], dropout_mask: DropoutMask | None = None) -> BatchTensors:
         """What the contextualizer reads."""
         fields = dict(zip(names, self.fields, strict=True))
         edges = self.boundaries.flatten()
-        return BatchTensors(self.items, self.wanted, self.positions, self.segments, edges, fields, noise)
+        return BatchTensors(self.items, self.wanted, self.positions, self.segments, edges, fields, dropout_mask)
 
     def flat(self) -> list[Tensor]:
         """All tensors, in one order."""

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from habitus.data import Dataset
 from habitus.evaluation import Ranks
-from habitus.model import BehaviorModel, Mass, autocast, mass_of, with_copying
-from habitus.randomness import Stream, shuffle_keys, shuffled
+from habitus.model import BehaviorModel, CopyMass, autocast, copy_mass, copying_loss
+from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.recipe import Recipe
 from habitus.softmax import SoftmaxResult, candidate_softmax
 from habitus.training.feeding import Feed, Feeder, ItemReader, Micro
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     """The queries of a micro-batch [m, h], and what the past adds to each, where it is heard."""
 
     queries: Tensor
-    mass: Mass | None
+    mass: CopyMass | None
 
 
 @dataclass
@@ -153,7 +153,8 @@ class FrozenStage:
         self.work.scores += feed.num_queries * feed.num_targets
         if not K:
             return None
-        drawn = shuffled(np.arange(K), self.num_items, shuffle_keys(self.recipe.train.seed, Stream.NEGATIVES, step))
+        keys = shuffle_keys(self.recipe.train.seed, Stream.NEGATIVES, step)
+        drawn = permute_index(np.arange(K), self.num_items, keys)
         if self.recipe.train.extra_pool == "union":
             present = np.zeros(self.num_items, bool)
             present[feed.items[: feed.num_targets]] = True
@@ -204,17 +205,17 @@ class FrozenStage:
 
 def micro_queries(model: BehaviorModel, micro: Micro, events: Tensor) -> Asked:
     """What a micro-batch asks, from the vectors of its events [B, L, h]."""
-    read = model.read(micro.batch, events)
+    read = model.contextualize(micro.batch, events)
     queries = read.queries.flatten(0, 1)[micro.slots]
-    if read.copying is None:
+    if read.copy_scores is None:
         return Asked(queries, None)
-    mass = mass_of(read.copying, micro.batch.items, micro.batch.targets)
-    return Asked(queries, Mass(*(part.flatten()[micro.slots] for part in mass)))
+    mass = copy_mass(read.copy_scores, micro.batch.items, micro.batch.targets)
+    return Asked(queries, CopyMass(*(part.flatten()[micro.slots] for part in mass)))
 
 
 def heard(found: SoftmaxResult, asked: Asked) -> Tensor:
     """The losses [m] once the past has been heard too."""
-    return found.loss if asked.mass is None else with_copying(found.loss, found.score, found.log_q, asked.mass)
+    return found.loss if asked.mass is None else copying_loss(found.loss, found.score, found.log_q, asked.mass)
 
 
 def summed_loss(asked: Asked, candidates: Tensor, micro: Micro, log_q: Tensor | None, ranks: Ranks) -> Tensor:

@@ -1,12 +1,13 @@
-"""Triton kernels of packed attention. Imported only where a CUDA device runs them.
+"""Triton kernels of packed attention, rope and GELU. Imported only where a CUDA device runs them.
 
 A block of rows loops over the keys between its smallest `begin` and its largest `end`. Short texts therefore
 cost one or two tiles and no padding, and causal histories only the tiles of their own segment. The grid
 depends on R and H alone, never on how the rows are divided.
 
+Rope is a pass of its own before the attention, and after the gradient in place: inside the attention each tile would be
+rotated again by every block that reads it, and compiled from PyTorch's operators it took twice the time.
+
 Letters: R rows, H heads, d head size; in kernels M rows and N rows of the two sides of a tile, D is d padded.
-Turning (rotary positions) is a pass of its own before, and after the gradient in place: inside the attention each tile
-would be turned again by every block that reads it, and compiled from PyTorch's operators it took twice the time.
 """
 
 # mypy: allow-untyped-defs
@@ -18,10 +19,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from habitus.model.activation import DENSITY_AT_ZERO, ROOT_HALF, SERIES, P
+
 _LOG2_E = 1.4426950408889634
+_GELU_SIZE = 1024  # entries per program: eight for each thread of four warps, which it loads and stores at once
+_C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in SERIES)
+_P, _ROOT_HALF, _DENSITY = tl.constexpr(P), tl.constexpr(ROOT_HALF), tl.constexpr(DENSITY_AT_ZERO)
 
 
-def forward(qk: Tensor, qkv: Tensor, begin: Tensor, end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attention_forward(qk: Tensor, qkv: Tensor, begin: Tensor, end: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Output [R, H, d] and base-2 log-sum-exp of the scaled scores [H, R].
 
     Queries and keys come first in `qk` [R, 2 or 3, H, d], which may be qkv itself, and values last in qkv [R, 3, H, d].
@@ -31,11 +37,11 @@ def forward(qk: Tensor, qkv: Tensor, begin: Tensor, end: Tensor, scale: float) -
     lse = qkv.new_empty(H, R, dtype=torch.float32)
     options = _options(qkv) | {"QK": qk.shape[1]}
     grid = (triton.cdiv(R, options["M"]), H)
-    _forward_kernel[grid](qk, qkv, begin, end, out, lse, R, _LOG2_E * scale, **options)
+    _attention_kernel[grid](qk, qkv, begin, end, out, lse, R, _LOG2_E * scale, **options)
     return out, lse
 
 
-def backward(
+def attention_backward(
     grad: Tensor,
     qk: Tensor,
     qkv: Tensor,
@@ -54,33 +60,35 @@ def backward(
     delta = torch.empty_like(lse)  # Σ grad·out per row, what the softmax's own gradient subtracts
     options = _options(qkv) | {"QK": qk.shape[1]}
     grid = (triton.cdiv(R, options["M"]), H)
-    _query_gradient[grid](qk, qkv, grad, out, lse, begin, end, result, delta, R, scale, _LOG2_E * scale, **options)
-    _key_value_gradient[grid](
+    _query_gradient_kernel[grid](
+        qk, qkv, grad, out, lse, begin, end, result, delta, R, scale, _LOG2_E * scale, **options
+    )
+    _key_value_gradient_kernel[grid](
         qk, qkv, grad, lse, delta, begin, end, first, last, result, R, scale, _LOG2_E * scale, **options
     )
     return result
 
 
-def turn(qkv: Tensor, turns: Tensor) -> Tensor:
-    """Queries and keys [R, 2, H, d] of qkv [R, 3, H, d], turned pairwise by cosines and sines [R, 2, d/2]."""
+def rotate(qkv: Tensor, rope: Tensor) -> Tensor:
+    """Queries and keys [R, 2, H, d] of qkv [R, 3, H, d], rotated pairwise by cosines and sines [R, 2, d/2]."""
     R, _, H, d = qkv.shape
-    result = qkv.new_empty(R, 2, H, d)
-    _turn(qkv, turns, result, back=False)
-    return result
+    rotated = qkv.new_empty(R, 2, H, d)
+    _rotate(qkv, rope, rotated, back=False)
+    return rotated
 
 
-def turn_back(gradient: Tensor, turns: Tensor) -> None:
-    """Turn the gradient [R, 3, H, d] of what `turn` returned, and of the values, into that of qkv, in place."""
-    _turn(gradient, turns, gradient, back=True)
+def rotate_gradient_back(gradient: Tensor, rope: Tensor) -> None:
+    """Turn the gradient [R, 3, H, d] of what `rotate` returned, and of the values, into that of qkv, in place."""
+    _rotate(gradient, rope, gradient, back=True)
 
 
-def _turn(source: Tensor, turns: Tensor, target: Tensor, *, back: bool) -> None:
+def _rotate(source: Tensor, rope: Tensor, target: Tensor, *, back: bool) -> None:
     R, _, H, d = source.shape
     half = triton.next_power_of_2(d // 2)
     rows = max(1, 1024 // half)  # eight entries, 16 bytes of bfloat16, per thread
     grid = (triton.cdiv(R, rows),)
-    _turn_kernel[grid](
-        source, turns, target, R, FROM=source.shape[1], TO=target.shape[1], H=H, HALF=d // 2, N=half, ROWS=rows,
+    _rope_kernel[grid](
+        source, rope, target, R, FROM=source.shape[1], TO=target.shape[1], H=H, HALF=d // 2, N=half, ROWS=rows,
         BACK=back, num_warps=4,
     )  # fmt: skip
 
@@ -105,9 +113,23 @@ def _options(qkv: Tensor) -> dict[str, Any]:
     }
 
 
+def gelu_forward(x: Tensor) -> Tensor:
+    """x·Φ(x) of a contiguous tensor."""
+    out = torch.empty_like(x)
+    _gelu_kernel[(triton.cdiv(x.numel(), _GELU_SIZE),)](x, out, x.numel(), SIZE=_GELU_SIZE)
+    return out
+
+
+def gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, given that of the result; both contiguous."""
+    out = torch.empty_like(x)
+    _gelu_gradient_kernel[(triton.cdiv(x.numel(), _GELU_SIZE),)](grad, x, out, x.numel(), SIZE=_GELU_SIZE)
+    return out
+
+
 # R changes with every batch of texts; a kernel of its own for lengths that 16 divides would gain nothing.
 @triton.jit(do_not_specialize=["R"])
-def _forward_kernel(
+def _attention_kernel(
     qk, qkv, begin, end, out, lse, R, scale,
     QK: tl.constexpr, H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     D: tl.constexpr,
@@ -126,8 +148,8 @@ def _forward_kernel(
         key = _get(qk, 1, keys, R, head, QK, H, d, D)
         value = _get(qkv, 2, keys, R, head, 3, H, d, D)
         scores = _dot(query, tl.trans(key), EXACT) * scale
-        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
+        visible = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
         better = tl.maximum(best, tl.max(scores, 1))
         # A row that sees nothing of this tile has no finite maximum yet; keep the exponent defined.
         anchor = tl.where(better == -float("inf"), 0.0, better)
@@ -142,7 +164,7 @@ def _forward_kernel(
 
 
 @triton.jit(do_not_specialize=["R"])
-def _query_gradient(
+def _query_gradient_kernel(
     qk, qkv, grad, out, lse, begin, end, result, delta, R, plain_scale, scale,
     QK: tl.constexpr, H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     D: tl.constexpr,
@@ -164,15 +186,15 @@ def _query_gradient(
         key = _get(qk, 1, keys, R, head, QK, H, d, D)
         value = _get(qkv, 2, keys, R, head, 3, H, d, D)
         scores = _dot(query, tl.trans(key), EXACT) * scale
-        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
-        weights = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
+        visible = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
+        weights = tl.where(visible, tl.exp2(scores - norm[:, None]), 0.0)
         slope = weights * (_dot(upstream, tl.trans(value), EXACT) - mean[:, None]) * plain_scale
         total += _dot(slope.to(key.dtype), key, EXACT)
     _put(result, 0, total, rows, R, head, 3, H, d, D)
 
 
 @triton.jit(do_not_specialize=["R"])
-def _key_value_gradient(
+def _key_value_gradient_kernel(
     qk, qkv, grad, lse, delta, begin, end, first, last, result, R, plain_scale, scale,
     QK: tl.constexpr, H: tl.constexpr, d: tl.constexpr, EXACT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     D: tl.constexpr,
@@ -195,8 +217,8 @@ def _key_value_gradient(
         norm = tl.load(lse + head * R + rows, mask=rows < R, other=0.0)
         mean = tl.load(delta + head * R + rows, mask=rows < R, other=0.0)
         scores = _dot(key, tl.trans(query), EXACT) * scale  # [M keys, N rows]
-        seen = (keys[:, None] >= low[None, :]) & (keys[:, None] < high[None, :])
-        weights = tl.where(seen, tl.exp2(scores - norm[None, :]), 0.0)
+        visible = (keys[:, None] >= low[None, :]) & (keys[:, None] < high[None, :])
+        weights = tl.where(visible, tl.exp2(scores - norm[None, :]), 0.0)
         value_total += _dot(weights.to(upstream.dtype), upstream, EXACT)
         slope = weights * (_dot(value, tl.trans(upstream), EXACT) - mean[None, :]) * plain_scale
         key_total += _dot(slope.to(query.dtype), query, EXACT)
@@ -205,16 +227,16 @@ def _key_value_gradient(
 
 
 @triton.jit(do_not_specialize=["R"])
-def _turn_kernel(
-    source, turns, target, R,
+def _rope_kernel(
+    source, rope, target, R,
     FROM: tl.constexpr, TO: tl.constexpr, H: tl.constexpr, HALF: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
     BACK: tl.constexpr,
 ):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, N)[None, :]
     there = (rows < R) & (columns < HALF)
-    cosine = tl.load(turns + rows * (2 * HALF) + columns, mask=there, other=1.0)
-    sine = tl.load(turns + rows * (2 * HALF) + HALF + columns, mask=there, other=0.0)
+    cosine = tl.load(rope + rows * (2 * HALF) + columns, mask=there, other=1.0)
+    sine = tl.load(rope + rows * (2 * HALF) + HALF + columns, mask=there, other=0.0)
     if BACK:
         sine = -sine
     from_at = rows * (2 * FROM * H * HALF) + columns
@@ -255,3 +277,31 @@ def _dot(a, b, EXACT: tl.constexpr):
         return tl.dot(a, b, input_precision="ieee")
     else:  # noqa: RET505 (a constant condition: Triton compiles one branch only)
         return tl.dot(a, b)
+
+
+@triton.jit
+def _gelu_kernel(x, out, count, SIZE: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    value = tl.load(x + place, mask=place < count).to(tl.float32)
+    share, _ = _normal(value)
+    tl.store(out + place, (value * share).to(out.dtype.element_ty), mask=place < count)
+
+
+@triton.jit
+def _gelu_gradient_kernel(grad, x, out, count, SIZE: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    value = tl.load(x + place, mask=place < count).to(tl.float32)
+    upstream = tl.load(grad + place, mask=place < count).to(tl.float32)
+    share, bell = _normal(value)
+    slope = share + value * (_DENSITY * bell)
+    tl.store(out + place, (upstream * slope).to(out.dtype.element_ty), mask=place < count)
+
+
+@triton.jit
+def _normal(value):
+    """Φ and exp(-value²/2), as in `habitus.model.activation.normal_distribution`."""
+    a = tl.abs(value) * _ROOT_HALF
+    t = 1 / (1 + _P * a)
+    bell = tl.exp(-a * a)
+    tail = 0.5 * bell * ((((_C5 * t + _C4) * t + _C3) * t + _C2) * t + _C1) * t
+    return tl.where(value < 0, tail, 1 - tail), bell
