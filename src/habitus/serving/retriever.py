@@ -243,9 +243,9 @@ class Retriever:
         device = self.bundle.device
         events = self.live.vectors(rows).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
         with self.bundle.autocast():
-            read = self.bundle.model.read(batch_tensors(batch, device), events)
+            read = self.bundle.model.contextualize(batch_tensors(batch, device), events)
         vectors = read.queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
-        return Query(vectors, pasts(read.copying, batch.items, windows, slots))
+        return Query(vectors, pasts(read.copy_scores, batch.items, windows, slots))
 
     def _response(self, asked: Asked, scores: np.ndarray, rows: np.ndarray, lse: float) -> Response:
         ids = self.live.ids_at(rows.tolist())
