@@ -24,7 +24,7 @@ import pytest
 from typer.testing import CliRunner
 
 from habitus.cli import app
-from habitus.laws.runs import read_runs
+from habitus.laws import read_runs
 
 ROOT = Path(__file__).parents[1]
 BRIEF = ROOT / "tests" / "brief.toml"

@@ -19,7 +19,8 @@ from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
 from habitus.laws.rollout import leave_one_out, rollout
-from habitus.laws.runs import Run, read_runs
+from habitus.laws.run_sources import read_runs
+from habitus.laws.runs import MeasuredRun
 from habitus.laws.saturating import predict_saturating, saturating
 from habitus.laws.selection import select
 from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smoothed, steps_to_target
@@ -31,7 +32,7 @@ from habitus.laws.two_term import two_term, two_term_by_budget
 __all__ = [
     "EWMA_HALF_LIFE",
     "NO_TREND",
-    "Run",
+    "MeasuredRun",
     "allocation_pipeline",
     "compare_approaches",
     "compare_scaling",

@@ -15,7 +15,7 @@ from habitus.laws.isoflop import depth_optimum
 from habitus.laws.power_law import power_law
 from habitus.laws.result import refused
 from habitus.laws.rollout import leave_one_out, rollout
-from habitus.laws.runs import Run
+from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import iso_target, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
@@ -40,11 +40,11 @@ class Column:
     budget: np.ndarray
     x: np.ndarray
     y: np.ndarray
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
     note: str = ""
 
 
-def column(runs: Sequence[Run], knob: str, metric: str) -> Column:
+def column(runs: Sequence[MeasuredRun], knob: str, metric: str) -> Column:
     """The runs that hold the knob and the metric; an error where too many lack the metric."""
     with_knob = [run for run in runs if knob in run.knobs]
     have = [run for run in with_knob if metric in run.metrics]
@@ -71,7 +71,7 @@ def column(runs: Sequence[Run], knob: str, metric: str) -> Column:
     )
 
 
-def fit_share(runs: Sequence[Run], metric: str) -> Found:
+def fit_share(runs: Sequence[MeasuredRun], metric: str) -> Found:
     """s* per budget by two-term valleys, and s*(C) over the interior ones."""
     data = column(runs, "embedder_share", metric)
     optima = {}
@@ -84,7 +84,7 @@ def fit_share(runs: Sequence[Run], metric: str) -> Found:
     return Found(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
 
 
-def fit_negatives(runs: Sequence[Run], metric: str) -> Found:
+def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> Found:
     """K* per budget with α free and with α shared, and K*(C) over the interior ones."""
     data = column(runs, "num_negatives", metric)
     entries = []
@@ -103,7 +103,7 @@ def fit_negatives(runs: Sequence[Run], metric: str) -> Found:
     return Found(tuple(entries))
 
 
-def fit_depth(runs: Sequence[Run], metric: str) -> Found:
+def fit_depth(runs: Sequence[MeasuredRun], metric: str) -> Found:
     """The parabola in log share per budget, with the gap at 2%."""
     data = column(runs, "embedder_share", metric)
     entries = []
@@ -114,7 +114,7 @@ def fit_depth(runs: Sequence[Run], metric: str) -> Found:
     return Found(tuple(entries))
 
 
-def fit_batch(runs: Sequence[Run], metric: str) -> Found:
+def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> Found:
     """B_crit of one metric, from the trajectories of all batch sizes."""
     with_trajectory = [r for r in runs if "batch_sequences" in r.knobs and any(m == metric for _, m, _ in r.trajectory)]
     if not with_trajectory:
@@ -145,7 +145,7 @@ def fit_batch(runs: Sequence[Run], metric: str) -> Found:
     return Found(tuple(entries))
 
 
-def fit_allocation(runs: Sequence[Run], metric: str) -> Found:
+def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> Found:
     """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement."""
     direction = direction_of(metric)
     data = column(runs, "params", metric)

@@ -11,23 +11,23 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.checks import counted, sign_of
-from habitus.laws.runs import Run
+from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import choose_rate
 from habitus.laws.separable import Group, fit_separable
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
 from habitus.store import LEVELS, BootstrapIntervals, Direction, Interval, level_key
 
-Pipeline = Callable[[Sequence[Run]], dict[str, float]]
+Pipeline = Callable[[Sequence[MeasuredRun]], dict[str, float]]
 
 
 def hierarchical_bootstrap(
-    runs: Sequence[Run], pipeline: Pipeline, times: int = 100, seed: int = 0
+    runs: Sequence[MeasuredRun], pipeline: Pipeline, times: int = 100, seed: int = 0
 ) -> BootstrapIntervals:
     """Intervals of a pipeline's numbers over resampled cells and seeds. Deterministic for a seed."""
     if times < 2:
         raise FitError(counted(times, "resampling"), expected="2 or more; 100 or more for a 95% interval")
     values = pipeline(runs)
-    budgets: dict[float, dict[str, list[Run]]] = {}
+    budgets: dict[float, dict[str, list[MeasuredRun]]] = {}
     for run in runs:
         budgets.setdefault(run.budget, {}).setdefault(run.cell_id, []).append(run)
     rng = np.random.default_rng(seed)
@@ -53,9 +53,9 @@ def allocation_pipeline(metric: str, direction: Direction = "min", ahead: float 
     """From runs to the recipe's numbers: size exponent, N* and the metric at `ahead` times the top budget."""
     sign = sign_of(direction)
 
-    def pipeline(runs: Sequence[Run]) -> dict[str, float]:
+    def pipeline(runs: Sequence[MeasuredRun]) -> dict[str, float]:
         # A cell drawn twice comes under two names, so that it counts twice.
-        cells: dict[tuple[float, str], list[Run]] = {}
+        cells: dict[tuple[float, str], list[MeasuredRun]] = {}
         for run in runs:
             cells.setdefault((run.budget, run.cell_id), []).append(run)
         columns: dict[float, list[tuple[float, float]]] = {}
@@ -101,7 +101,7 @@ def _recipe_numbers(table: dict[float, np.ndarray], sign: float, ahead: float) -
     }
 
 
-def _resample(budgets: dict[float, dict[str, list[Run]]], rng: np.random.Generator) -> list[Run]:
+def _resample(budgets: dict[float, dict[str, list[MeasuredRun]]], rng: np.random.Generator) -> list[MeasuredRun]:
     """Cells drawn with replacement within each budget, and seeds within each drawn cell and rate."""
     drawn = []
     for cells in budgets.values():

@@ -12,7 +12,8 @@ from habitus.laws.checks import counted
 from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
 from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.result import refused
-from habitus.laws.runs import Run, read_runs
+from habitus.laws.run_sources import read_runs
+from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, select
 from habitus.store import (
     HISTORY_SLICE,
@@ -38,7 +39,7 @@ DEFINITIONS = {
     "intervals": "80% and 95%, profile likelihood or Student's t; see docs/laws.md",
     "learning rate": "lowest mean training loss of the last 100 steps, per cell, never by validation",
 }
-_FITTERS: dict[str, Callable[[Sequence[Run], str], Found]] = {
+_FITTERS: dict[str, Callable[[Sequence[MeasuredRun], str], Found]] = {
     "share": fit_share,
     "depth": fit_depth,
     "batch": fit_batch,
@@ -88,7 +89,7 @@ def fit(
     )
 
 
-def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
+def _metrics(runs: Sequence[MeasuredRun], asked: Sequence[str]) -> list[str]:
     present = {name for run in runs for name in run.metrics}
     present |= {name for run in runs for _, name, _ in run.trajectory}
     for name in asked:
@@ -119,7 +120,7 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
         return Found((LawEntry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
 
 
-def _table(runs: Sequence[Run], names: Sequence[str]) -> dict[str, np.ndarray]:
+def _table(runs: Sequence[MeasuredRun], names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: np.array([run.metrics.get(name, np.nan) for run in runs]) for name in names}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from habitus.laws.runs import Run
+from habitus.laws.runs import MeasuredRun
 from habitus.store import Exclusion, RateChoice, RateLoss
 
 TAIL_LOSS = "train/loss"  # mean of the last 100 steps
@@ -15,13 +15,13 @@ TAIL_LOSS = "train/loss"  # mean of the last 100 steps
 class Selection:
     """The runs that laws are fitted to, and everything that was decided on the way."""
 
-    runs: tuple[Run, ...]  # at each cell's chosen rate, every seed
-    everything: tuple[Run, ...]  # all usable runs, at every rate
+    runs: tuple[MeasuredRun, ...]  # at each cell's chosen rate, every seed
+    everything: tuple[MeasuredRun, ...]  # all usable runs, at every rate
     choices: tuple[RateChoice, ...]
     exclusions: tuple[Exclusion, ...]
 
 
-def select(runs: Iterable[Run], allow_repeats: bool = False) -> Selection:
+def select(runs: Iterable[MeasuredRun], allow_repeats: bool = False) -> Selection:
     """Usable runs at the best learning rate of their cell, by tail training loss, never by validation.
 
     Left out with a reason: failed or missing runs, runs without a training loss, off-diagonal cells of the
@@ -34,7 +34,7 @@ def select(runs: Iterable[Run], allow_repeats: bool = False) -> Selection:
             exclusions.append(_excluded(run, reason))
         else:
             usable.append(run)
-    chosen: list[Run] = []
+    chosen: list[MeasuredRun] = []
     choices = []
     for cell in _cells(usable).values():
         if cell[0].axis == "init":
@@ -46,7 +46,7 @@ def select(runs: Iterable[Run], allow_repeats: bool = False) -> Selection:
     return Selection(tuple(chosen), tuple(usable), tuple(choices), tuple(exclusions))
 
 
-def choose_rate(cell: list[Run]) -> RateChoice:
+def choose_rate(cell: list[MeasuredRun]) -> RateChoice:
     """The rate with the lowest tail training loss, averaged over seeds."""
     rates = sorted({run.learning_rate for run in cell})
     tried = []
@@ -65,14 +65,14 @@ def choose_rate(cell: list[Run]) -> RateChoice:
     )
 
 
-def _cells(runs: Iterable[Run]) -> dict[tuple[str, float, str], list[Run]]:
-    cells: dict[tuple[str, float, str], list[Run]] = {}
+def _cells(runs: Iterable[MeasuredRun]) -> dict[tuple[str, float, str], list[MeasuredRun]]:
+    cells: dict[tuple[str, float, str], list[MeasuredRun]] = {}
     for run in runs:
         cells.setdefault((run.axis, run.budget, run.cell_id), []).append(run)
     return cells
 
 
-def _why_not(run: Run, allow_repeats: bool) -> str:
+def _why_not(run: MeasuredRun, allow_repeats: bool) -> str:
     if run.status != "done":
         return f"{run.status}: {run.reason}" if run.reason and run.reason != run.status else run.status
     if TAIL_LOSS not in run.metrics:
@@ -86,7 +86,7 @@ def _why_not(run: Run, allow_repeats: bool) -> str:
     return ""
 
 
-def _excluded(run: Run, reason: str) -> Exclusion:
+def _excluded(run: MeasuredRun, reason: str) -> Exclusion:
     return Exclusion(
         axis=run.axis,
         budget=run.budget,

@@ -12,10 +12,10 @@ class ManifestRow(Typed):
     """One run of one cell."""
 
     cell_id: str = Field(description="Shared by all learning rates and seeds of a cell.")
-    flops_budget: float
+    flops_budget: float = Field(gt=0)
     wanted: dict[str, Any]
     realised: dict[str, Any]
-    learning_rate: float
+    learning_rate: float = Field(gt=0)
     seed: int
     recipe_hash: str
 
@@ -23,7 +23,7 @@ class ManifestRow(Typed):
 class LeftOut(Typed):
     """A cell that was asked for and will not be run."""
 
-    flops_budget: float
+    flops_budget: float = Field(gt=0)
     wanted: dict[str, Any]
     reason: str
 

@@ -1,0 +1,129 @@
+"""Where runs come from: a store's manifests and Records, or one flat CSV."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from habitus.errors import ConfigError, FitError
+from habitus.laws.run_csv import read_csv
+from habitus.laws.runs import MeasuredRun
+from habitus.record import Record
+from habitus.store import AXES, ManifestRow, SweepManifest, manifest_paths, read_record
+
+
+def read_runs(source: str | Path) -> list[MeasuredRun]:
+    """All runs of a store folder or of a flat CSV, in a fixed order."""
+    source = Path(source)
+    if source.is_dir():
+        return _each_once(_read_store(source))
+    if source.suffix.lower() == ".csv" and source.is_file():
+        return _each_once(read_csv(source))
+    raise FitError(
+        f"{source} is neither a store folder nor a .csv file",
+        expected="STORE/ with sweeps/<axis>-<n>.json and cells/<hash>/record.json, or a flat CSV",
+        next_step="run `habitus sweep` first, or see docs/laws.md for the CSV's columns",
+    )
+
+
+def _read_store(store: Path) -> list[MeasuredRun]:
+    paths = manifest_paths(store)
+    if not paths:
+        raise FitError(
+            f"{store} holds no sweep manifests",
+            expected="files sweeps/<axis>-<n>.json",
+            next_step="run `habitus sweep` into this store first",
+        )
+    records: dict[str, Record | None] = {}
+    runs = []
+    for manifest in map(_read_manifest, paths):
+        for row in manifest.cells:
+            if row.recipe_hash not in records:
+                records[row.recipe_hash] = read_record(store, row.recipe_hash)
+            runs.append(_measured_run(manifest.axis, row, records[row.recipe_hash]))
+    datasets = {record.dataset_checksum for record in records.values() if record is not None}
+    if len(datasets) > 1:
+        raise FitError(
+            f"{store} holds Records of {len(datasets)} datasets",
+            expected="one dataset per store, or losses are not comparable",
+            next_step="give each dataset a store of its own",
+        )
+    return runs
+
+
+def _read_manifest(path: Path) -> SweepManifest:
+    try:
+        manifest = SweepManifest.read(path)
+    except ConfigError as error:
+        raise FitError(
+            error.problem, expected="a sweep manifest", next_step="bring the file back, or remove it"
+        ) from None
+    if manifest.axis not in AXES:
+        raise FitError(f"{path}: axis {manifest.axis!r} is unknown", expected=f"one of {', '.join(AXES)}")
+    return manifest
+
+
+def _measured_run(axis: str, row: ManifestRow, record: Record | None) -> MeasuredRun:
+    run = MeasuredRun(
+        axis=axis,
+        cell_id=row.cell_id,
+        budget=row.flops_budget,
+        learning_rate=row.learning_rate,
+        seed=row.seed,
+        recipe_hash=row.recipe_hash,
+        on_diagonal=bool(row.wanted.get("on_diagonal", True)),
+    )
+    if record is None:
+        return replace(run, status="missing", reason="no Record yet")
+    recipe = record.recipe
+    if record.status == "failed" or record.params is None or record.train is None:
+        return replace(run, status="failed", reason=record.reason or "failed", init=recipe.model.init)
+    metrics = {name: metric.value for name, metric in record.metrics.items()}
+    metrics |= {"train/loss": record.train.loss, "train/in_batch_loss": record.train.in_batch_loss}
+    if record.train.extra_loss is not None:
+        metrics["train/extra_loss"] = record.train.extra_loss
+    return replace(
+        run,
+        init=recipe.model.init,
+        optimizer=recipe.train.optimizer,
+        query_set="" if record.evaluation is None else record.evaluation.query_set_checksum,
+        knobs=_knobs(record),
+        metrics=metrics,
+        trajectory=tuple((float(p.step), p.metric, p.value) for p in record.trajectory),
+    )
+
+
+def _knobs(record: Record) -> dict[str, float]:
+    params, recipe = record.params, record.recipe
+    assert params is not None
+    knobs: dict[str, float | None] = {
+        "params": params.total,
+        "embedder_params": params.embedder,
+        "contextualizer_params": params.contextualizer,
+        "embedder_share": record.embedder_share or params.embedder / max(params.total, 1),
+        "embedder_flop_share": record.embedder_flop_share,
+        "flops_nominal": record.flops_nominal,
+        "slots_seen": record.slots_seen or None,  # a Record that does not say how many has zero
+        "batch_sequences": recipe.train.batch_sequences,
+        "num_negatives": recipe.train.num_negatives,
+        "steps": record.steps,
+        "epochs": record.epochs,
+        "width": recipe.model.width,
+        "depth": recipe.model.depth,
+        "text_depth": recipe.model.text_depth,
+        "joint_dim": recipe.model.joint_dim,
+    }
+    return {name: float(value) for name, value in knobs.items() if value is not None}
+
+
+def _each_once(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """The runs in a fixed order; the same cell, rate and seed of an axis may stand there only once."""
+    by_key: dict[tuple[Any, ...], MeasuredRun] = {}
+    for run in runs:
+        if by_key.setdefault(run.key, run) != run:
+            raise FitError(
+                f"axis {run.axis}: cell {run.cell_id}, learning rate {run.learning_rate:g}, seed {run.seed} "
+                "is given more than once, with different results",
+                expected="one row per cell, learning rate and seed",
+            )
+    return [by_key[key] for key in sorted(by_key)]
