@@ -19,8 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from habitus.store import AXES
-from habitus.sweeps import load_preset, sweep
-from habitus.sweeps.preset_world import preset_dataset
+from habitus.sweeps import load_preset, preset_dataset, sweep
 
 ORDER = ("share", "depth", "batch", "allocation", "negatives", "init")
 

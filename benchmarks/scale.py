@@ -10,10 +10,7 @@ import argparse
 
 from habitus.sizing import TYPICAL_INPUTS
 from habitus.store import AXES
-from habitus.sweeps.cells import DatasetFacts
-from habitus.sweeps.design import design
-from habitus.sweeps.estimate import wall_seconds
-from habitus.sweeps.preset import load_preset
+from habitus.sweeps import DatasetFacts, design_axis, load_preset, wall_seconds
 
 # benchmarks/results/train-h200.json: whole steps, compiled and captured.
 MEASURED = {1e15: 106.2e12, 1e16: 256.2e12, 1e17: 460.8e12, 1e18: 655.6e12}
@@ -31,7 +28,7 @@ def main() -> None:
     print("| axis | runs | FLOPs | hours on 1 | on 8 | on 64 | longest run, h |")
     print("|---|---|---|---|---|---|---|")
     for axis in AXES:
-        cells = design(axis, FACTS, preset).distinct()
+        cells = design_axis(axis, FACTS, preset).distinct_runs()
         seconds = []
         for planned in cells:
             one = planned.cell.flops / rate(planned.row.flops_budget) + OVERHEAD_SECONDS

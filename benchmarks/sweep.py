@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from habitus.data import Dataset
-from habitus.sweeps import Preset, Store, SweepResult, load_preset, sweep
-from habitus.sweeps.preset_world import preset_dataset
+from habitus.sweeps import Preset, Store, SweepResult, load_preset, preset_dataset, sweep
 
 
 def main() -> None:

@@ -11,11 +11,10 @@ from habitus.studies import StudyOptions, study
 from habitus.studies.envelope import adapted, designs, fitting, scaled, with_negatives
 from habitus.studies.finishing import check_metric
 from habitus.studies.options import ORDER
-from habitus.studies.probing import rate_line
+from habitus.studies.probes import rate_line
 from habitus.studies.repeat_share import repeat_share, with_copying
 from habitus.studies.state import request_of
-from habitus.sweeps import Design, Facts, Preset, load_preset
-from habitus.sweeps.preset_world import preset_dataset
+from habitus.sweeps import DatasetFacts, Design, Preset, load_preset, preset_dataset
 
 MICRO = Path(__file__).parent / "micro.toml"
 AXES = ORDER[:-1]
@@ -71,7 +70,7 @@ def test_two_probed_budgets_make_a_line_of_rates() -> None:
 
 
 def test_the_cost_of_a_scaled_study_follows_the_factor(micro: Preset, data: Dataset) -> None:
-    facts = Facts.of(data)
+    facts = DatasetFacts.of(data)
     once = total(designs(micro, facts, AXES, allow_repeats=True))
     four = total(designs(scaled(micro, 4.0), facts, AXES, allow_repeats=True))
     assert four / once == pytest.approx(4, rel=0.25)
@@ -80,7 +79,7 @@ def test_the_cost_of_a_scaled_study_follows_the_factor(micro: Preset, data: Data
 def test_an_envelope_is_filled_and_never_passed(micro: Preset, data: Dataset) -> None:
     envelope = 3e10
     found = fitting(
-        micro, Facts.of(data), AXES, allow_repeats=True, limit=envelope, cost=total, unit="FLOPs"
+        micro, DatasetFacts.of(data), AXES, allow_repeats=True, limit=envelope, cost=total, unit="FLOPs"
     )  # fmt: skip
     assert envelope / 2 < found.cost <= envelope
     for one in found.designs:
@@ -88,7 +87,7 @@ def test_an_envelope_is_filled_and_never_passed(micro: Preset, data: Dataset) ->
 
 
 def test_an_envelope_too_small_names_the_least(micro: Preset, data: Dataset) -> None:
-    facts = Facts.of(data)
+    facts = DatasetFacts.of(data)
     with pytest.raises(ConfigError, match="too little for any law") as caught:
         fitting(micro, facts, AXES, allow_repeats=False, limit=1e6, cost=total, unit="FLOPs")
     least = float(caught.value.expected.removeprefix("at least ").split()[0])
@@ -99,7 +98,7 @@ def test_an_envelope_too_small_names_the_least(micro: Preset, data: Dataset) -> 
 
 
 def test_one_epoch_limits_the_budgets_unless_repeats_are_allowed(micro: Preset, data: Dataset) -> None:
-    facts = Facts.of(data)
+    facts = DatasetFacts.of(data)
     single = fitting(micro, facts, AXES, allow_repeats=False, limit=1e15, cost=total, unit="FLOPs")
     repeated = fitting(micro, facts, AXES, allow_repeats=True, limit=1e15, cost=total, unit="FLOPs")
     assert repeated.factor > single.factor
@@ -109,7 +108,7 @@ def test_another_dataset_gets_its_own_batches_queries_and_negatives(micro: Prese
     wider = micro.model_copy(update={"world": micro.world.model_copy(update={"seq_len": 64, "num_items": 99_999})})
     changed, told = adapted(wider, data)
     assert changed.batch_sequences(4e8) == 8  # windows half as long, twice as many
-    counts = with_negatives(changed, Facts.of(data)).negatives.num_negatives
+    counts = with_negatives(changed, DatasetFacts.of(data)).negatives.num_negatives
     assert counts[0] == 0
     assert 64 <= max(counts) <= data.num_items
     assert len(counts) >= 7

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from habitus.errors import ConfigError, Interrupted
-from habitus.planning import Registered
 from habitus.recipe import Recipe
+from habitus.store import RegisteredPlan
 from habitus.studies import StudyOptions, StudyProgress, StudyResult, study
-from habitus.studies.running import program
+from habitus.studies.study import program
 
 MICRO = Path(__file__).parent / "micro.toml"
 OPTIONS = StudyOptions(preset=str(MICRO), device="cpu", workers=2)
@@ -40,7 +40,7 @@ def test_a_study_leaves_laws_recipe_plan_and_page(whole: Any) -> None:
     assert laws["extra"]["dataset_checksum"] == result.state.dataset_checksum
     assert {run["axis"] for run in laws["runs"]} == {"share", "depth", "batch", "allocation", "negatives"}
     assert [Recipe.read(path).train.stage for path in result.recipes] == [1, 2]
-    registered = Registered.read(result.plan)
+    registered = RegisteredPlan.read(result.plan)
     assert registered.unchanged()
     assert registered.flops == 8e9  # ten times the largest budget
     assert any(line.startswith("together") for line in told)

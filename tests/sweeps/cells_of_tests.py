@@ -5,21 +5,22 @@ from pathlib import Path
 from habitus.data import Dataset
 from habitus.record import Record
 from habitus.sweeps.attempts import same_measurement
-from habitus.sweeps.cells import Facts, Planned
-from habitus.sweeps.design import Asked, design, with_rate
-from habitus.sweeps.jobs import Job
+from habitus.sweeps.cells import DatasetFacts, PlannedRun
+from habitus.sweeps.design import design_axis
 from habitus.sweeps.preset import Preset
+from habitus.sweeps.request import SweepRequest
 from habitus.sweeps.store import Store
+from habitus.sweeps.worker import Job
 
 
-def quick_cells(tiny: Preset, facts: Facts, count: int) -> list[Planned]:
+def quick_cells(tiny: Preset, facts: DatasetFacts, count: int) -> list[PlannedRun]:
     """Different runs of about ten steps each."""
     preset = tiny.model_copy(update={"allocation": tiny.allocation.model_copy(update={"regimes": ("batch",)})})
-    smallest = design("allocation", facts, preset, asked=Asked((4e7,), 1)).cells[0]
-    return [with_rate(smallest, facts, 1e-3 * (1 + number)) for number in range(count)]
+    smallest = design_axis("allocation", facts, preset, request=SweepRequest((4e7,), 1)).cells[0]
+    return [smallest.with_learning_rate(1e-3 * (1 + number), facts) for number in range(count)]
 
 
-def store_with(path: Path, dataset: Dataset, preset: Preset, cells: list[Planned]) -> tuple[Store, list[Job]]:
+def store_with(path: Path, dataset: Dataset, preset: Preset, cells: list[PlannedRun]) -> tuple[Store, list[Job]]:
     store = Store.create(path, dataset, preset.evaluate)
     for planned in cells:
         store.add(planned.hash, planned.recipe)
@@ -27,7 +28,7 @@ def store_with(path: Path, dataset: Dataset, preset: Preset, cells: list[Planned
     return store, jobs
 
 
-def assert_equal_stores(one: Store, other: Store, cells: list[Planned]) -> None:
+def assert_equal_stores(one: Store, other: Store, cells: list[PlannedRun]) -> None:
     """Every cell has exactly one Record in both, equal but for times, and nothing is left lying about."""
     for planned in cells:
         records = []

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from habitus.data import Dataset
-from habitus.sweeps.cells import Facts
+from habitus.sweeps import preset_dataset
+from habitus.sweeps.cells import DatasetFacts
 from habitus.sweeps.preset import Preset, load_preset
-from habitus.sweeps.preset_world import preset_dataset
 
 
 @pytest.fixture(scope="session")
@@ -22,5 +22,5 @@ def dataset(tiny: Preset, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="session")
-def facts(dataset: Dataset) -> Facts:
-    return Facts.of(dataset)
+def facts(dataset: Dataset) -> DatasetFacts:
+    return DatasetFacts.of(dataset)

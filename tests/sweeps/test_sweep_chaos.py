@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from habitus.data import Dataset
-from habitus.sweeps.cells import Facts, Planned
-from habitus.sweeps.jobs import Job, WorkerOptions
+from habitus.sweeps.cells import DatasetFacts, PlannedRun
 from habitus.sweeps.lease import holder
 from habitus.sweeps.pool import Pool
 from habitus.sweeps.preset import Preset
 from habitus.sweeps.store import Store
-from habitus.sweeps.worker import Worker
+from habitus.sweeps.worker import Job, Worker, WorkerOptions
 from tests.sweeps.cells_of_tests import assert_equal_stores, quick_cells, store_with
 
 CELLS = 40
@@ -40,7 +39,7 @@ def fsync(descriptor):
 os.fsync = fsync
 from habitus.data import Dataset
 from habitus.sweeps.store import Store
-from habitus.sweeps.jobs import Job, WorkerOptions
+from habitus.sweeps.worker import Job, WorkerOptions
 from habitus.sweeps.worker import Worker
 store = Store.open(sys.argv[1])
 options = WorkerOptions(device="cpu", lease_seconds=float(sys.argv[3]), save_every=4, poll_seconds=0.2)
@@ -49,18 +48,18 @@ Worker(store, Dataset.open(sys.argv[2], verify=False), options).work([Job(d, 4e7
 
 
 @pytest.fixture(scope="module")
-def cells(tiny: Preset, facts: Facts) -> list[Planned]:
+def cells(tiny: Preset, facts: DatasetFacts) -> list[PlannedRun]:
     return quick_cells(tiny, facts, CELLS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    cells: list[Planned], dataset: Dataset, tiny: Preset, tmp_path_factory: pytest.TempPathFactory
+    cells: list[PlannedRun], dataset: Dataset, tiny: Preset, tmp_path_factory: pytest.TempPathFactory
 ) -> Store:
     return in_peace(tmp_path_factory.mktemp("peace") / "store", dataset, tiny, cells)
 
 
-def in_peace(path: Path, dataset: Dataset, tiny: Preset, cells: list[Planned]) -> Store:
+def in_peace(path: Path, dataset: Dataset, tiny: Preset, cells: list[PlannedRun]) -> Store:
     """The same sweep by one worker in this process."""
     store, jobs = store_with(path, dataset, tiny, cells)
     tally = Worker(store, dataset, WorkerOptions(device="cpu")).work(jobs)
@@ -69,7 +68,7 @@ def in_peace(path: Path, dataset: Dataset, tiny: Preset, cells: list[Planned]) -
 
 
 def survive(
-    path: Path, dataset: Dataset, tiny: Preset, cells: list[Planned], undisturbed: Store, kills: int, seed: int
+    path: Path, dataset: Dataset, tiny: Preset, cells: list[PlannedRun], undisturbed: Store, kills: int, seed: int
 ) -> None:
     """Run the sweep with so many kills and everything else that may go wrong, and compare."""
     store, jobs = store_with(path, dataset, tiny, cells)
@@ -109,20 +108,20 @@ def survive(
 
 @pytest.mark.slow
 def test_ten_kills_lose_nothing(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, cells: list[Planned], undisturbed: Store
+    tmp_path: Path, dataset: Dataset, tiny: Preset, cells: list[PlannedRun], undisturbed: Store
 ) -> None:
     survive(tmp_path / "store", dataset, tiny, cells, undisturbed, kills=10, seed=1)
 
 
 @pytest.mark.soak
-def test_a_hundred_kills_lose_nothing(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts) -> None:
+def test_a_hundred_kills_lose_nothing(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts) -> None:
     cells = quick_cells(tiny, facts, CELLS_OF_SOAK)
     undisturbed = in_peace(tmp_path / "peace", dataset, tiny, cells)
     survive(tmp_path / "store", dataset, tiny, cells, undisturbed, kills=100, seed=2)
 
 
 def test_a_worker_that_wakes_up_too_late_changes_nothing(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
 ) -> None:
     (planned,) = quick_cells(tiny, facts, 1)
     train = planned.recipe.train.model_copy(update={"steps": 150})

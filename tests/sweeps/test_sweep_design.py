@@ -10,15 +10,17 @@ import pytest
 from habitus.errors import ConfigError
 from habitus.recipe import Recipe
 from habitus.sizing import TYPICAL_INPUTS, breakdown, stage1_step_flops, stage2_step_flops
-from habitus.sweeps.cells import Facts, _identity
-from habitus.sweeps.design import Asked, budgets_from, centred_shapes, design, next_shape, with_rate
-from habitus.sweeps.preset import AXES, Preset, load_preset, preset_names, preset_text
-from habitus.sweeps.prior_results import Known, Winner
-from habitus.sweeps.rates import beyond_edge, rate_grid
+from habitus.store import AXES, Law, LawEntry, Laws, LawStatus, Residuals, RunRow
+from habitus.sweeps.cells import DatasetFacts, _cell_hash
+from habitus.sweeps.design import centred_shapes, design_axis
+from habitus.sweeps.preset import Preset, load_preset, preset_names, preset_text
+from habitus.sweeps.prior_results import PriorResults
+from habitus.sweeps.refinement import next_rate, next_shape
+from habitus.sweeps.request import SweepRequest, parse_budgets, rate_grid
 from habitus.typed import content_hash
 
 # What a log of ten million items and 5·10¹⁰ events would say.
-LARGE = Facts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 200_000_000)
+LARGE = DatasetFacts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 200_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +28,18 @@ def paper() -> Preset:
     return load_preset("paper")
 
 
-def test_every_preset_can_be_read_and_designs_every_axis(facts: Facts) -> None:
+def test_every_preset_can_be_read_and_designs_every_axis(facts: DatasetFacts) -> None:
     assert preset_names() == ["paper", "quick", "standard", "tiny"]
     for name in ("paper", "standard"):
         for axis in AXES:
-            assert design(axis, LARGE, load_preset(name)).cells, (name, axis)
+            assert design_axis(axis, LARGE, load_preset(name)).cells, (name, axis)
     for axis in AXES:
-        assert design(axis, facts, load_preset("tiny")).cells, axis
+        assert design_axis(axis, facts, load_preset("tiny")).cells, axis
 
 
 def test_cells_cost_their_budget_by_equation_1(paper: Preset) -> None:
     for axis in ("share", "depth", "allocation"):
-        for planned in design(axis, LARGE, paper, asked=Asked((1e15, 1e17))).cells:
+        for planned in design_axis(axis, LARGE, paper, request=SweepRequest((1e15, 1e17))).cells:
             model, train = planned.recipe.model, planned.recipe.train
             parts = breakdown(model, LARGE.inputs)
             step = stage1_step_flops(
@@ -56,7 +58,7 @@ def test_copying_dropout_and_log_q_of_a_preset_reach_every_cell_and_are_counted(
     changed = {"copying": True, "dropout": 0.1, "log_q": True}
     preset = paper.model_copy(update={"common": paper.common.model_copy(update=changed)})
     for axis in AXES:
-        plain, cells = (design(axis, LARGE, one, asked=Asked((1e16,))).cells for one in (paper, preset))
+        plain, cells = (design_axis(axis, LARGE, one, request=SweepRequest((1e16,))).cells for one in (paper, preset))
         assert cells
         assert {(p.recipe.model.copying, p.recipe.train.dropout, p.recipe.train.log_q) for p in cells} == {
             (True, 0.1, True)
@@ -68,7 +70,7 @@ def test_copying_dropout_and_log_q_of_a_preset_reach_every_cell_and_are_counted(
 
 
 def test_the_share_axis_holds_the_data_ratio_and_spans_the_shares(paper: Preset) -> None:
-    cells = design("share", LARGE, paper, asked=Asked((1e17,), 1)).cells
+    cells = design_axis("share", LARGE, paper, request=SweepRequest((1e17,), 1)).cells
     shares = [planned.row.realised["embedder_share"] for planned in cells]
     assert shares == sorted(shares) and shares[0] < 0.01 and shares[-1] > 0.4
     assert all(abs(planned.row.realised["data_ratio"] / 15 - 1) <= 0.05 for planned in cells)
@@ -76,7 +78,7 @@ def test_the_share_axis_holds_the_data_ratio_and_spans_the_shares(paper: Preset)
 
 
 def test_the_depth_axis_keeps_the_sum_and_marks_what_is_off_the_diagonal(paper: Preset) -> None:
-    cells = design("depth", LARGE, paper, asked=Asked((1e18,))).cells
+    cells = design_axis("depth", LARGE, paper, request=SweepRequest((1e18,))).cells
     on = {c.recipe.model.depth: c.recipe.model.text_depth for c in cells if c.row.wanted["on_diagonal"]}
     off = {c.recipe.model.depth: c.recipe.model.text_depth for c in cells if not c.row.wanted["on_diagonal"]}
     assert on == {6: 28, 8: 26, 12: 22, 16: 18, 24: 10, 28: 6, 32: 2}
@@ -84,7 +86,7 @@ def test_the_depth_axis_keeps_the_sum_and_marks_what_is_off_the_diagonal(paper: 
 
 
 def test_the_batch_axis_trains_one_model_at_a_constant_rate_with_a_trajectory(paper: Preset) -> None:
-    cells = design("batch", LARGE, paper).cells
+    cells = design_axis("batch", LARGE, paper).cells
     assert [c.recipe.train.batch_sequences for c in cells] == [64, 128, 256, 512, 1024, 2048]
     assert len({c.recipe.model.to_json() for c in cells}) == 1
     assert {c.recipe.train.schedule for c in cells} == {"constant"}
@@ -95,7 +97,7 @@ def test_the_batch_axis_trains_one_model_at_a_constant_rate_with_a_trajectory(pa
 
 
 def test_the_allocation_axis_has_three_rates_per_shape_and_one_share(paper: Preset) -> None:
-    cells = design("allocation", LARGE, paper, asked=Asked((1e15,))).cells
+    cells = design_axis("allocation", LARGE, paper, request=SweepRequest((1e15,))).cells
     assert Counter(c.row.cell_id for c in cells).most_common()[-1][1] == 3
     rule = 2e-3 * (64 / 512) ** 0.5
     assert sorted({c.row.learning_rate for c in cells}) == [pytest.approx(rule * m) for m in (0.5, 1, 2)]
@@ -103,37 +105,37 @@ def test_the_allocation_axis_has_three_rates_per_shape_and_one_share(paper: Pres
 
 
 def test_the_allocation_grid_is_centred_on_what_the_store_knows(paper: Preset) -> None:
-    before, _ = centred_shapes(paper, Known(), 1e17, 0.02)
-    after, why = centred_shapes(paper, Known(size_law=(5e7 / 1e17**0.6, 0.6)), 1e17, 0.02)
+    before, _ = centred_shapes(paper, PriorResults(), 1e17, 0.02)
+    after, why = centred_shapes(paper, PriorResults(size_law=(5e7 / 1e17**0.6, 0.6)), 1e17, 0.02)
     assert after[0][0] > before[0][0] and "size law" in why
-    scaled, _ = centred_shapes(paper, Known(sizes={1e15: 5e6}), 1e17, 0.02)
+    scaled, _ = centred_shapes(paper, PriorResults(sizes={1e15: 5e6}), 1e17, 0.02)
     assert scaled == after  # 5e6 · 100^0.5
 
 
 def test_sizes_of_a_preset_go_as_the_root_of_what_an_event_costs_at_the_share_found(paper: Preset) -> None:
-    _, own = centred_shapes(paper, Known(), 1e17, 0.02)
-    shapes, why = centred_shapes(paper, Known(), 1e17, 0.5)
+    _, own = centred_shapes(paper, PriorResults(), 1e17, 0.02)
+    shapes, why = centred_shapes(paper, PriorResults(), 1e17, 0.5)
     # With 24 tokens an embedder's parameter costs 24 times: (1 + 23·0.5) / (1 + 23·0.02) = 8.56, whose root is 2.93.
     assert own.startswith("8e+06 parameters") and why.startswith("2.73e+06 parameters")
-    assert max(shapes) < max(centred_shapes(paper, Known(), 1e17, 0.02)[0])
-    known = Known(sizes={1e17: 8e6})
+    assert max(shapes) < max(centred_shapes(paper, PriorResults(), 1e17, 0.02)[0])
+    known = PriorResults(sizes={1e17: 8e6})
     assert centred_shapes(paper, known, 1e17, 0.5)[1].startswith("8e+06 parameters")  # found at this share already
 
 
-def test_the_share_of_earlier_sweeps_is_used(facts: Facts, tiny: Preset) -> None:
-    plain = design("allocation", facts, tiny)
-    found = design("allocation", facts, tiny, known=Known(shares={1e8: 0.2, 2e8: 0.45}))
+def test_the_share_of_earlier_sweeps_is_used(facts: DatasetFacts, tiny: Preset) -> None:
+    plain = design_axis("allocation", facts, tiny)
+    found = design_axis("allocation", facts, tiny, prior=PriorResults(shares={1e8: 0.2, 2e8: 0.45}))
     assert "share 0.1: the preset's" in plain.decided[0]
     assert "share 0.3: the store's" in found.decided[0]  # sqrt(0.2 · 0.45)
     assert {c.row.wanted["embedder_share"] for c in found.cells} == {0.3}
 
 
-def test_negatives_continue_the_winner_or_a_parent_to_be_trained(facts: Facts, tiny: Preset) -> None:
-    alone = design("negatives", facts, tiny)
+def test_negatives_continue_the_winner_or_a_parent_to_be_trained(facts: DatasetFacts, tiny: Preset) -> None:
+    alone = design_axis("negatives", facts, tiny)
     assert [p.row.flops_budget for p in alone.parents] == [1e8, 2e8, 4e8]
     assert {c.parent for c in alone.cells} == {p.hash for p in alone.parents}
-    winner = design("allocation", facts, tiny, asked=Asked((1e8,))).cells[4]
-    found = design("negatives", facts, tiny, asked=Asked((1e8,)), winners={1e8: winner})
+    winner = design_axis("allocation", facts, tiny, request=SweepRequest((1e8,))).cells[4]
+    found = design_axis("negatives", facts, tiny, request=SweepRequest((1e8,)), winners={1e8: winner})
     assert found.parents == () and {c.parent for c in found.cells} == {winner.hash}
     cell = found.cells[-1]
     assert cell.recipe.model == winner.recipe.model and cell.recipe.train.num_negatives == 128
@@ -142,51 +144,51 @@ def test_negatives_continue_the_winner_or_a_parent_to_be_trained(facts: Facts, t
 
 
 def test_too_many_negatives_and_too_few_steps_are_listed(paper: Preset) -> None:
-    found = design("negatives", LARGE, paper, asked=Asked((1e15,)))
+    found = design_axis("negatives", LARGE, paper, request=SweepRequest((1e15,)))
     ran = {c.recipe.train.num_negatives for c in found.cells}
     listed = {out.wanted["num_negatives"]: out.reason for out in found.left_out}
     assert ran | set(listed) == set(paper.negatives.num_negatives) and not ran & set(listed)
     assert all("not affordable" in reason and "fewer than 200" in reason for reason in listed.values())
     small = replace(LARGE, num_items=20_000)
-    reasons = [out.reason for out in design("negatives", small, paper, asked=Asked((1e18,))).left_out]
+    reasons = [out.reason for out in design_axis("negatives", small, paper, request=SweepRequest((1e18,))).left_out]
     assert any("more than the catalogue's 20,000 items" in reason for reason in reasons)
 
 
 def test_cells_beyond_one_epoch_are_listed_unless_asked_for(paper: Preset) -> None:
     few = replace(LARGE, train_windows=1_000)
-    found = design("allocation", few, paper, asked=Asked((1e16,)))
+    found = design_axis("allocation", few, paper, request=SweepRequest((1e16,)))
     assert not found.cells and all("beyond one epoch" in out.reason for out in found.left_out)
-    assert design("allocation", few, paper, asked=Asked((1e16,), allow_repeats=True)).cells
+    assert design_axis("allocation", few, paper, request=SweepRequest((1e16,), allow_repeats=True)).cells
 
 
-def test_a_share_that_cannot_be_built_is_listed_with_the_cell_it_became(facts: Facts, tiny: Preset) -> None:
-    found = design("share", facts, tiny)
+def test_a_share_that_cannot_be_built_is_listed_with_the_cell_it_became(facts: DatasetFacts, tiny: Preset) -> None:
+    found = design_axis("share", facts, tiny)
     assert any("the same cell as floor-" in out.reason for out in found.left_out)
     assert len({c.hash for c in found.cells}) == len(found.cells)
 
 
-def test_init_crosses_initialisations_sizes_and_rates(facts: Facts, tiny: Preset) -> None:
-    cells = design("init", facts, tiny).cells
+def test_init_crosses_initialisations_sizes_and_rates(facts: DatasetFacts, tiny: Preset) -> None:
+    cells = design_axis("init", facts, tiny).cells
     assert len(cells) == 3 * 2 * 2
     assert {c.recipe.model.init for c in cells} == {"default", "mup_lr", "mup"}
     with pytest.raises(ConfigError, match="no size for 3e\\+08"):
-        design("init", facts, tiny, asked=Asked((3e8,)))
+        design_axis("init", facts, tiny, request=SweepRequest((3e8,)))
 
 
-def test_seeds_repeat_a_cell_under_one_id(facts: Facts, tiny: Preset) -> None:
-    cells = design("share", facts, tiny, asked=Asked((4e8,), seeds=3)).cells
+def test_seeds_repeat_a_cell_under_one_id(facts: DatasetFacts, tiny: Preset) -> None:
+    cells = design_axis("share", facts, tiny, request=SweepRequest((4e8,), seeds=3)).cells
     assert {c.row.seed for c in cells} == {0, 1, 2}
     assert set(Counter(c.row.cell_id for c in cells).values()) == {3}
 
 
-def test_the_same_recipe_from_two_axes_has_one_hash(facts: Facts, tiny: Preset) -> None:
-    share = {c.hash for c in design("share", facts, tiny).cells}
-    allocation = {c.hash for c in design("allocation", facts, tiny).cells}
+def test_the_same_recipe_from_two_axes_has_one_hash(facts: DatasetFacts, tiny: Preset) -> None:
+    share = {c.hash for c in design_axis("share", facts, tiny).cells}
+    allocation = {c.hash for c in design_axis("allocation", facts, tiny).cells}
     assert share & allocation
 
 
-def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Facts, tiny: Preset) -> None:
-    planned = design("negatives", facts, tiny).cells[0]
+def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: DatasetFacts, tiny: Preset) -> None:
+    planned = design_axis("negatives", facts, tiny).cells[0]
     values = planned.recipe.to_values()
     turned = {section: dict(reversed(list(fields.items()))) for section, fields in reversed(list(values.items()))}
     assert Recipe.parse(json.loads(json.dumps(turned)), "turned").hash(facts.checksum) == planned.hash
@@ -223,14 +225,14 @@ def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
         "as it was",
     )
     assert recipe.hash("0" * 64) == "34866d13c6eb1e7926968882dc036d5e1f202696ebb6cea91da2654227b8ec79"
-    assert _identity(recipe) == "2cf1e717"
+    assert _cell_hash(recipe) == "2cf1e717"
     paper = content_hash(load_preset("paper").to_values())
     assert paper == "5a3ddddf68e45af9246ba35da23dcd110a249828aa0631e3ae6a9323df7ac6f1"
 
 
-def test_with_rate_changes_rate_and_hash_only(facts: Facts, tiny: Preset) -> None:
-    planned = design("allocation", facts, tiny).cells[0]
-    other = with_rate(planned, facts, 0.123)
+def test_with_rate_changes_rate_and_hash_only(facts: DatasetFacts, tiny: Preset) -> None:
+    planned = design_axis("allocation", facts, tiny).cells[0]
+    other = planned.with_learning_rate(0.123, facts)
     assert other.row.cell_id == planned.row.cell_id and other.hash != planned.hash
     assert other.recipe.train.learning_rate == other.row.learning_rate == 0.123
 
@@ -253,12 +255,12 @@ def test_rates_that_make_no_sense_are_refused(asked: object) -> None:
 
 
 def test_the_next_rate_lies_beyond_an_edge_only() -> None:
-    assert beyond_edge({1.0: 3.0, 2.0: 2.0, 4.0: 1.0}) == 8.0
-    assert beyond_edge({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}) == 0.5
-    assert beyond_edge({1.0: 3.0, 2.0: 1.0, 4.0: 3.0}) is None
-    assert beyond_edge({1.0: 3.0, 2.0: 1.0, 4.0: float("inf")}) is None  # diverged: bracketed
-    assert beyond_edge({1.0: 3.0}) is None
-    assert beyond_edge({1.0: float("inf"), 2.0: float("inf")}) is None
+    assert next_rate({1.0: 3.0, 2.0: 2.0, 4.0: 1.0}) == 8.0
+    assert next_rate({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}) == 0.5
+    assert next_rate({1.0: 3.0, 2.0: 1.0, 4.0: 3.0}) is None
+    assert next_rate({1.0: 3.0, 2.0: 1.0, 4.0: float("inf")}) is None  # diverged: bracketed
+    assert next_rate({1.0: 3.0}) is None
+    assert next_rate({1.0: float("inf"), 2.0: float("inf")}) is None
 
 
 def test_the_next_shape_comes_from_the_ladder() -> None:
@@ -268,22 +270,50 @@ def test_the_next_shape_comes_from_the_ladder() -> None:
     assert next_shape(ladder, [(4, 1)], 1) is None
 
 
-def test_known_sizes_and_winners_are_plain_values() -> None:
-    known = Known(winners={1e8: Winner(1e8, "a", 0.1, 0, 2.0)})
-    assert known.size(1e8) is None and known.winners[1e8].cell_id == "a"
+def test_prior_results_are_what_the_laws_of_a_store_say() -> None:
+    def run(
+        axis: str, cell_id: str, loss: float, *, budget: float = 1e8, chosen: bool = True, share: float = 0.1
+    ) -> RunRow:
+        knobs, metrics = {"embedder_share": share}, {"batch/loss": loss}
+        return RunRow(
+            axis=axis, budget=budget, cell_id=cell_id, learning_rate=0.1, seed=0, init="default", chosen=chosen,
+            knobs=knobs, metrics=metrics,
+        )  # fmt: skip
+
+    def entry(name: str, budget: float | None, status: LawStatus = "ok", **values: float) -> LawEntry:
+        law = Law(law=name, form="", status=status, values=values, residuals=Residuals(n=4, dof=1))
+        return LawEntry(name=name, axis="", metric="batch/loss", budget=budget, law=law)
+
+    runs = (
+        run("allocation", "a", 2.0), run("allocation", "b", 1.9), run("allocation", "c", 1.8, chosen=False),
+        run("share", "s", 2.0, share=0.2), run("share", "t", 2.1, share=0.4),
+        run("share", "u", 2.0, budget=2e8, share=0.3),
+    )  # fmt: skip
+    entries = (
+        entry("share_optimum", 2e8, x_opt=0.25), entry("share_optimum", 1e8, "boundary", x_opt=0.9),
+        entry("size_optimum", 1e8, x_opt=1e3), entry("size_law", None, coefficient=2.0, exponent=0.5),
+    )  # fmt: skip
+    laws = Laws(source="store", seed=0, metrics=("batch/loss",), entries=entries, runs=runs)
+    prior = PriorResults.of(laws)
+    assert {budget: winner.cell_id for budget, winner in prior.winners.items()} == {1e8: "b"}
+    assert prior.shares == {1e8: 0.2, 2e8: 0.25}  # the best cell, and the optimum where it is interior
+    assert prior.sizes == {1e8: 1e3} and prior.size_law is None  # one size makes no law
+    more = (*entries, entry("size_optimum", 2e8, x_opt=2e3), entry("size_optimum", 4e8, x_opt=4e3))
+    assert PriorResults.of(laws.model_copy(update={"entries": more})).size_law == (2.0, 0.5)
+    assert PriorResults().size(1e8) is None
 
 
-def test_unknown_axes_presets_and_budgets_are_refused(facts: Facts, tiny: Preset, tmp_path: Path) -> None:
+def test_unknown_axes_presets_and_budgets_are_refused(facts: DatasetFacts, tiny: Preset, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'share'"):
-        design("shares", facts, tiny)
+        design_axis("shares", facts, tiny)
     with pytest.raises(ConfigError, match="did you mean 'quick'"):
         load_preset("quik")
     for text in ("", "x", "1e13,-5", "nan", "inf"):
         with pytest.raises(ConfigError, match="budgets"):
-            budgets_from(text)
-    assert budgets_from("1e14, 1e13,1e13") == (1e13, 1e14)
+            parse_budgets(text)
+    assert parse_budgets("1e14, 1e13,1e13") == (1e13, 1e14)
     with pytest.raises(ConfigError, match="budget -1"):
-        design("share", facts, tiny, asked=Asked((-1.0,)))
+        design_axis("share", facts, tiny, request=SweepRequest((-1.0,)))
     own = tmp_path / "own.toml"
     own.write_text(preset_text("tiny").replace("depth_sum", "dept_sum"), encoding="utf-8")
     with pytest.raises(ConfigError, match="dept_sum"):

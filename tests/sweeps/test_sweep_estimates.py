@@ -8,19 +8,19 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.record import Params, Record, Seconds, TrainLosses
-from habitus.sweeps.cells import Facts
+from habitus.sweeps.cells import DatasetFacts
+from habitus.sweeps.design import design_axis
 from habitus.sweeps.estimate import _non_negative, evaluations_of, speeds_of, wall_seconds
-from habitus.sweeps.jobs import Job
 from habitus.sweeps.pool import _Room
 from habitus.sweeps.preset import Preset
+from habitus.sweeps.request import SweepRequest
 from habitus.sweeps.store import Store
+from habitus.sweeps.worker import Job
 from tests.sweeps.cells_of_tests import quick_cells
 
 
-def test_speeds_are_recovered_from_records(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts) -> None:
-    from habitus.sweeps.design import Asked, design
-
-    cells = design("depth", facts, tiny, asked=Asked(allow_repeats=True)).cells
+def test_speeds_are_recovered_from_records(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts) -> None:
+    cells = design_axis("depth", facts, tiny, request=SweepRequest(allow_repeats=True)).cells
     store = Store.create(tmp_path / "store", dataset, tiny.evaluate)
     assert speeds_of(store, "cpu", facts.inputs).source.startswith("assumed")
     for planned in cells:
@@ -56,7 +56,7 @@ def test_wall_time_is_shared_but_not_below_the_longest_run() -> None:
     assert wall_seconds([], 2) == 0.0
 
 
-def test_evaluations_during_a_run_are_counted(tiny: Preset, facts: Facts) -> None:
+def test_evaluations_during_a_run_are_counted(tiny: Preset, facts: DatasetFacts) -> None:
     recipe = quick_cells(tiny, facts, 1)[0].recipe
     train = recipe.train.model_copy(update={"steps": 100})
     often = recipe.evaluate.model_copy(update={"every": 10})
@@ -80,7 +80,7 @@ def test_cells_are_admitted_while_their_bytes_fit() -> None:
     assert not second.enter(job, alone=False)
 
 
-def test_further_evaluations_of_a_run_are_cheap_on_a_gpu_only(tiny: Preset, facts: Facts) -> None:
+def test_further_evaluations_of_a_run_are_cheap_on_a_gpu_only(tiny: Preset, facts: DatasetFacts) -> None:
     cell = quick_cells(tiny, facts, 1)[0].cell
     cpu, cuda = (speeds_of(None, kind, facts.inputs) for kind in ("cpu", "cuda"))
     assert cpu.seconds(cell, 31) - cpu.seconds(cell, 1) == pytest.approx(30 * cpu.evaluate)

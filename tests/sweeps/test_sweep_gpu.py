@@ -5,17 +5,18 @@ from pathlib import Path
 import pytest
 
 from habitus.data import Dataset
-from habitus.sweeps.cells import Facts
+from habitus.sweeps.cells import DatasetFacts
 from habitus.sweeps.estimate import device_bytes
-from habitus.sweeps.jobs import WorkerOptions
 from habitus.sweeps.pool import Pool
 from habitus.sweeps.preset import Preset
-from habitus.sweeps.worker import Worker
+from habitus.sweeps.worker import Worker, WorkerOptions
 from tests.sweeps.cells_of_tests import quick_cells, store_with
 
 
 @pytest.mark.gpu
-def test_packed_cells_equal_those_run_alone(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts) -> None:
+def test_packed_cells_equal_those_run_alone(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
+) -> None:
     cells = quick_cells(tiny, facts, 4)
     alone, jobs = store_with(tmp_path / "alone", dataset, tiny, cells)
     options = WorkerOptions(device="cuda", threads=None)

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from habitus.data import Dataset
-from habitus.sweeps.cells import Facts
-from habitus.sweeps.jobs import WorkerOptions
+from habitus.sweeps.cells import DatasetFacts
 from habitus.sweeps.preset import Preset
 from habitus.sweeps.ray_tasks import run_on_ray
-from habitus.sweeps.worker import Worker
+from habitus.sweeps.worker import Worker, WorkerOptions
 from tests.sweeps.cells_of_tests import assert_equal_stores, quick_cells, store_with
 
 ray = pytest.importorskip("ray")
@@ -18,7 +17,7 @@ ray = pytest.importorskip("ray")
 
 @pytest.mark.slow
 def test_two_nodes_give_the_same_records_and_a_killed_node_loses_nothing(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
 ) -> None:
     from ray.cluster_utils import Cluster
 

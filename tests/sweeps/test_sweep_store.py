@@ -11,21 +11,21 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
+from habitus.files import write_once
 from habitus.record import Record
 from habitus.sweeps import attempts
-from habitus.sweeps.cells import Facts, Planned
-from habitus.sweeps.jobs import Job, WorkerOptions
-from habitus.sweeps.lease import LeaseLostError, WorkerFile, highest, holder, try_claim
+from habitus.sweeps.cells import DatasetFacts, PlannedRun
+from habitus.sweeps.lease import LeaseLostError, WorkerFile, holder, latest_claim, try_claim
 from habitus.sweeps.preset import Preset
-from habitus.sweeps.store import Store, write_once
-from habitus.sweeps.worker import DeviceLostError, Worker
+from habitus.sweeps.store import Store
+from habitus.sweeps.worker import DeviceLostError, Job, Worker, WorkerOptions
 from tests.sweeps.cells_of_tests import quick_cells, store_with
 
 
 @pytest.fixture(scope="module")
 def finished(
-    dataset: Dataset, tiny: Preset, facts: Facts, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Planned]:
+    dataset: Dataset, tiny: Preset, facts: DatasetFacts, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PlannedRun]:
     """A store with one finished cell; copied by every test that changes it."""
     cells = quick_cells(tiny, facts, 1)
     path = tmp_path_factory.mktemp("finished") / "store"
@@ -36,13 +36,13 @@ def finished(
 
 
 @pytest.fixture
-def store(finished: tuple[Path, Planned], tmp_path: Path) -> Store:
+def store(finished: tuple[Path, PlannedRun], tmp_path: Path) -> Store:
     shutil.copytree(finished[0], tmp_path / "store")
     return Store.open(tmp_path / "store")
 
 
 @pytest.fixture
-def digest(finished: tuple[Path, Planned]) -> str:
+def digest(finished: tuple[Path, PlannedRun]) -> str:
     return finished[1].hash
 
 
@@ -84,7 +84,7 @@ def test_a_lease_that_nobody_touches_runs_out_and_fences_its_holder(tmp_path: Pa
     lease = try_claim(cell, first, lease_seconds=0.2)
     assert lease is not None
     lease.check()
-    with lease.kept(0.2):
+    with lease.keep_alive(0.2):
         time.sleep(0.5)
         assert try_claim(cell, second, lease_seconds=0.2) is None
     time.sleep(0.3)
@@ -152,7 +152,7 @@ def test_a_run_that_only_lacked_its_publication_is_published(
     assert store.settled(digest) and (store.cell(digest) / "bundle" / "bundle.json").exists()
     assert (store.cell(digest) / "record.json").read_bytes() == before  # not trained again
     assert not (store.cell(digest) / "checkpoints").exists()
-    assert highest(store.cell(digest)) == 0
+    assert latest_claim(store.cell(digest)) == 0
 
 
 def test_the_second_of_two_finished_attempts_is_a_duplicate(store: Store, digest: str, dataset: Dataset) -> None:
@@ -164,7 +164,9 @@ def test_the_second_of_two_finished_attempts_is_a_duplicate(store: Store, digest
     assert attempts.same_measurement(Record.read(late / "record.json"), Record.read(cell / "record.json"))
 
 
-def test_a_failed_run_is_a_record_with_its_reason(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts) -> None:
+def test_a_failed_run_is_a_record_with_its_reason(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
+) -> None:
     cells = quick_cells(tiny, facts, 1)
     wild = cells[0].recipe.model_copy(
         update={"train": cells[0].recipe.train.model_copy(update={"learning_rate": 3e38})}
@@ -178,7 +180,9 @@ def test_a_failed_run_is_a_record_with_its_reason(tmp_path: Path, dataset: Datas
     assert record is not None and record.status == "failed" and "at step" in (record.reason or "")
 
 
-def test_a_stage_two_cell_waits_for_its_parent(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts) -> None:
+def test_a_stage_two_cell_waits_for_its_parent(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
+) -> None:
     (parent,) = quick_cells(tiny, facts, 1)
     values = parent.recipe.to_values()
     values["train"] |= {"stage": 2, "parent": parent.hash, "num_negatives": 8, "steps": 3}
@@ -187,7 +191,7 @@ def test_a_stage_two_cell_waits_for_its_parent(tmp_path: Path, dataset: Dataset,
     digest = child.hash(dataset.checksum)
     store.add(digest, child)
     worker = Worker(store, dataset)
-    assert not worker._finished(Job(digest, 4e7)) and highest(store.cell(digest)) == 0
+    assert not worker._try_job(Job(digest, 4e7)) and latest_claim(store.cell(digest)) == 0
     tally = worker.work([Job(digest, 4e7), *jobs])  # the child first: it is passed over until the parent is there
     record = store.record(digest)
     assert tally.published == 2 and record is not None and record.parent_hash == parent.hash
@@ -195,7 +199,7 @@ def test_a_stage_two_cell_waits_for_its_parent(tmp_path: Path, dataset: Dataset,
 
 
 def test_stopping_saves_and_another_worker_goes_on(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
 ) -> None:
     (planned,) = quick_cells(tiny, facts, 1)
     train = planned.recipe.train.model_copy(update={"steps": 3000})
@@ -213,7 +217,7 @@ def test_stopping_saves_and_another_worker_goes_on(
 
 
 def test_out_of_memory_is_retried_alone_then_in_pieces_and_said(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -236,7 +240,7 @@ def test_out_of_memory_is_retried_alone_then_in_pieces_and_said(
 
 
 def test_an_error_of_the_device_is_tried_in_new_processes_and_then_the_cells_fault(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -257,7 +261,7 @@ def test_an_error_of_the_device_is_tried_in_new_processes_and_then_the_cells_fau
 
 @pytest.mark.slow
 def test_a_full_disk_stops_the_sweep_in_words_and_room_lets_it_go_on(
-    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: Facts
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
 ) -> None:
     (tmp_path / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path / "disk")]

@@ -11,7 +11,7 @@ import pytest
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
 from habitus.sweeps import Preset, Store, sweep
-from habitus.sweeps.manifest import manifests
+from habitus.sweeps.manifest import load_manifests
 
 COMMAND = [sys.executable, "-m", "habitus"]
 
@@ -46,8 +46,8 @@ def test_a_sweep_runs_every_cell_and_extends_grids_at_the_edge(swept: tuple, sma
     store, said, results = swept
     result = results["allocation"]
     assert result.complete and result.number("done") == len(result.runs) > 9
-    assert any("sits at an edge" in text for text in said)
-    (file,) = manifests(store, "allocation")
+    assert any("at the edge of its grid" in text for text in said)
+    (file,) = load_manifests(store, "allocation")
     assert {row.recipe_hash for row in file.manifest.cells} == {run.planned.hash for run in result.runs}
     by_cell: dict[str, set[float]] = {}
     for row in file.manifest.cells:
@@ -66,7 +66,7 @@ def test_negatives_continue_the_allocation_winner_and_fit_is_run_and_said(swept:
         if run["axis"] == "allocation" and run["chosen"]:
             losses[run["cell_id"], run["learning_rate"]] = run["metrics"]["batch/loss"]
     best = min(losses, key=lambda key: losses[key])
-    (file,) = manifests(store, "allocation")
+    (file,) = load_manifests(store, "allocation")
     (winner,) = [r.recipe_hash for r in file.manifest.cells if (r.cell_id, r.learning_rate) == best]
     for run in results["negatives"].runs:
         record = opened.record(run.planned.hash)
@@ -171,4 +171,4 @@ def test_two_machines_given_the_same_command_share_the_work(dataset: Dataset, tm
     assert [process.returncode for process in both] == [0, 0]
     assert [value["done"] for value in values] == [10, 10]
     assert sum(value["counts"]["published"] for value in values) == 10
-    assert [file.path.name for file in manifests(store)] == ["depth-1.json"]
+    assert [file.path.name for file in load_manifests(store)] == ["depth-1.json"]

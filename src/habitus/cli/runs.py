@@ -31,14 +31,14 @@ def runs(
     import time
 
     from habitus.cli.sweep import wide_console
-    from habitus.sweeps import check_axis, check_state, listing
+    from habitus.sweeps import check_axis, check_state, list_runs
 
     if axis is not None:
         check_axis(axis)
     check_state(status)
 
     def look() -> "RunList":
-        return listing(store, axis=axis, state=status, budget=budget)
+        return list_runs(store, axis=axis, state=status, budget=budget)
 
     if not watch:
         found = look()

@@ -46,7 +46,7 @@ def sweep(
     What the store already has is not run again; an interrupted sweep goes on where it was.
     """
     from habitus.errors import ConfigError
-    from habitus.sweeps import budgets_from, check_axis, preset_text
+    from habitus.sweeps import check_axis, parse_budgets, preset_text
 
     check_axis(axis)
     if print_preset:
@@ -67,7 +67,7 @@ def sweep(
             axis,
             Dataset.open(data, verify=not dry_run),
             store,
-            budgets=budgets_from(budgets) if budgets is not None else (),
+            budgets=parse_budgets(budgets) if budgets is not None else (),
             preset=preset,
             learning_rates=learning_rates,
             seeds=seeds,

@@ -2,14 +2,14 @@
 
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import StudyProgress
-from habitus.studies.study import StudyResult, study
 from habitus.studies.state import STATE_FILE, StudyState
+from habitus.studies.study import StudyResult, study
 
 __all__ = [
     "STATE_FILE",
-    "StudyState",
     "StudyOptions",
     "StudyProgress",
     "StudyResult",
+    "StudyState",
     "study",
 ]

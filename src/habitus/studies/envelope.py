@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.sizing import contextualizer_parts, largest_num_negatives, tokens_per_item
-from habitus.sweeps import Asked, Design, Facts, Known, Preset, centred_shapes, design
+from habitus.sweeps import DatasetFacts, Design, Preset, PriorResults, SweepRequest, centred_shapes, design_axis
 
 _WIDTH_EXPONENT = 0.3
 _LEAST_SHAPES = 4  # of the allocation axis at a budget: three for a parabola, one to judge it by
@@ -90,19 +90,19 @@ def scaled(preset: Preset, factor: float) -> Preset:
     return _with_batches(made, lambda windows: max(1, round(windows * 2.0**doublings)), evaluation=False)
 
 
-def designs(preset: Preset, facts: Facts, axes: Sequence[str], allow_repeats: bool) -> list[Design]:
+def designs(preset: Preset, facts: DatasetFacts, axes: Sequence[str], allow_repeats: bool) -> list[Design]:
     """All axes as they would be designed before anything is known; stage-2 parents are the allocation's runs."""
-    asked = Asked(allow_repeats=allow_repeats)
+    asked = SweepRequest(allow_repeats=allow_repeats)
     found = []
     for axis in axes:
-        one = design(axis, facts, preset, asked=asked)
+        one = design_axis(axis, facts, preset, request=asked)
         drop = "allocation" in axes and axis == "negatives"
         found.append(Design(one.axis, one.cells, one.left_out, () if drop else one.parents, one.decided))
     return found
 
 
 @dataclass(frozen=True)
-class Fitting:
+class ScaledPreset:
     """A scaled preset with its designs, and what they cost."""
 
     preset: Preset
@@ -113,14 +113,14 @@ class Fitting:
 
 def fitting(
     preset: Preset,
-    facts: Facts,
+    facts: DatasetFacts,
     axes: Sequence[str],
     *,
     allow_repeats: bool,
     limit: float | None,
     cost: Cost,
     unit: str,
-) -> Fitting:
+) -> ScaledPreset:
     """The preset scaled to the largest budgets whose cost is within `limit`; as it is where there is no limit.
 
     A scale counts only where every budget of the allocation axis keeps enough shapes to fit a valley. The error
@@ -129,12 +129,12 @@ def fitting(
 
     low, high = promising(preset, facts, allow_repeats)
 
-    def at(factor: float) -> Fitting:
+    def at(factor: float) -> ScaledPreset:
         one = scaled(preset, min(max(factor, low), high))
         if one is not preset or facts.num_items != preset.world.num_items:
             one = with_negatives(one, facts)
         made = designs(one, facts, axes, allow_repeats)
-        return Fitting(one, one.budgets[0] / preset.budgets[0], tuple(made), cost(made))
+        return ScaledPreset(one, one.budgets[0] / preset.budgets[0], tuple(made), cost(made))
 
     found = at(1.0)
     if limit is None:
@@ -156,7 +156,7 @@ def fitting(
     )
 
 
-def promising(preset: Preset, facts: Facts, allow_repeats: bool) -> tuple[float, float]:
+def promising(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> tuple[float, float]:
     """Smallest and largest factor at which every budget of the allocation axis keeps enough shapes.
 
     By real numbers, without building anything: enough steps, and no second pass over the data.
@@ -172,11 +172,11 @@ def promising(preset: Preset, facts: Facts, allow_repeats: bool) -> tuple[float,
     return min(good), max(good)
 
 
-def _enough_shapes(preset: Preset, facts: Facts, allow_repeats: bool) -> bool:
+def _enough_shapes(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> bool:
     share, common = preset.common.share, preset.common
     t = tokens_per_item(facts.text_len, facts.inputs)
     for budget in preset.budgets_of("allocation"):
-        shapes, _ = centred_shapes(preset, Known(), budget, share)
+        shapes, _ = centred_shapes(preset, PriorResults(), budget, share)
         windows = preset.batch_sequences(budget)
         slots = windows * facts.seq_len
         kept = 0
@@ -207,7 +207,7 @@ def _with_batches(preset: Preset, of: Callable[[int], int], *, evaluation: bool 
     )
 
 
-def with_negatives(preset: Preset, facts: Facts) -> Preset:
+def with_negatives(preset: Preset, facts: DatasetFacts) -> Preset:
     """The preset with numbers of negatives up to the catalogue, or to what its middle budget pays."""
     budgets = preset.budgets_of("negatives")
     budget = budgets[len(budgets) // 2]

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, FitError
-from habitus.laws import HEADLINE_METRICS, LawsFile, direction_of, fit
-from habitus.planning import Plan, PlanOptions, Registered, register
+from habitus.laws import fit
+from habitus.planning import PlanOptions, register
 from habitus.planning import plan as make_plan
+from habitus.store import CUTOFFS, METRICS, REGIMES, Laws, Plan, RegisteredPlan, direction_of, headline_metrics
 from habitus.studies.options import StudyOptions
 
 STORE, DATASET, RECIPE, PLAN, REPORT = "store", "dataset", "recipe", "plan.json", "report.html"
@@ -15,13 +16,13 @@ STORE, DATASET, RECIPE, PLAN, REPORT = "store", "dataset", "recipe", "plan.json"
 def check_metric(metric: str) -> None:
     """Refuse a metric that no run of a study records, before anything is spent."""
     regime, _, bare = metric.partition("/")
-    recorded = ["loss", "perplexity", "entropy"]
-    recorded += [f"{name}@{k}" for name in ("recall", "ndcg", "mrr", "coverage") for k in (1, 5, 10, 20, 50, 100)]
-    if regime not in ("batch", "catalogue") or bare.partition("/")[0] not in recorded:
+    kinds = [kind for kind in METRICS.values() if kind.group is not None]
+    if regime not in REGIMES or bare.partition("/")[0] not in [name for kind in kinds for name in kind.names()]:
+        plain, ranked = (", ".join(k.name for k in kinds if k.at_cutoff is at) for at in (False, True))
         raise ConfigError(
             f"--metric {metric!r} is not recorded",
-            expected="batch/ or catalogue/ and loss, perplexity, entropy, or recall, ndcg, mrr, coverage at "
-            "@1, 5, 10, 20, 50, 100, as in catalogue/recall@10",
+            expected=f"{'/ or '.join(REGIMES)}/ and {plain}, or {ranked} at @{', '.join(map(str, CUTOFFS))}, "
+            "as in catalogue/recall@10",
         )
     direction_of(metric)
 
@@ -38,11 +39,11 @@ def fit_loss(store: Path, allow_repeats: bool) -> None:
         return
 
 
-def fit_all(out: Path, options: StudyOptions, dataset: Dataset) -> LawsFile:
+def fit_all(out: Path, options: StudyOptions, dataset: Dataset) -> Laws:
     """The laws of the store, with the dataset they belong to."""
     store = out / STORE
     first = fit(store, allow_repeats=options.allow_repeats)
-    wanted = [name for name in HEADLINE_METRICS if name in first.metrics]
+    wanted = [name for name in headline_metrics() if name in first.metrics]
     if options.metric not in wanted:
         if not any(options.metric in run.metrics for run in first.runs):
             raise ConfigError(
@@ -54,7 +55,7 @@ def fit_all(out: Path, options: StudyOptions, dataset: Dataset) -> LawsFile:
     return laws
 
 
-def plan_next(out: Path, options: StudyOptions, laws: LawsFile, dataset: Dataset) -> Plan:
+def plan_next(out: Path, options: StudyOptions, laws: Laws, dataset: Dataset) -> Plan:
     """The recipe for the next larger budget, registered before anyone runs it."""
     top = max(run.budget for run in laws.runs)
     made = make_plan(
@@ -63,7 +64,7 @@ def plan_next(out: Path, options: StudyOptions, laws: LawsFile, dataset: Dataset
         PlanOptions(laws=out / STORE / "laws.json", dataset=dataset, gpu=options.gpu),
     )
     path = out / PLAN
-    if path.exists() and not _same_promise(Registered.read(path), made):
+    if path.exists() and not _same_promise(RegisteredPlan.read(path), made):
         path.replace(path.with_name("plan-before.json"))
     if not path.exists():
         register(made, path)
@@ -87,7 +88,7 @@ def write_report(out: Path, metric: str, next_command: str) -> Path:
     return report(out / STORE, out / REPORT, plan=out / PLAN, title=title, next_command=next_command)
 
 
-def identified(laws: LawsFile, metric: str) -> dict[str, str]:
+def identified(laws: Laws, metric: str) -> dict[str, str]:
     """The laws that the recipe rests on, and whether each is identified."""
     found: dict[str, str] = {}
     for name in ("share_law", "share_optimum", "depth_optimum", "critical_batch", "size_law", "size_optimum",

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from habitus.laws import direction_of
 from habitus.progress import Note
 from habitus.record import Record
+from habitus.store import direction_of
 from habitus.studies.state import StudyState
 from habitus.sweeps import SweepProgress, SweepResult
 from habitus.units import format_seconds

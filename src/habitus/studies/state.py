@@ -24,7 +24,7 @@ class AxisCost(Typed):
     seconds: float
 
 
-class State(Typed):
+class StudyState(Typed):
     """The decisions of a study. Written after the probes, before the first sweep."""
 
     version: int = STATE_VERSION
@@ -60,12 +60,12 @@ def request_of(options: StudyOptions) -> dict[str, Any]:
     }
 
 
-def read_state(out: Path, options: StudyOptions, checksum: str) -> State | None:
+def read_state(out: Path, options: StudyOptions, checksum: str) -> StudyState | None:
     """The decisions of an earlier call in this folder; refused where something else was asked for then."""
     path = out / STATE_FILE
     if not path.exists():
         return None
-    state = State.read(path)
+    state = StudyState.read(path)
     now = request_of(options)
     changed = [key for key in sorted({*now, *state.request}) if now.get(key) != state.request.get(key)]
     if changed:

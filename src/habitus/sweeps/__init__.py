@@ -1,42 +1,41 @@
 """Axes to recipes, the run store, its workers."""
 
-from habitus.sweeps.cells import Design, Facts, Planned
-from habitus.sweeps.design import budgets_from, centred_shapes, check_axis, design
-from habitus.sweeps.draft import Asked
+from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
+from habitus.sweeps.design import centred_shapes, design_axis
 from habitus.sweeps.estimate import Speeds, device_kind, evaluations_of, speeds_of, usual_workers, wall_seconds
-from habitus.sweeps.listing import Listing, check_state, listing
-from habitus.sweeps.outcome import CellStatus, SweepProgress, SweepResult
-from habitus.sweeps.preset import AXES, Preset, load_preset, preset_names, preset_text
-from habitus.sweeps.preset_world import preset_dataset
-from habitus.sweeps.prior_results import Known
-from habitus.sweeps.running import sweep
+from habitus.sweeps.mps import mps_environment
+from habitus.sweeps.outcome import RunOutcome, SweepProgress, SweepResult
+from habitus.sweeps.preset import Preset, load_preset, preset_dataset, preset_text
+from habitus.sweeps.prior_results import PriorResults
+from habitus.sweeps.request import SweepRequest, check_axis, parse_budgets
+from habitus.sweeps.run_list import RunList, check_state, list_runs
 from habitus.sweeps.store import Store
+from habitus.sweeps.sweep import sweep
 
 __all__ = [
-    "AXES",
-    "Asked",
-    "CellStatus",
+    "DatasetFacts",
     "Design",
-    "Facts",
-    "Known",
-    "Listing",
-    "Planned",
+    "PlannedRun",
     "Preset",
+    "PriorResults",
+    "RunList",
+    "RunOutcome",
     "Speeds",
     "Store",
     "SweepProgress",
+    "SweepRequest",
     "SweepResult",
-    "budgets_from",
     "centred_shapes",
     "check_axis",
     "check_state",
-    "design",
+    "design_axis",
     "device_kind",
     "evaluations_of",
-    "listing",
+    "list_runs",
     "load_preset",
+    "mps_environment",
+    "parse_budgets",
     "preset_dataset",
-    "preset_names",
     "preset_text",
     "speeds_of",
     "sweep",

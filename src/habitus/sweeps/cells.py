@@ -1,18 +1,17 @@
-"""Planned cells: what a sweep will run, before anything has run."""
+"""Planned runs: what a sweep will run, before anything has run."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
-
 from habitus.data import Dataset
 from habitus.recipe import Recipe
 from habitus.sizing import Cell, Inputs
-from habitus.typed import Typed, content_hash
+from habitus.store import LeftOut, ManifestRow
+from habitus.typed import content_hash
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetFacts:
     """What a dataset decides about cells."""
 
     checksum: str
@@ -23,7 +22,7 @@ class Facts:
     train_windows: int
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "Facts":
+    def of(cls, dataset: Dataset) -> "DatasetFacts":
         return cls(
             checksum=dataset.checksum,
             inputs=Inputs.of(dataset.fields),
@@ -38,31 +37,11 @@ class Facts:
         return batch_sequences * steps / max(1, self.train_windows)
 
 
-class Row(Typed):
-    """One row of a manifest: one run of one cell."""
-
-    cell_id: str = Field(description="Shared by all learning rates and seeds of a cell.")
-    flops_budget: float
-    wanted: dict[str, Any]
-    realised: dict[str, Any]
-    learning_rate: float
-    seed: int
-    recipe_hash: str
-
-
-class LeftOut(Typed):
-    """A cell that was asked for and will not be run."""
-
-    flops_budget: float
-    wanted: dict[str, Any]
-    reason: str
-
-
 @dataclass(frozen=True)
-class Planned:
-    """A row with the recipe behind it and what it costs."""
+class PlannedRun:
+    """One row of a manifest with its recipe and its sizes."""
 
-    row: Row
+    row: ManifestRow
     recipe: Recipe
     cell: Cell
 
@@ -74,35 +53,42 @@ class Planned:
     def parent(self) -> str | None:
         return self.recipe.train.parent
 
+    def with_learning_rate(self, rate: float, facts: DatasetFacts) -> "PlannedRun":
+        """The same cell at another learning rate."""
+        train = self.recipe.train.model_copy(update={"learning_rate": rate})
+        recipe = self.recipe.model_copy(update={"train": train})
+        row = self.row.model_copy(update={"learning_rate": rate, "recipe_hash": recipe.hash(facts.checksum)})
+        return PlannedRun(row, recipe, self.cell)
+
 
 @dataclass(frozen=True)
 class Design:
     """All cells of an axis at some budgets."""
 
     axis: str
-    cells: tuple[Planned, ...]
+    cells: tuple[PlannedRun, ...]
     left_out: tuple[LeftOut, ...] = ()
-    parents: tuple[Planned, ...] = ()  # stage-1 runs that cells continue and the store may not have yet
-    decided: tuple[str, ...] = ()  # choices taken from the store or the preset, in words
+    parents: tuple[PlannedRun, ...] = ()  # stage-1 runs that cells continue and the store may not have yet
+    decided: tuple[str, ...] = ()  # what was taken from the store or the preset, in words
 
     @property
     def flops(self) -> float:
         """Nominal FLOPs of every distinct run, the parents among them."""
-        return float(sum(planned.cell.flops for planned in self.distinct()))
+        return float(sum(planned.cell.flops for planned in self.distinct_runs()))
 
     @property
     def budgets(self) -> list[float]:
         return sorted({p.row.flops_budget for p in self.cells} | {out.flops_budget for out in self.left_out})
 
-    def distinct(self) -> list[Planned]:
+    def distinct_runs(self) -> list[PlannedRun]:
         """Every run once, parents first."""
         return list({planned.hash: planned for planned in (*self.parents, *self.cells)}.values())
 
 
-def row_of(
-    recipe: Recipe, cell: Cell, facts: Facts, *, budget: float, label: str, wanted: dict[str, Any] | None = None
-) -> Planned:
-    """The row of a recipe. Its cell_id tells apart cells that differ in anything but learning rate and seed."""
+def plan_run(
+    recipe: Recipe, cell: Cell, facts: DatasetFacts, *, budget: float, label: str, wanted: dict[str, Any] | None = None
+) -> PlannedRun:
+    """The run of a recipe. Recipes that differ only in learning rate and seed share their cell_id."""
     realised = {
         "params": cell.params,
         "embedder_params": cell.embedder_params,
@@ -122,8 +108,8 @@ def row_of(
     }
     if cell.embedder_flop_share is not None:
         realised["embedder_flop_share"] = cell.embedder_flop_share
-    row = Row(
-        cell_id=f"{label}-{_identity(recipe)}",
+    row = ManifestRow(
+        cell_id=f"{label}-{_cell_hash(recipe)}",
         flops_budget=budget,
         wanted={**cell.wanted, **(wanted or {})},
         realised=realised,
@@ -131,10 +117,11 @@ def row_of(
         seed=recipe.train.seed,
         recipe_hash=recipe.hash(facts.checksum),
     )
-    return Planned(row, recipe, cell)
+    return PlannedRun(row, recipe, cell)
 
 
-def _identity(recipe: Recipe) -> str:
+def _cell_hash(recipe: Recipe) -> str:
+    """Eight digits of the hash of everything but learning rate and seed."""
     values = recipe.to_values()
     del values["train"]["learning_rate"], values["train"]["seed"]
     return content_hash(values)[:8]

@@ -1,63 +1,41 @@
 """From an axis, a preset and a dataset's facts to cells: recipes that can be run, and what was left out. No torch."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from habitus.errors import ConfigError
-from habitus.sweeps.cells import Design, Facts, Planned
-from habitus.sweeps.draft import Asked, Draft
-from habitus.sweeps.preset import AXES, Preset
-from habitus.sweeps.prior_results import Known
-from habitus.typed import nearest
-
-Shape = tuple[int, int]  # width, depth
+from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
+from habitus.sweeps.draft import Draft, Shape
+from habitus.sweeps.preset import Preset
+from habitus.sweeps.prior_results import PriorResults
+from habitus.sweeps.request import SweepRequest, check_axis
 
 
-def design(
+def design_axis(
     axis: str,
-    facts: Facts,
+    facts: DatasetFacts,
     preset: Preset,
     *,
-    known: Known | None = None,
-    asked: Asked | None = None,
-    winners: dict[float, Planned] | None = None,
+    prior: PriorResults | None = None,
+    request: SweepRequest | None = None,
+    winners: dict[float, PlannedRun] | None = None,
 ) -> Design:
     """The cells of an axis. `winners` are the store's stage-1 winners by budget, for the negatives axis."""
     check_axis(axis)
-    asked = asked or Asked()
-    for budget in asked.budgets:
-        if not 0 < budget < math.inf:
-            raise ConfigError(f"budget {budget:g}", expected="a positive number of FLOPs, as in 1e13")
-    draft = Draft(axis, preset, facts, known or Known(), asked, dict(winners or {}))
+    request = request or SweepRequest()
+    request.check()
+    draft = Draft(axis, preset, facts, prior or PriorResults(), request, dict(winners or {}))
     _DESIGNERS[axis](draft)
-    return draft.finished()
-
-
-def check_axis(axis: str) -> None:
-    if axis not in AXES:
-        raise ConfigError(
-            f"axis {axis!r} is unknown ({nearest(axis, list(AXES))})", expected=f"one of {', '.join(AXES)}"
-        )
-
-
-def budgets_from(text: str) -> tuple[float, ...]:
-    """Budgets as typed: `1e13,1e14`, in ascending order."""
-    try:
-        found = [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = []
-    if not found or any(not 0 < budget < math.inf for budget in found):
-        raise ConfigError(f"budgets {text!r}", expected="positive FLOPs separated by commas, as in 1e13,1e14,1e15")
-    return tuple(sorted(set(found)))
+    return draft.to_design()
 
 
 def _share(draft: Draft) -> None:
     """Embedder shares at fixed D/N, and the smallest embedder there is."""
-    choice = draft.preset.share
+    settings = draft.preset.share
     for budget in draft.budgets():
-        if choice.floor:
+        if settings.floor:
             draft.add_share(budget, "floor", {"floor": True}, joint_dim=4)
-        for share in choice.shares:
+        for share in settings.shares:
             draft.add_share(budget, f"s={share:g}", {"embedder_share": share}, share=share)
 
 
@@ -88,49 +66,49 @@ def _depth(draft: Draft) -> None:
 
 def _batch(draft: Draft) -> None:
     """One model, several batch sizes at equal compute, constant rate, evaluated all along."""
-    choice, share = draft.preset.batch, draft.share()
+    settings, share = draft.preset.batch, draft.share()
     for budget in draft.budgets():
-        base = draft.of_share(budget, {"embedder_share": share}, share=share)
-        for batch in choice.batch_sequences if base else ():
-            assert base is not None
-            draft.add_model(base.model, budget, choice.flops_multiple * budget, batch, f"B={batch}")
+        base = draft.share_cell(budget, {"embedder_share": share}, share=share)
+        if base is not None:
+            for batch in settings.batch_sequences:
+                draft.add_model(base.model, budget, settings.flops_multiple * budget, batch, f"B={batch}")
 
 
 def _allocation(draft: Draft) -> None:
-    """Shapes along each iso-FLOP line, centred on what is known of the best size."""
+    """Shapes along each iso-FLOP line, centred on the expected best size."""
     share = draft.share()
     for budget in draft.budgets():
-        shapes, centred = centred_shapes(draft.preset, draft.known, budget, share)
+        shapes, centred = centred_shapes(draft.preset, draft.prior, budget, share)
         draft.decided.append(f"sizes at {budget:.3g} FLOPs centred on {centred}")
         for shape in shapes:
-            _add_shape(draft, budget, shape, share)
+            draft.add_shape(budget, shape, share)
 
 
 def _negatives(draft: Draft) -> None:
     """Stage 2 with more and more negatives, from the allocation winner of each budget."""
     for budget in draft.budgets():
-        parent = _parent(draft, budget)
-        for count in sorted(draft.preset.negatives.num_negatives) if parent else ():
-            assert parent is not None
-            draft.add_stage_two(budget, parent, count)
+        parent = _stage_one_parent(draft, budget)
+        if parent is not None:
+            for count in sorted(draft.preset.negatives.num_negatives):
+                draft.add_stage_two(budget, parent, count)
 
 
 def _init(draft: Draft) -> None:
     """Initialisations × sizes × learning rates; one budget per size."""
-    choice = draft.preset.init
-    known = draft.preset.budgets_of("init")
-    for budget in draft.asked.budgets:
-        if budget not in known:
+    settings = draft.preset.init
+    budgets = draft.preset.budgets_of("init")
+    for budget in draft.request.budgets:
+        if budget not in budgets:
             raise ConfigError(
                 f"the init axis has no size for {budget:g} FLOPs",
-                expected=f"one of {', '.join(f'{b:g}' for b in known)}: preset {draft.preset.name} ties each size "
+                expected=f"one of {', '.join(f'{b:g}' for b in budgets)}: preset {draft.preset.name} ties each size "
                 "to a budget",
-                next_step="leave --budgets away, or give a preset of your own",
+                next_step="omit --budgets, or use a preset of your own",
             )
     share = draft.share()
-    for row in choice.sizes:
+    for row in settings.sizes:
         if row.budget in draft.budgets():
-            for init in choice.inits:
+            for init in settings.inits:
                 wanted = {"init": init, "width": row.width, "depth": row.depth}
                 label = f"{init}-{row.width}x{row.depth}"
                 draft.add_solved(row.budget, label, wanted, init=init, share=share, width=row.width, depth=row.depth)
@@ -146,79 +124,50 @@ _DESIGNERS: dict[str, Callable[[Draft], None]] = {
 }
 
 
-def centred_shapes(preset: Preset, known: Known, budget: float, share: float) -> tuple[list[Shape], str]:
+def centred_shapes(preset: Preset, prior: PriorResults, budget: float, share: float) -> tuple[list[Shape], str]:
     """The neighbouring shapes of the ladder whose middle is nearest to the expected best size.
 
     The preset's table holds at the preset's share. At another share a parameter costs more or less per event, since
     those of the embedder work on all tokens of an item, and the best size goes as the root of what compute buys.
     """
-    choice = preset.allocation
-    expected = known.size(budget)
+    settings = preset.allocation
+    expected = prior.size(budget)
     if expected is None:
-        row = min(choice.centres, key=lambda row: abs(math.log(row[0] / budget)))
+        table_budget, params = min(settings.centres, key=lambda row: abs(math.log(row[0] / budget)))
         tokens = preset.world.text_len
-        dearer = (1 + (tokens - 1) * share) / (1 + (tokens - 1) * preset.common.share)
-        expected = row[1] * (budget / row[0] / dearer) ** 0.5, "the preset's table"
+        relative_cost = (1 + (tokens - 1) * share) / (1 + (tokens - 1) * preset.common.share)
+        expected = params * (budget / table_budget / relative_cost) ** 0.5, "the preset's table"
     size, why = expected
-    sizes = [12 * depth * width * width / (1 - share) for width, depth in choice.ladder]
-    count = min(choice.num_shapes, len(sizes))
+    sizes = [12 * depth * width * width / (1 - share) for width, depth in settings.ladder]
+    count = min(settings.num_shapes, len(sizes))
 
     def distance(first: int) -> float:
         middle = sum(math.log(s) for s in sizes[first : first + count]) / count
         return abs(middle - math.log(size))
 
     first = min(range(len(sizes) - count + 1), key=distance)
-    return list(choice.ladder[first : first + count]), f"{size:.3g} parameters ({why})"
+    return list(settings.ladder[first : first + count]), f"{size:.3g} parameters ({why})"
 
 
-def wider(facts: Facts, preset: Preset, asked: Asked, budget: float, share: float, shape: Shape) -> Design:
-    """The allocation cells of one further shape, for a budget whose best size is at the edge of its grid."""
-    draft = Draft("allocation", preset, facts, Known(), asked)
-    _add_shape(draft, budget, shape, share)
-    return draft.finished()
-
-
-def next_shape(ladder: Sequence[Shape], tried: Iterable[Shape], side: int) -> Shape | None:
-    """The shape of the ladder above (side = 1) or below (-1) those tried; None at its end."""
-    shapes = set(tried)
-    places = [place for place, shape in enumerate(ladder) if shape in shapes]
-    if not places:
-        return None
-    place = (max(places) if side > 0 else min(places)) + side
-    return ladder[place] if 0 <= place < len(ladder) else None
-
-
-def with_rate(planned: Planned, facts: Facts, rate: float) -> Planned:
-    """The same cell at another learning rate."""
-    train = planned.recipe.train.model_copy(update={"learning_rate": rate})
-    recipe = planned.recipe.model_copy(update={"train": train})
-    row = planned.row.model_copy(update={"learning_rate": rate, "recipe_hash": recipe.hash(facts.checksum)})
-    return Planned(row, recipe, planned.cell)
-
-
-def _add_shape(draft: Draft, budget: float, shape: Shape, share: float) -> None:
-    width, depth = shape
-    wanted = {"width": width, "depth": depth, "embedder_share": share}
-    draft.add_solved(budget, f"{width}x{depth}", wanted, share=share, width=width, depth=depth)
-
-
-def _parent(draft: Draft, budget: float) -> Planned | None:
+def _stage_one_parent(draft: Draft, budget: float) -> PlannedRun | None:
     """The stage-1 run that stage 2 continues: the store's winner, or one to be trained for the purpose."""
     if budget in draft.winners:
-        found = draft.winners[budget]
-        draft.decided.append(f"parent at {budget:.3g} FLOPs: allocation winner {found.row.cell_id}")
-        return found
-    share, why = draft.known.share(draft.preset.common.share)
-    shapes, centred = centred_shapes(draft.preset, draft.known, budget, share)
-    own = Draft("allocation", draft.preset, draft.facts, draft.known, Asked((), 1, 1, draft.asked.allow_repeats))
+        winner = draft.winners[budget]
+        draft.decided.append(f"parent at {budget:.3g} FLOPs: allocation winner {winner.row.cell_id}")
+        return winner
+    share, why = draft.prior.share(draft.preset.common.share)
+    shapes, centred = centred_shapes(draft.preset, draft.prior, budget, share)
+    request = SweepRequest(learning_rates=1, seeds=1, allow_repeats=draft.request.allow_repeats)
+    allocation = Draft("allocation", draft.preset, draft.facts, draft.prior, request)
     for place in sorted(range(len(shapes)), key=lambda place: abs(place - (len(shapes) - 1) / 2)):
-        _add_shape(own, budget, shapes[place], share)
-        if own.cells:
+        allocation.add_shape(budget, shapes[place], share)
+        if allocation.cells:
+            parent = allocation.cells[0]
             draft.decided.append(
-                f"parent at {budget:.3g} FLOPs: no allocation sweep there, so {own.cells[0].row.cell_id} is trained "
+                f"parent at {budget:.3g} FLOPs: no allocation sweep there, so {parent.row.cell_id} is trained "
                 f"first; centred on {centred}; {why}"
             )
-            draft.parents.append(own.cells[0])
-            return own.cells[0]
-    draft.left_out += own.left_out
+            draft.parents.append(parent)
+            return parent
+    draft.left_out += allocation.left_out
     return None

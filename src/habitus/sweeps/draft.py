@@ -7,24 +7,16 @@ from typing import Any, Literal
 
 from habitus.errors import ConfigError
 from habitus.recipe import DataRecipe, EvaluateRecipe, ModelRecipe, Recipe, TrainRecipe
-from habitus.sizing import Cell, Request, cell_of, joint_dims, solve, stage2_step_flops
-from habitus.sweeps.cells import Design, Facts, LeftOut, Planned, row_of
-from habitus.sweeps.preset import Axis, Preset
-from habitus.sweeps.prior_results import Known
-from habitus.sweeps.rates import Rates, rate_grid
+from habitus.sizing import Cell, CellRequest, cell_of, joint_dims, solve, stage2_step_flops
+from habitus.store import LeftOut
+from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun, plan_run
+from habitus.sweeps.preset import AxisSettings, Preset
+from habitus.sweeps.prior_results import PriorResults
+from habitus.sweeps.request import SweepRequest, rate_grid
 
+Shape = tuple[int, int]  # width, depth
 Init = Literal["default", "mup_lr", "mup"]
 _ONE_EPOCH = 1.001  # a rounded-up last window is no second pass
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a user may change about an axis of a preset."""
-
-    budgets: tuple[float, ...] = ()  # empty: the preset's
-    learning_rates: Rates = None
-    seeds: int | None = None
-    allow_repeats: bool = False  # run cells that pass one epoch, instead of listing them
 
 
 @dataclass
@@ -33,69 +25,71 @@ class Draft:
 
     axis: str
     preset: Preset
-    facts: Facts
-    known: Known
-    asked: Asked
-    winners: dict[float, Planned] = field(default_factory=dict)  # budget: the stage-1 winner in the store
-    cells: list[Planned] = field(default_factory=list)
+    facts: DatasetFacts
+    prior: PriorResults
+    request: SweepRequest
+    winners: dict[float, PlannedRun] = field(default_factory=dict)  # budget: the stage-1 winner in the store
+    cells: list[PlannedRun] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    parents: list[Planned] = field(default_factory=list)
+    parents: list[PlannedRun] = field(default_factory=list)
     decided: list[str] = field(default_factory=list)
 
     @property
-    def choice(self) -> Axis:
+    def settings(self) -> AxisSettings:
         return self.preset.axis(self.axis)
 
     def budgets(self) -> tuple[float, ...]:
-        return self.asked.budgets or self.preset.budgets_of(self.axis)
+        return self.request.budgets or self.preset.budgets_of(self.axis)
 
     def share(self) -> float:
         """The share that later axes use, noted with its source."""
-        share, why = self.known.share(self.preset.common.share)
+        share, why = self.prior.share(self.preset.common.share)
         self.decided.append(why)
         return share
 
-    def finished(self) -> Design:
-        cells = tuple(self._each_once())
+    def to_design(self) -> Design:
+        cells = tuple(self._distinct_runs())
         return Design(self.axis, cells, tuple(self.left_out), tuple(self.parents), tuple(dict.fromkeys(self.decided)))
 
     def add_solved(
-        self, budget: float, label: str, wanted: dict[str, Any], *, init: Init = "default", **request: Any
+        self, budget: float, label: str, wanted: dict[str, Any], *, init: Init = "default", **sizes: Any
     ) -> None:
-        """Size the cell nearest to a request at the budget's batch and add it, or list why not."""
+        """Add the cell nearest to the requested sizes at the budget's batch, or list why not."""
         batch = self.preset.batch_sequences(budget)
-        cell = self.solved(budget, batch, wanted, **request)
+        cell = self.solve_cell(budget, batch, wanted, **sizes)
         if cell is not None:
             self._add(cell, budget, label, wanted, init=init)
 
     def add_share(self, budget: float, label: str, wanted: dict[str, Any], **embedder: Any) -> None:
-        """Size the cell of a share, or of a joint_dim, at the preset's D/N and add it, or list why not."""
-        cell = self.of_share(budget, wanted, **embedder)
+        """Add the cell of a share, or of a joint_dim, at the preset's D/N, or list why not."""
+        cell = self.share_cell(budget, wanted, **embedder)
         if cell is not None:
             self._add(cell, budget, label, wanted)
 
-    def of_share(
+    def share_cell(
         self, budget: float, wanted: dict[str, Any], *, share: float | None = None, joint_dim: int | None = None
     ) -> Cell | None:
         """The cell of a share or a joint_dim at the preset's D/N."""
-        choice, common = self.preset.share, self.preset.common
-        batch, head_dim = self.preset.batch_sequences(budget), choice.head_dim or common.head_dim
-        if choice.depth is None:
-            return self.solved(
+        settings, common = self.preset.share, self.preset.common
+        batch, head_dim = self.preset.batch_sequences(budget), settings.head_dim or common.head_dim
+        if settings.depth is None:
+            return self.solve_cell(
                 budget, batch, wanted, share=share, joint_dim=joint_dim, data_ratio=common.data_ratio, head_dim=head_dim
             )
         # Small models come in few widths: take the nearest D/N there is at each joint_dim, then the nearest share.
-        at_depth = list(self._of_depth(budget, batch, choice.depth, head_dim or 8, joint_dim))
-        if not at_depth:
-            self._leave_out(budget, wanted, f"cannot be built: no width of depth {choice.depth} fits the budget")
+        cells = list(self._cells_of_depth(budget, batch, settings.depth, head_dim or 8, joint_dim))
+        if not cells:
+            self._leave_out(budget, wanted, f"cannot be built: no width of depth {settings.depth} fits the budget")
             return None
-        found = min(at_depth, key=lambda c: abs(math.log(c.embedder_share / (share or c.embedder_share))))
-        return found.model_copy(update={"wanted": {"flops": budget, "data_ratio": common.data_ratio}})
+        nearest = min(cells, key=lambda c: abs(math.log(c.embedder_share / (share or c.embedder_share))))
+        return nearest.model_copy(update={"wanted": {"flops": budget, "data_ratio": common.data_ratio}})
 
-    def _of_depth(self, budget: float, batch: int, depth: int, head_dim: int, joint_dim: int | None) -> Iterator[Cell]:
+    def _cells_of_depth(
+        self, budget: float, batch: int, depth: int, head_dim: int, joint_dim: int | None
+    ) -> Iterator[Cell]:
         """For each joint_dim the cell of that depth whose D/N is nearest to the preset's, while within a factor 1.5."""
         for h in [joint_dim] if joint_dim else joint_dims():
-            best, best_miss = None, math.log(1.5)
+            best, best_distance = None, math.log(1.5)
             for width in range(head_dim, 4096, head_dim):
                 model = ModelRecipe(
                     joint_dim=h,
@@ -110,41 +104,49 @@ class Draft:
                 if steps < 1:
                     break
                 cell = self._cell(model, batch, steps)
-                miss = math.log(cell.data_ratio / self.preset.common.data_ratio)
-                if abs(miss) < best_miss:
-                    best, best_miss = cell, abs(miss)
-                if miss < -1:
+                log_ratio = math.log(cell.data_ratio / self.preset.common.data_ratio)
+                if abs(log_ratio) < best_distance:
+                    best, best_distance = cell, abs(log_ratio)
+                if log_ratio < -1:
                     break
             if best is not None:
                 yield best
             elif h > 4 and h != joint_dim:
                 return
 
+    def add_shape(self, budget: float, shape: Shape, share: float) -> None:
+        """Add the allocation cell of a (width, depth), or list why not."""
+        width, depth = shape
+        wanted = {"width": width, "depth": depth, "embedder_share": share}
+        self.add_solved(budget, f"{width}x{depth}", wanted, share=share, width=width, depth=depth)
+
     def add_model(self, model: ModelRecipe, budget: float, flops: float, batch: int, label: str) -> None:
-        """Add a given model at another batch size, with a constant rate and a trajectory, for as much compute."""
+        """Add a model at another batch size for the same compute, with a constant rate, evaluated all along."""
         step = self._cell(model, batch, 1).flops_per_step
         cell = self._cell(model, batch, max(1, round(flops / step)), {"flops": flops})
         self._add(cell, budget, label, {"batch_sequences": batch}, trajectory=True)
 
-    def add_stage_two(self, budget: float, parent: Planned, num_negatives: int) -> None:
+    def add_stage_two(self, budget: float, parent: PlannedRun, num_negatives: int) -> None:
         """Add the frozen stage with K extra negatives, or list why not."""
-        choice, wanted = self.preset.negatives, {"num_negatives": num_negatives}
+        settings, wanted = self.preset.negatives, {"num_negatives": num_negatives}
         if num_negatives > self.facts.num_items:
             self._leave_out(budget, wanted, f"K is more than the catalogue's {self.facts.num_items:,} items")
             return
-        model, batch = parent.recipe.model, choice.batch_sequences
+        model, batch = parent.recipe.model, settings.batch_sequences
         step = stage2_step_flops(
             parent.cell.contextualizer_params, B=batch, L=self.facts.seq_len, h=model.joint_dim, K=num_negatives
         )
         steps = round(budget / step)
         cell = self._cell(model, batch, max(1, steps), {"flops": budget}, stage=2, num_negatives=num_negatives)
-        if self._affordable(cell, budget, wanted, choice.min_steps, steps):
+        if self._is_affordable(cell, budget, wanted, settings.min_steps, steps):
             stage = {"stage": 2, "parent": parent.hash, "num_negatives": num_negatives}
-            rates = rate_grid(self.asked.learning_rates, choice.learning_rates, self.preset.rule_rate(batch, budget))
+            rates = rate_grid(
+                self.request.learning_rates, settings.learning_rates, self.preset.rule_rate(batch, budget)
+            )
             self._add_runs(cell, model, budget, f"K={num_negatives}", wanted, rates, 0, stage)
 
-    def solved(self, budget: float, batch: int, wanted: dict[str, Any], **request: Any) -> Cell | None:
-        """The cell nearest to a request, or None with a line among those left out."""
+    def solve_cell(self, budget: float, batch: int, wanted: dict[str, Any], **sizes: Any) -> Cell | None:
+        """The cell nearest to the requested sizes; None, and listed with the reason, where there is none."""
         common = self.preset.common
         values = {
             "flops": budget,
@@ -154,14 +156,14 @@ class Draft:
             "text_depth": common.text_depth,
             "head_dim": common.head_dim,
             "copying": common.copying,
-            **request,
+            **sizes,
         }
         try:
-            found = solve(Request(**values), self.facts.inputs)
+            cell = solve(CellRequest(**values), self.facts.inputs)
         except ConfigError as error:
             self._leave_out(budget, wanted, f"cannot be built: {error.problem}")
             return None
-        return self._cell(found.model, batch, found.steps, found.wanted)
+        return self._cell(cell.model, batch, cell.steps, cell.wanted)
 
     def _add(
         self,
@@ -173,17 +175,17 @@ class Draft:
         init: Init = "default",
         trajectory: bool = False,
     ) -> None:
-        if not self._affordable(cell, budget, wanted, self.preset.common.min_steps):
+        if not self._is_affordable(cell, budget, wanted, self.preset.common.min_steps):
             return
-        choice = self.preset.batch
-        every = max(1, min(choice.max_every, cell.steps // choice.evaluations)) if trajectory else 0
+        batch_axis = self.preset.batch
+        every = max(1, min(batch_axis.max_every, cell.steps // batch_axis.evaluations)) if trajectory else 0
         rule = self.preset.rule_rate(cell.batch_sequences, budget)
-        rates = rate_grid(self.asked.learning_rates, self.choice.learning_rates, rule)
-        if self.axis == "init" and self.asked.learning_rates is None:
+        rates = rate_grid(self.request.learning_rates, self.settings.learning_rates, rule)
+        if self.axis == "init" and self.request.learning_rates is None:
             rates = sorted(self.preset.init.rates)
         model = cell.model.model_copy(update={"init": init})
-        changed = {"schedule": "constant"} if trajectory else {}
-        self._add_runs(cell, model, budget, label, wanted, rates, every, changed)
+        schedule = {"schedule": "constant"} if trajectory else {}
+        self._add_runs(cell, model, budget, label, wanted, rates, every, schedule)
 
     def _add_runs(
         self,
@@ -194,9 +196,9 @@ class Draft:
         wanted: dict[str, Any],
         rates: Iterable[float],
         every: int,
-        changed: dict[str, Any],
+        train_changes: dict[str, Any],
     ) -> None:
-        """One row per learning rate and seed."""
+        """Add one run per learning rate and seed."""
         common = self.preset.common
         train = {
             "batch_sequences": cell.batch_sequences,
@@ -209,19 +211,19 @@ class Draft:
             "clip": common.clip,
             "precision": common.precision,
             "log_q": common.log_q,
-            **changed,
+            **train_changes,
         }
         for rate in rates:
-            for seed in range(self.asked.seeds or self.choice.seeds):
+            for seed in range(self.request.seeds or self.settings.seeds):
                 recipe = Recipe(
                     data=DataRecipe(seq_len=self.facts.seq_len),
                     model=model,
                     train=TrainRecipe(**train, learning_rate=rate, seed=seed),
                     evaluate=EvaluateRecipe(
-                        **self.preset.evaluate.to_values(), every=every, regimes=self.choice.regimes
+                        **self.preset.evaluate.to_values(), every=every, regimes=self.settings.regimes
                     ),
                 )
-                self.cells.append(row_of(recipe, cell, self.facts, budget=budget, label=label, wanted=wanted))
+                self.cells.append(plan_run(recipe, cell, self.facts, budget=budget, label=label, wanted=wanted))
 
     def _cell(self, model: ModelRecipe, batch: int, steps: int, wanted: Any = None, **stage: Any) -> Cell:
         return cell_of(
@@ -237,7 +239,7 @@ class Draft:
             **stage,
         )
 
-    def _affordable(
+    def _is_affordable(
         self, cell: Cell, budget: float, wanted: dict[str, Any], min_steps: int, steps: int | None = None
     ) -> bool:
         steps = cell.steps if steps is None else steps
@@ -247,7 +249,7 @@ class Draft:
                 f"not affordable: the budget buys {steps:,} steps of {cell.flops_per_step:.3g} FLOPs, "
                 f"fewer than {min_steps}"
             )
-        elif epochs > _ONE_EPOCH and not self.asked.allow_repeats:
+        elif epochs > _ONE_EPOCH and not self.request.allow_repeats:
             passes = f"{epochs:.2f}" if epochs > 1.005 else "just over 1"
             reason = (
                 f"beyond one epoch: {passes} passes over {self.facts.train_windows:,} training windows, which "
@@ -263,11 +265,11 @@ class Draft:
         if out not in self.left_out:
             self.left_out.append(out)
 
-    def _each_once(self) -> Iterator[Planned]:
-        """The cells without those that came out as one and the same model, which are listed."""
-        seen: dict[str, Planned] = {}
+    def _distinct_runs(self) -> Iterator[PlannedRun]:
+        """Every run once; those that came out as the same model as an earlier one are listed."""
+        by_hash: dict[str, PlannedRun] = {}
         for planned in self.cells:
-            first = seen.setdefault(planned.hash, planned)
+            first = by_hash.setdefault(planned.hash, planned)
             if first is planned:
                 yield planned
             else:

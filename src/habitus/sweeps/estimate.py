@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from habitus.recipe import Recipe
 from habitus.sizing import Cell, Inputs, cell_of_recipe
-from habitus.sweeps.cells import Planned
+from habitus.sweeps.cells import PlannedRun
 from habitus.sweeps.store import Store
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def evaluations_of(recipe: Recipe) -> int:
     return 1 + ((recipe.train.steps - 1) // every if every else 0)
 
 
-def seconds_of(speeds: Speeds, cells: Iterable[Planned]) -> dict[str, float]:
+def seconds_of(speeds: Speeds, cells: Iterable[PlannedRun]) -> dict[str, float]:
     """Estimated seconds of each run, by its hash."""
     return {p.hash: speeds.seconds(p.cell, evaluations_of(p.recipe)) for p in cells}
 

@@ -1,4 +1,4 @@
-"""Claims by lease. Times are the file server's: a worker touches a file of its own and compares with that.
+"""Claims by lease. Times are the file server's: a worker touches a file of its own and compares.
 
 A claim is the file `lease-<n>` in the folder of a cell, made by `os.link`, so that one worker gets each number; the
 highest number holds the cell. The holder touches its lease; one that was not touched for a while may be followed by
@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from habitus.sweeps.store import write_once
+from habitus.files import write_once
 
 PREFIX = "lease-"
 LEASE_SECONDS = 120.0
-_RELEASED = 0.0  # the time of a lease that was given back
+_RELEASED = 0.0  # the time of a lease that was released
 
 
 class LeaseLostError(Exception):
@@ -69,16 +69,16 @@ class Lease:
 
     def check(self) -> None:
         """Raise where a later claim exists, or the claim itself is gone, which a published cell's is."""
-        if highest(self.cell) != self.number:
-            raise LeaseLostError(f"{self.cell.name[:12]}: claim {self.number} has been followed by another")
+        if latest_claim(self.cell) != self.number:
+            raise LeaseLostError(f"{self.cell.name[:12]}: claim {self.number} was superseded")
 
     def release(self) -> None:
-        """Give the cell back at once, without waiting for the lease to run out."""
+        """Free the cell at once, without waiting for the lease to run out."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(self.path, (_RELEASED, _RELEASED))
 
     @contextmanager
-    def kept(self, lease_seconds: float) -> Iterator[None]:
+    def keep_alive(self, lease_seconds: float) -> Iterator[None]:
         """Touch the lease in the background while the block runs."""
         with _Heartbeat(self, lease_seconds / 5):
             yield
@@ -86,21 +86,23 @@ class Lease:
 
 def try_claim(cell: Path, worker: WorkerFile, lease_seconds: float = LEASE_SECONDS) -> Lease | None:
     """The next claim of a cell; None where somebody holds it."""
-    held = highest(cell)
-    if held:
+    latest = latest_claim(cell)
+    if latest:
         try:
-            touched = _modified(cell / _name(held))
+            touched = _modified(cell / _name(latest))
         except FileNotFoundError:
             return None  # being cleared: the cell has just been published
         if touched > _RELEASED and worker.now() - touched <= lease_seconds:
             return None
-    content = json.dumps({"worker": worker.name, "number": held + 1}) + "\n"
-    if not write_once(cell / _name(held + 1), content.encode()):
+    content = json.dumps({"worker": worker.name, "number": latest + 1}) + "\n"
+    try:
+        claimed = write_once(cell / _name(latest + 1), content.encode())
+    except FileNotFoundError:  # a worker that has just published the cell cleared the half-written claim
         return None
-    return Lease(cell, held + 1, worker)
+    return Lease(cell, latest + 1, worker) if claimed else None
 
 
-def highest(cell: Path) -> int:
+def latest_claim(cell: Path) -> int:
     """The number of the latest claim; 0 where there is none."""
     names = [path.name for path in cell.iterdir()]
     numbers = [int(name.removeprefix(PREFIX)) for name in names if name.startswith(PREFIX)]
@@ -108,8 +110,8 @@ def highest(cell: Path) -> int:
 
 
 def holder(cell: Path) -> tuple[str, float] | None:
-    """Who holds a cell, and when it was last heard of; None where nobody does."""
-    number = highest(cell)
+    """Who holds a cell, and when its lease was last touched; None where nobody does."""
+    number = latest_claim(cell)
     try:
         touched = _modified(cell / _name(number)) if number else _RELEASED
         if touched <= _RELEASED:
@@ -119,9 +121,9 @@ def holder(cell: Path) -> tuple[str, float] | None:
         return None
 
 
-def clear(cell: Path) -> None:
+def clear_claims(cell: Path) -> None:
     """Remove all claims of a published cell."""
-    for number in range(highest(cell), 0, -1):
+    for number in range(latest_claim(cell), 0, -1):
         (cell / _name(number)).unlink(missing_ok=True)
 
 

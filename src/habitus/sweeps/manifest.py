@@ -1,108 +1,75 @@
 """Sweep manifests: which runs an axis consists of, and what was left out. `fit` reads them."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from habitus.errors import RunError
+from habitus.errors import ConfigError, RunError
+from habitus.files import write_once
 from habitus.sizing import cell_of_recipe
-from habitus.sweeps.cells import Design, Facts, LeftOut, Planned, Row
+from habitus.store import LeftOut, ManifestRow, SweepManifest, manifest_path, manifest_paths
+from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.preset import Preset
-from habitus.sweeps.rates import Rates
-from habitus.sweeps.store import Store, write_once
-from habitus.typed import Typed, content_hash
-
-
-class Manifest(Typed):
-    """sweeps/<axis>-<n>.json (protocol §3), with the request that it answers."""
-
-    axis: str
-    preset: str
-    cells: tuple[Row, ...]
-    parents: tuple[Row, ...] = Field((), description="Stage-1 runs trained only so that cells can continue them.")
-    left_out: tuple[LeftOut, ...] = ()
-    decided: tuple[str, ...] = Field((), description="What was taken from the store or the preset, in words.")
-    request: dict[str, Any] = Field(default_factory=dict, description="What was asked for, budgets apart.")
-
-    def budgets(self) -> set[float]:
-        return {row.flops_budget for row in self.cells} | {out.flops_budget for out in self.left_out}
+from habitus.sweeps.store import Store
 
 
 class ManifestFile:
     """A manifest with its place in the store."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: SweepManifest) -> None:
         self.path = path
         self.manifest = manifest
 
-    def extend(self, cells: Iterable[Planned], left_out: Iterable[LeftOut] = ()) -> None:
+    def extend(self, cells: Iterable[PlannedRun], left_out: Iterable[LeftOut] = ()) -> None:
         """Add rows, keeping what another machine may have added meanwhile."""
-        held = Manifest.read(self.path)
-        rows = {row.recipe_hash: row for row in (*held.cells, *(planned.row for planned in cells))}
-        outs = list(dict.fromkeys([o.to_json() for o in (*held.left_out, *left_out)]))
-        self.manifest = held.model_copy(
-            update={
-                "cells": tuple(rows.values()),
-                "left_out": tuple(LeftOut.parse(json.loads(text), "left_out") for text in outs),
-            }
-        )
+        current = SweepManifest.read(self.path)
+        rows = {row.recipe_hash: row for row in (*current.cells, *(planned.row for planned in cells))}
+        listed = {out.to_json(): out for out in (*current.left_out, *left_out)}
+        self.manifest = current.model_copy(update={"cells": tuple(rows.values()), "left_out": tuple(listed.values())})
         self.manifest.write(self.path)
 
-    def design(self, store: Store, facts: Facts, budgets: Iterable[float]) -> Design:
+    def design(self, store: Store, facts: DatasetFacts, budgets: Iterable[float]) -> Design:
         """The part of the manifest that lies at some budgets, with the recipes that the store holds."""
-        wanted = set(budgets)
+        chosen = set(budgets)
 
-        def planned(rows: Iterable[Row]) -> tuple[Planned, ...]:
-            found = []
-            for row in rows:
-                if row.flops_budget in wanted:
-                    recipe = store.recipe(row.recipe_hash)
-                    found.append(Planned(row, recipe, cell_of_recipe(recipe, facts.inputs)))
-            return tuple(found)
+        def planned_runs(rows: Iterable[ManifestRow]) -> tuple[PlannedRun, ...]:
+            return tuple(load_run(store, row, facts) for row in rows if row.flops_budget in chosen)
 
         return Design(
             self.manifest.axis,
-            planned(self.manifest.cells),
-            tuple(out for out in self.manifest.left_out if out.flops_budget in wanted),
-            planned(self.manifest.parents),
+            planned_runs(self.manifest.cells),
+            tuple(out for out in self.manifest.left_out if out.flops_budget in chosen),
+            planned_runs(self.manifest.parents),
             self.manifest.decided,
         )
 
 
-def request_of(preset: Preset, learning_rates: Rates, seeds: int | None, allow_repeats: bool) -> dict[str, Any]:
-    """What makes two sweeps of an axis the same, budgets apart."""
-    rates = learning_rates if learning_rates is None or isinstance(learning_rates, int | str) else list(learning_rates)
-    return {
-        "preset_hash": content_hash(preset.to_values()),
-        "learning_rates": rates,
-        "seeds": seeds,
-        "allow_repeats": allow_repeats,
-    }
+def load_run(store: Store, row: ManifestRow, facts: DatasetFacts) -> PlannedRun:
+    """A row of a manifest with the recipe that the store holds for it."""
+    recipe = store.recipe(row.recipe_hash)
+    return PlannedRun(row, recipe, cell_of_recipe(recipe, facts.inputs))
 
 
-def manifests(store: Path, axis: str | None = None) -> list[ManifestFile]:
+def load_manifests(store: Path, axis: str | None = None) -> list[ManifestFile]:
     """The manifests of a store in their order."""
-    found = []
-    for path in sorted((store / "sweeps").glob("*.json"), key=_place):
+    files = []
+    for path in manifest_paths(store):
         try:
-            manifest = Manifest.read(path)
-        except Exception as error:
+            manifest = SweepManifest.read(path)
+        except ConfigError as error:
             raise RunError(
-                f"{path} is no sweep manifest: {error}", next_step="bring the file back, or remove it"
+                f"{path} is not a sweep manifest: {error.problem}", next_step="restore the file, or delete it"
             ) from None
         if axis is None or manifest.axis == axis:
-            found.append(ManifestFile(path, manifest))
-    return found
+            files.append(ManifestFile(path, manifest))
+    return files
 
 
 def write_manifest(store: Store, design: Design, preset: Preset, request: dict[str, Any]) -> ManifestFile:
     """Write a design under the next free number of its axis, and its cells into the store."""
-    for planned in design.distinct():
+    for planned in design.distinct_runs():
         store.add(planned.hash, planned.recipe)
-    manifest = Manifest(
+    manifest = SweepManifest(
         axis=design.axis,
         preset=preset.name,
         cells=tuple(planned.row for planned in design.cells),
@@ -113,15 +80,10 @@ def write_manifest(store: Store, design: Design, preset: Preset, request: dict[s
     )
     number = 1
     while True:
-        path = store.path / "sweeps" / f"{design.axis}-{number}.json"
+        path = manifest_path(store.path, design.axis, number)
         if write_once(path, manifest.to_json().encode()):
             return ManifestFile(path, manifest)
-        held = Manifest.read(path)
-        if held.request == request and held.budgets() == manifest.budgets():
-            return ManifestFile(path, held)  # another machine had the same idea a moment ago
+        other = SweepManifest.read(path)
+        if other.request == request and other.budgets() == manifest.budgets():
+            return ManifestFile(path, other)  # another machine had the same idea a moment ago
         number += 1
-
-
-def _place(path: Path) -> tuple[str, int]:
-    axis, _, number = path.stem.rpartition("-")
-    return axis, int(number) if number.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What a sweep gives back, and what it says on the way."""
+"""What a sweep returns, and the progress that it reports on the way."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from habitus.sweeps.cells import Design, Planned
+from habitus.sweeps.cells import Design, PlannedRun
 from habitus.sweeps.estimate import Speeds, seconds_of, wall_seconds
 from habitus.sweeps.lease import holder
 from habitus.sweeps.store import Store
@@ -27,10 +27,10 @@ class SweepProgress:
 
 
 @dataclass(frozen=True)
-class CellStatus:
+class RunOutcome:
     """One planned run and how it ended."""
 
-    planned: Planned
+    planned: PlannedRun
     status: Status
     reason: str = ""
     seconds: float = 0.0  # estimated, or as taken where it is done
@@ -43,10 +43,10 @@ class SweepResult:
     axis: str
     store: Path
     design: Design
-    runs: tuple[CellStatus, ...]
+    runs: tuple[RunOutcome, ...]
     manifests: tuple[Path, ...] = ()
     seconds: float = 0.0  # of this call
-    estimated_seconds: float = 0.0  # of what is missing, on the workers asked for
+    estimated_seconds: float = 0.0  # of what is missing, on `workers` workers
     estimate_source: str = ""
     workers: int = 1
     stopped: str = ""  # why runs are missing, where they are
@@ -98,22 +98,22 @@ class SweepResult:
         }
 
 
-def statuses(store: Store | None, design: Design, speeds: Speeds) -> list[CellStatus]:
+def run_outcomes(store: Store | None, design: Design, speeds: Speeds) -> list[RunOutcome]:
     """Every run of a design with how it ended, or how long it is expected to take."""
-    estimates = seconds_of(speeds, design.distinct())
-    found = []
-    for planned in design.distinct():
+    estimates = seconds_of(speeds, design.distinct_runs())
+    outcomes = []
+    for planned in design.distinct_runs():
         record = store.record(planned.hash) if store else None
         if record is None:
-            found.append(CellStatus(planned, "missing", "", estimates[planned.hash]))
+            outcomes.append(RunOutcome(planned, "missing", "", estimates[planned.hash]))
         else:
             took = record.seconds.warmup + record.seconds.train + record.seconds.evaluate if record.seconds else 0.0
-            found.append(CellStatus(planned, record.status, record.reason or "", took))
-    return found
+            outcomes.append(RunOutcome(planned, record.status, record.reason or "", took))
+    return outcomes
 
 
-class Watch:
-    """Looks at the store now and then and tells where the sweep is."""
+class SweepMonitor:
+    """Looks at the store now and then and reports where the sweep is."""
 
     def __init__(
         self,
@@ -126,17 +126,17 @@ class Watch:
     ) -> None:
         self.axis, self.store, self.workers, self.progress = axis, store, workers, progress
         self._seconds = dict(seconds)
-        self._left = {planned.hash for planned in design.distinct()}
+        self._left = {planned.hash for planned in design.distinct_runs()}
         self._total = len(self._left)
         self._failed = 0
-        self._began, self._looked = time.monotonic(), 0.0
+        self._began, self._last_look = time.monotonic(), 0.0
         self._expected = wall_seconds(list(seconds.values()), workers)
 
     def __call__(self, every: float = 1.0) -> None:
         now = time.monotonic()
-        if now - self._looked < every:
+        if now - self._last_look < every:
             return
-        self._looked = now
+        self._last_look = now
         for digest in list(self._left):
             if self.store.has_record(digest):
                 self._left.discard(digest)

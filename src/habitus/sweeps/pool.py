@@ -17,9 +17,9 @@ from typing import Any
 
 from habitus.data import Dataset
 from habitus.errors import HabitusError, RunError
-from habitus.sweeps.jobs import Admission, Job, Tally, WorkerOptions, deadline
+from habitus.progress import Note
 from habitus.sweeps.store import Store
-from habitus.sweeps.worker import DeviceLostError, Worker
+from habitus.sweeps.worker import Admission, DeviceLostError, Job, Tally, Worker, WorkerOptions, deadline
 
 _PROCESS_BYTES = 700 << 20  # what a process takes before it trains anything: about the same on a GPU and beside it
 _SPARE = 1.3  # predicted bytes are by structure; allocators and kernels take more
@@ -46,7 +46,7 @@ class Pool:
         *,
         device_bytes: int | None = None,
         environment: Mapping[str, str] | None = None,
-        note: Callable[[str], None] | None = None,
+        note: Note | None = None,
     ) -> None:
         self.store, self.dataset, self.jobs, self.options, self.workers = store, dataset, list(jobs), options, workers
         self.note = note or (lambda _text: None)

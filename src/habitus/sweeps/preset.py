@@ -1,24 +1,26 @@
 """Presets: the grids, batches and rates of every axis, as TOML files that a user can read, copy and change."""
 
 import math
-from collections.abc import Sequence
 from operator import not_
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from habitus.data import Dataset, PrepareOptions, prepare_world
 from habitus.errors import ConfigError
-from habitus.typed import Typed, nearest
+from habitus.events import WORLD_SCHEMA, World, WorldConfig
+from habitus.recipe import Init, Optimizer, Precision, Regime, Schedule
+from habitus.store import AXES
+from habitus.typed import Typed, suggest_name
 
-AXES = ("share", "depth", "batch", "allocation", "negatives", "init")
 _FOLDER = Path(__file__).parent / "presets"
 
-Regimes = tuple[Literal["batch", "catalogue"], ...]
+Regimes = tuple[Regime, ...]
 
 
 class WorldSize(Typed):
-    """The synthetic world that the preset is at home on; a dataset of one's own may differ."""
+    """The synthetic world that the preset was tuned on; a dataset of one's own may differ."""
 
     num_items: int = Field(ge=2)
     num_users: int = Field(ge=1)
@@ -27,7 +29,7 @@ class WorldSize(Typed):
     text_len: int = Field(24, ge=1, description="Text tokens per item.")
 
 
-class Common(Typed):
+class CommonSettings(Typed):
     """What all cells of all axes share."""
 
     text_depth: int = Field(4, ge=1, description="Layers of the text encoder.")
@@ -35,22 +37,22 @@ class Common(Typed):
     share: float = Field(0.02, gt=0, lt=1, description="Embedder share where the store knows no better.")
     data_ratio: float = Field(15.0, gt=0, description="D/N where an axis fixes it.")
     min_steps: int = Field(100, ge=1, description="Stage-1 cells with fewer steps are not affordable.")
-    copying: bool = Field(
-        False, exclude_if=not_, description="Let the events of a user's own past speak for their items."
+    copying: bool = Field(False, exclude_if=not_, description="Score the items of a user's own past by its events too.")
+    log_q: bool = Field(
+        False, exclude_if=not_, description="Correct logits by -log q, the chance of a candidate to be drawn."
     )
-    log_q: bool = Field(False, exclude_if=not_, description="Correct logits by -log q of the candidate's inclusion.")
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Optimizer = "adamw"
     learning_rate: float = Field(2e-3, gt=0, description="At 512 windows per step; times sqrt(batch / 512).")
     learning_rate_exponent: float = Field(0.0, ge=-1, le=1, description="Of a budget over the preset's smallest.")
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Schedule = "cosine"
     warmup: float = Field(0.05, ge=0, le=1)
     weight_decay: float = Field(0.1, ge=0)
     dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_)
     clip: float = Field(1.0, gt=0)
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "bf16"
 
 
-class EvaluationChoice(Typed):
+class EvaluationSettings(Typed):
     """Fixed for a whole store, or its losses could not be compared."""
 
     queries: int = Field(20_000, ge=1)
@@ -59,7 +61,7 @@ class EvaluationChoice(Typed):
     seed: int = Field(0, ge=0)
 
 
-class Axis(Typed):
+class AxisSettings(Typed):
     """What every axis has."""
 
     budgets: tuple[float, ...] = Field((), description="Empty: the preset's.")
@@ -69,7 +71,7 @@ class Axis(Typed):
     regimes: Regimes = ("batch",)
 
 
-class ShareAxis(Axis):
+class ShareAxis(AxisSettings):
     shares: tuple[float, ...] = Field(description="Embedder shares; the floor is added.")
     floor: bool = Field(True, description="Also the smallest embedder that can be built.")
     depth: int | None = Field(
@@ -92,18 +94,18 @@ class DepthRow(Typed):
     off_diagonal: tuple[int, ...] = Field((), description="Deeper, with the text encoder of the deepest above.")
 
 
-class DepthAxis(Axis):
+class DepthAxis(AxisSettings):
     rows: tuple[DepthRow, ...] = Field(min_length=1)
 
 
-class BatchAxis(Axis):
+class BatchAxis(AxisSettings):
     batch_sequences: tuple[int, ...] = Field(min_length=2)
     evaluations: int = Field(40, ge=2, description="Evaluations per run, more where 50 steps lie between.")
     max_every: int = Field(50, ge=1, description="Steps between evaluations, at most.")
     flops_multiple: float = Field(1.0, gt=0, description="Compute of each run as a multiple of the budget.")
 
 
-class AllocationAxis(Axis):
+class AllocationAxis(AxisSettings):
     """Iso-FLOP lines. `ladder` holds all shapes by size; a budget takes `num_shapes` neighbours of it."""
 
     ladder: tuple[tuple[int, int], ...] = Field(min_length=3, description="(width, depth), small to large.")
@@ -112,7 +114,7 @@ class AllocationAxis(Axis):
     widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size sits, at most.")
 
 
-class NegativesAxis(Axis):
+class NegativesAxis(AxisSettings):
     num_negatives: tuple[int, ...] = Field(min_length=2)
     batch_sequences: int = Field(64, ge=1, description="One stage-2 batch for the whole store.")
     min_steps: int = Field(200, ge=1, description="A K that leaves fewer steps is not affordable.")
@@ -124,8 +126,8 @@ class InitRow(Typed):
     budget: float = Field(gt=0)
 
 
-class InitAxis(Axis):
-    inits: tuple[Literal["default", "mup_lr", "mup"], ...] = ("default", "mup_lr", "mup")
+class InitAxis(AxisSettings):
+    inits: tuple[Init, ...] = ("default", "mup_lr", "mup")
     sizes: tuple[InitRow, ...] = Field(min_length=1, description="One budget per size.")
     rates: tuple[float, ...] = Field(min_length=1, description="Learning rates themselves, not multiples.")
 
@@ -138,8 +140,8 @@ class Preset(Typed):
     budgets: tuple[float, ...] = Field(min_length=1)
     batch_by_budget: tuple[tuple[float, int], ...] = Field(min_length=1, description="(budget, windows per step).")
     world: WorldSize
-    common: Common = Common()
-    evaluate: EvaluationChoice = EvaluationChoice()
+    common: CommonSettings = CommonSettings()
+    evaluate: EvaluationSettings = EvaluationSettings()
     share: ShareAxis
     depth: DepthAxis
     batch: BatchAxis
@@ -148,17 +150,17 @@ class Preset(Typed):
     init: InitAxis
 
     @model_validator(mode="after")
-    def _budgets_make_sense(self) -> Self:
+    def _check_budgets(self) -> Self:
         for axis in AXES:
             for budget in (*self.budgets, *self.axis(axis).budgets):
                 if not 0 < budget < math.inf:
                     raise ValueError(f"budget {budget:g} is not a positive number of FLOPs")
         return self
 
-    def axis(self, name: str) -> Axis:
-        found = getattr(self, name)
-        assert isinstance(found, Axis)
-        return found
+    def axis(self, name: str) -> AxisSettings:
+        settings = getattr(self, name)
+        assert isinstance(settings, AxisSettings)
+        return settings
 
     def budgets_of(self, axis: str) -> tuple[float, ...]:
         """The budgets that an axis takes where the user names none."""
@@ -167,18 +169,13 @@ class Preset(Typed):
         return self.axis(axis).budgets or self.budgets
 
     def batch_sequences(self, budget: float) -> int:
-        """Windows per step at a budget: those of the nearest one in the table."""
-        return closest(self.batch_by_budget, budget)
+        """Windows per step at a budget: those of the nearest budget in the table, on a logarithmic scale."""
+        return min(self.batch_by_budget, key=lambda row: abs(math.log(row[0] / budget)))[1]
 
     def rule_rate(self, batch_sequences: int, budget: float) -> float:
         """The learning rate of the √B rule, which may fall with the budget: longer runs want less."""
-        longer = budget / min(self.budgets)
-        return self.common.learning_rate * longer**self.common.learning_rate_exponent * math.sqrt(batch_sequences / 512)
-
-
-def closest(table: Sequence[tuple[float, int]], budget: float) -> int:
-    """The entry whose budget is nearest on a logarithmic scale."""
-    return min(table, key=lambda row: abs(math.log(row[0] / budget)))[1]
+        ratio = budget / min(self.budgets)
+        return self.common.learning_rate * ratio**self.common.learning_rate_exponent * math.sqrt(batch_sequences / 512)
 
 
 def load_preset(name: str | Path | Preset) -> Preset:
@@ -188,11 +185,11 @@ def load_preset(name: str | Path | Preset) -> Preset:
     text = str(name)
     if text.endswith(".toml"):
         return Preset.read(text)
-    known = preset_names()
-    if text not in known:
+    names = preset_names()
+    if text not in names:
         raise ConfigError(
-            f"preset {text!r} is unknown ({nearest(text, known)})",
-            expected=f"one of {', '.join(known)}, or the path of a .toml file",
+            f"preset {text!r} is unknown ({suggest_name(text, names)})",
+            expected=f"one of {', '.join(names)}, or the path of a .toml file",
             next_step="to change one: `habitus sweep share --preset quick --print-preset > mine.toml`",
         )
     return Preset.read(_FOLDER / f"{text}.toml")
@@ -207,3 +204,16 @@ def preset_text(name: str) -> str:
 
 def preset_names() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+def preset_dataset(preset: Preset, out: Path, *, seed: int = 0, threads: int = 1) -> Dataset:
+    """The dataset of the preset's synthetic world, generated where `out` does not exist yet."""
+    size = preset.world
+    if not out.exists():
+        config = WorldConfig(
+            num_users=size.num_users, num_items=size.num_items, events_per_user=size.events_per_user, seed=seed
+        )
+        schema = WORLD_SCHEMA.model_copy(update={"world": config})
+        options = PrepareOptions(seq_len=size.seq_len, text_len=size.text_len, threads=threads)
+        prepare_world(World(config), schema, out, options, lambda _what, _done: None)
+    return Dataset.open(out, verify=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, HabitusError, RunError
-from habitus.sweeps.jobs import Job, Tally, WorkerOptions, deadline
+from habitus.progress import Note
 from habitus.sweeps.store import Store
-from habitus.sweeps.worker import DeviceLostError, Worker
+from habitus.sweeps.worker import DeviceLostError, Job, Tally, Worker, WorkerOptions, deadline
 
 _MOST_RETRIES = 1_000  # of a task whose node died
 
@@ -23,7 +23,7 @@ def run_on_ray(
     workers: int,
     *,
     watch: Callable[[], None],
-    note: Callable[[str], None],
+    note: Note,
 ) -> Tally:
     """Start so many tasks and wait until every job has a Record, or time is up.
 
@@ -79,7 +79,7 @@ def _work(store: str, dataset: str, jobs: list[Job], options: WorkerOptions) -> 
         return {"error": str(error)}
 
 
-def _result(ray: object, reference: object, note: Callable[[str], None]) -> Tally:
+def _result(ray: object, reference: object, note: Note) -> Tally:
     try:
         found = ray.get(reference)  # type: ignore[attr-defined]
     except Exception as error:  # the task was lost more often than it is retried; the store tells what is missing

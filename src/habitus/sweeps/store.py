@@ -1,55 +1,19 @@
 """The run store: one folder per content-hashed Recipe, one Record each. docs/store.md describes the format."""
 
 import json
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
-from habitus.files import sha256_of, write_atomic
+from habitus.files import sha256_of, write_atomic, write_once
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.sweeps.preset import EvaluationChoice
-from habitus.typed import Typed
+from habitus.store import INFO_FILE, RECORD_FILE, SEAL_FILE, STORE_VERSION, EvaluationFiles, Seal, StoreInfo
+from habitus.sweeps.preset import EvaluationSettings
 
-STORE_VERSION = 1
-INFO = "store.json"
-RECORD = "record.json"
-SEAL = "seal.json"
 ATTEMPTS = "attempts"
-
-
-class EvaluationFiles(Typed):
-    """What every run of the store is evaluated on."""
-
-    queries: int
-    batch_sequences: int
-    catalogue_items: int | Literal["all"]
-    seed: int
-    query_set_checksum: str = Field(description="As every Record carries it.")
-    queries_sha256: str = Field(description="Of evaluation/queries.npy: log rows of the queries.")
-    candidates_sha256: str | None = Field(None, description="Of evaluation/candidates.npy, where not all items are.")
-
-
-class StoreInfo(Typed):
-    """store.json, written by the first sweep and never again."""
-
-    version: int = STORE_VERSION
-    dataset_checksum: str
-    evaluation: EvaluationFiles
-
-
-class Seal(Typed):
-    """seal.json beside a Record: its checksum and who published it."""
-
-    record_sha256: str
-    worker: str
-    claims: int = Field(description="How often the cell was claimed.")
 
 
 class Store:
@@ -64,10 +28,10 @@ class Store:
     def open(cls, path: str | Path) -> "Store":
         """The store in a folder; refuses what is no store, or one from a newer version."""
         path = Path(path)
-        text = path / INFO
+        text = path / INFO_FILE
         if not text.exists():
             raise RunError(
-                f"{path} holds no {INFO}",
+                f"{path} holds no {INFO_FILE}",
                 expected="a folder that `habitus sweep` wrote",
                 next_step=f"habitus sweep share --data DATASET --store {path}",
             )
@@ -85,22 +49,22 @@ class Store:
         return cls(path, StoreInfo.read(text))
 
     @classmethod
-    def create(cls, path: str | Path, dataset: Dataset, choice: EvaluationChoice) -> "Store":
+    def create(cls, path: str | Path, dataset: Dataset, choice: EvaluationSettings) -> "Store":
         """The store for this dataset and evaluation: opened where there is one, which must be for the same."""
         path = Path(path)
-        if not (path / INFO).exists():
+        if not (path / INFO_FILE).exists():
             if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / "evaluation").is_dir())):
                 raise RunError(f"{path} exists and is no store", expected="a new folder, or a store")
             (path / "evaluation").mkdir(parents=True, exist_ok=True)
             info = StoreInfo(dataset_checksum=dataset.checksum, evaluation=_evaluation_files(path, dataset, choice))
-            write_once(path / INFO, info.to_json().encode())
+            write_once(path / INFO_FILE, info.to_json().encode())
         store = cls.open(path)
         store.check(dataset.checksum, choice)
         for name in ("cells", "sweeps", "workers"):
             (path / name).mkdir(exist_ok=True)
         return store
 
-    def check(self, dataset_checksum: str, choice: EvaluationChoice | None = None) -> None:
+    def check(self, dataset_checksum: str, choice: EvaluationSettings | None = None) -> None:
         """Refuse another dataset or another evaluation than the store's."""
         if dataset_checksum != self.info.dataset_checksum:
             raise RunError(
@@ -126,12 +90,12 @@ class Store:
         return self.path / "cells" / digest
 
     def has_record(self, digest: str) -> bool:
-        return (self.cell(digest) / RECORD).exists()
+        return (self.cell(digest) / RECORD_FILE).exists()
 
     def settled(self, digest: str) -> bool:
         """Whether the Record is there and nothing is left to be put in its place."""
         cell = self.cell(digest)
-        return (cell / RECORD).exists() and not (cell / ATTEMPTS).exists()
+        return (cell / RECORD_FILE).exists() and not (cell / ATTEMPTS).exists()
 
     def add(self, digest: str, recipe: Recipe) -> None:
         """Make the folder of a cell, so that any worker can run it."""
@@ -154,7 +118,7 @@ class Store:
 
     def record(self, digest: str) -> Record | None:
         """The Record of a cell, once it is known to be as it was published; None where there is none yet."""
-        path = self.cell(digest) / RECORD
+        path = self.cell(digest) / RECORD_FILE
         try:
             modified = path.stat().st_mtime_ns
         except FileNotFoundError:
@@ -167,7 +131,7 @@ class Store:
             raise self._edited(path, error.problem) from None
         if record.recipe_hash != digest or record.recipe.hash(self.info.dataset_checksum) != digest:
             raise self._edited(path, "its recipe is not the one that the folder is named after")
-        seal = path.with_name(SEAL)
+        seal = path.with_name(SEAL_FILE)
         if seal.exists() and Seal.read(seal).record_sha256 != sha256_of(path):
             raise self._edited(path, "its checksum is not the one that it was published with")
         self._read[digest] = (modified, record)
@@ -180,7 +144,7 @@ class Store:
 
     def newest_record(self) -> float:
         """When the last Record was published, by the file server's clock; 0 where there is none."""
-        return max((path.stat().st_mtime for path in self.path.glob(f"cells/*/{RECORD}")), default=0.0)
+        return max((path.stat().st_mtime for path in self.path.glob(f"cells/*/{RECORD_FILE}")), default=0.0)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """What the workers wrote down, one worker after the other."""
@@ -199,23 +163,7 @@ class Store:
         )
 
 
-def write_once(path: Path, content: bytes) -> bool:
-    """Publish a whole file under a name that may be taken only once; False where another was first."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(beside, path)
-    except (FileExistsError, FileNotFoundError):  # the second where the folder was cleared under our hands
-        return False
-    finally:
-        beside.unlink(missing_ok=True)
-    return True
-
-
-def _evaluation_files(path: Path, dataset: Dataset, choice: EvaluationChoice) -> EvaluationFiles:
+def _evaluation_files(path: Path, dataset: Dataset, choice: EvaluationSettings) -> EvaluationFiles:
     """The queries and candidates of the store, written as files that anyone can compare."""
     import io
 

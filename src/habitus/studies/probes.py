@@ -9,13 +9,14 @@ from statistics import median
 from typing import Any
 
 from habitus.data import Dataset
+from habitus.progress import Note
 from habitus.sizing import Inputs
 from habitus.studies.options import StudyOptions, stopped
 from habitus.sweeps import (
-    Facts,
-    Known,
-    Planned,
+    DatasetFacts,
+    PlannedRun,
     Preset,
+    PriorResults,
     Speeds,
     Store,
     SweepProgress,
@@ -38,7 +39,7 @@ _LARGE_STEPS = {"cpu": 40, "cuda": 150}
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResults:
     """What the probes say."""
 
     learning_rate: float  # of the rule at 512 windows and the smallest budget, replacing the preset's
@@ -57,9 +58,9 @@ def probe(
     out: Path,
     options: StudyOptions,
     progress: Callable[[SweepProgress], None],
-    note: Callable[[str], None],
+    note: Note,
     hours_left: Callable[[], float | None],
-) -> Probed:
+) -> ProbeResults:
     """Three sizes × three rates at the smallest budget and at a middle one, and a few steps of the largest sizes: on
     as many workers at once as the study will have."""
     began = time.monotonic()
@@ -76,7 +77,7 @@ def probe(
     middle = min(budgets, key=lambda budget: abs(math.log(budget * budget / smallest / max(budgets))))
     kind = device_kind(options.device)
     workers = options.workers or usual_workers(kind)
-    large_preset, budget = _large(preset, Facts.of(dataset), kind, workers)
+    large_preset, budget = _large(preset, DatasetFacts.of(dataset), kind, workers)
     results = []
     for one, at in ((_small(preset), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
         results.append(
@@ -89,10 +90,10 @@ def probe(
     rate, exponent, told = _best_rate(small, store, preset)
     speeds = speeds_of(store, kind, Inputs.of(dataset.fields))
     evaluate = {"batch": _evaluation(small, store, speeds), "catalogue": _evaluation(large, store, speeds)}
-    return Probed(rate, exponent, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
+    return ProbeResults(rate, exponent, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
 
 
-def seconds_of(planned: Planned, probed: Probed) -> float:
+def seconds_of(planned: PlannedRun, probed: ProbeResults) -> float:
     """The expected time of one run, by what it evaluates and how often."""
     regime = "catalogue" if "catalogue" in planned.recipe.evaluate.regimes else "batch"
     speeds = replace(probed.speeds, evaluate=probed.evaluate[regime])
@@ -113,10 +114,10 @@ def _small(preset: Preset) -> Preset:
     return preset.model_copy(update={"allocation": allocation})
 
 
-def _large(preset: Preset, facts: Facts, kind: str, workers: int) -> tuple[Preset, float]:
+def _large(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -> tuple[Preset, float]:
     """The preset with the top budget's shapes, and a budget that pays a few steps of them."""
     top = max(preset.budgets_of("allocation"))
-    shapes, _ = centred_shapes(preset, Known(), top, preset.common.share)
+    shapes, _ = centred_shapes(preset, PriorResults(), top, preset.common.share)
     ladder = tuple(shapes[-_SHAPES:])
     width, depth = ladder[len(ladder) // 2]
     p = 12 * depth * width * width

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.studies.envelope import Fitting, adapted, fitting
+from habitus.studies.envelope import ScaledPreset, adapted, fitting
 from habitus.studies.options import StudyOptions
-from habitus.studies.probing import PROBES, Probed, probe, seconds_of
-from habitus.studies.progress import Story
+from habitus.studies.probes import PROBES, ProbeResults, probe, seconds_of
+from habitus.studies.progress import StudyMonitor
 from habitus.studies.repeat_share import with_copying
-from habitus.studies.state import STATE_FILE, AxisCost, State, request_of
-from habitus.sweeps import Design, Facts, Preset, Speeds, wall_seconds
+from habitus.studies.state import STATE_FILE, AxisCost, StudyState, request_of
+from habitus.sweeps import DatasetFacts, Design, Preset, Speeds, wall_seconds
 
 _PROBE_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
 _FINISH_SECONDS = 10.0  # laws, plan and page
@@ -22,11 +22,11 @@ def decide(
     options: StudyOptions,
     preset: Preset,
     dataset: Dataset,
-    story: Story,
+    story: StudyMonitor,
     hours_left: Callable[[], float | None],
-) -> State:
+) -> StudyState:
     """Adapt and scale the preset, probe, state the cost, and write it all down."""
-    facts, axes = Facts.of(dataset), options.chosen_axes()
+    facts, axes = DatasetFacts.of(dataset), options.chosen_axes()
     preset, notes = adapted(preset, dataset)
     preset, why = with_copying(preset, dataset, options)
     notes += why
@@ -62,7 +62,7 @@ def decide(
     longer, exponent = min(chosen.preset.budgets) / probed_from, probed.learning_rate_exponent
     rates = {"learning_rate": probed.learning_rate * longer**exponent, "learning_rate_exponent": exponent}
     common = chosen.preset.common.model_copy(update=rates)
-    state = State(
+    state = StudyState(
         dataset_checksum=dataset.checksum,
         request=request_of(options),
         preset=chosen.preset.model_copy(update={"common": common}),
@@ -71,7 +71,7 @@ def decide(
             AxisCost(
                 axis=one.axis,
                 budgets=tuple(sorted({planned.row.flops_budget for planned in one.cells})),
-                runs=len(one.distinct()),
+                runs=len(one.distinct_runs()),
                 flops=one.flops,
                 seconds=_seconds(one, probed),
             )
@@ -90,13 +90,13 @@ def decide(
 
 def _fitting(
     preset: Preset,
-    facts: Facts,
+    facts: DatasetFacts,
     axes: Sequence[str],
     options: StudyOptions,
     limit: float | None,
     cost: Callable[[Sequence[Design]], float],
     unit: str,
-) -> Fitting:
+) -> ScaledPreset:
     return fitting(preset, facts, axes, allow_repeats=options.allow_repeats, limit=limit, cost=cost, unit=unit)
 
 
@@ -104,13 +104,13 @@ def _flops(made: Sequence[Design]) -> float:
     return sum(one.flops for one in made)
 
 
-def _seconds(one: Design, probed: Probed) -> float:
+def _seconds(one: Design, probed: ProbeResults) -> float:
     """The wall time of one axis on the workers there are."""
-    each = [seconds_of(planned, probed) for planned in one.distinct()]
+    each = [seconds_of(planned, probed) for planned in one.distinct_runs()]
     return wall_seconds(each, probed.workers) + probed.overhead
 
 
-def _unprobed(options: StudyOptions, facts: Facts, preset: Preset) -> Probed:
+def _unprobed(options: StudyOptions, facts: DatasetFacts, preset: Preset) -> ProbeResults:
     from habitus.sweeps import device_kind, speeds_of, usual_workers
 
     kind = device_kind(options.device)
@@ -118,4 +118,4 @@ def _unprobed(options: StudyOptions, facts: Facts, preset: Preset) -> Probed:
     evaluate = {"batch": speeds.evaluate, "catalogue": speeds.evaluate}
     workers = options.workers or usual_workers(kind)
     common = preset.common
-    return Probed(common.learning_rate, common.learning_rate_exponent, "", speeds, evaluate, 2.0, 0.0, workers)
+    return ProbeResults(common.learning_rate, common.learning_rate_exponent, "", speeds, evaluate, 2.0, 0.0, workers)

@@ -8,24 +8,21 @@ from typing import Literal
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.sweeps.cells import Design, Facts, LeftOut, Planned
-from habitus.sweeps.design import check_axis, design
-from habitus.sweeps.draft import Asked
+from habitus.progress import Note
+from habitus.store import INFO_FILE, LeftOut
+from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
+from habitus.sweeps.design import design_axis
 from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speeds_of, usual_workers, wall_seconds
-from habitus.sweeps.jobs import Job, Tally, WorkerOptions, deadline
 from habitus.sweeps.lease import LEASE_SECONDS
-from habitus.sweeps.manifest import ManifestFile, manifests, request_of, write_manifest
-from habitus.sweeps.outcome import SweepProgress, SweepResult, Watch, statuses
+from habitus.sweeps.manifest import ManifestFile, load_manifests, write_manifest
+from habitus.sweeps.mps import mps_environment
+from habitus.sweeps.outcome import SweepMonitor, SweepProgress, SweepResult, run_outcomes
 from habitus.sweeps.preset import Preset, load_preset
-from habitus.sweeps.prior_results import Known
-from habitus.sweeps.rates import Rates, rate_grid
-from habitus.sweeps.refit import known_for, winners
-from habitus.sweeps.rounds import more_rates, more_sizes
-from habitus.sweeps.sharing import shared_gpu
-from habitus.sweeps.store import INFO, Store
-from habitus.sweeps.worker import Worker
-
-Note = Callable[[str], None]
+from habitus.sweeps.prior_results import PriorResults, allocation_winners, prior_results
+from habitus.sweeps.refinement import more_rates, more_sizes
+from habitus.sweeps.request import LearningRates, SweepRequest, check_axis, rate_grid
+from habitus.sweeps.store import Store
+from habitus.sweeps.worker import Job, Tally, Worker, WorkerOptions, deadline
 
 
 def sweep(
@@ -35,7 +32,7 @@ def sweep(
     *,
     budgets: Sequence[float] = (),
     preset: str | Path | Preset = "standard",
-    learning_rates: Rates = None,
+    learning_rates: LearningRates = None,
     seeds: int | None = None,
     workers: int | None = None,
     backend: Literal["local", "ray"] = "local",
@@ -52,21 +49,20 @@ def sweep(
     With `dry_run` nothing is written but what `habitus fit` writes, and the result holds every cell with its cost.
     """
     check_axis(axis)
-    _check(workers, seeds, max_hours, backend)
+    _check_options(workers, seeds, max_hours, backend)
     note = note or (lambda _text: None)
     kind = device_kind(device)
     workers = workers or usual_workers(kind)
     # Sums depend on the number of threads on a CPU only; beside a GPU the workers divide the cores.
     threads = 1 if kind == "cpu" else max(1, usual_workers("cpu") // workers)
     options = WorkerOptions(device=device if device != "auto" else kind, threads=threads, lease_seconds=lease_seconds)
-    asked = Asked(tuple(sorted(set(budgets))), learning_rates, seeds, allow_repeats)
     running = _Sweep(
         axis=axis,
         dataset=dataset,
-        facts=Facts.of(dataset),
+        facts=DatasetFacts.of(dataset),
         path=Path(store),
         preset=load_preset(preset),
-        asked=asked,
+        request=SweepRequest(tuple(sorted(set(budgets))), learning_rates, seeds, allow_repeats),
         workers=workers,
         backend=backend,
         kind=kind,
@@ -74,7 +70,7 @@ def sweep(
         progress=progress or (lambda _progress: None),
         note=note,
     )
-    return running.planned() if dry_run else running.run(max_hours)
+    return running.estimate() if dry_run else running.run(max_hours)
 
 
 @dataclass
@@ -83,10 +79,10 @@ class _Sweep:
 
     axis: str
     dataset: Dataset
-    facts: Facts
+    facts: DatasetFacts
     path: Path
     preset: Preset
-    asked: Asked
+    request: SweepRequest
     workers: int
     backend: str
     kind: str
@@ -94,69 +90,66 @@ class _Sweep:
     progress: Callable[[SweepProgress], None]
     note: Note
 
-    def planned(self) -> SweepResult:
+    def estimate(self) -> SweepResult:
         """The result of a dry run."""
-        store = self._held()
+        store = self._existing_store()
         designed, files = self._design(store)
         return replace(self._result(store, designed, files, Tally(), 0.0), dry_run=True)
 
     def run(self, max_hours: float | None) -> SweepResult:
         began = time.monotonic()
         left = deadline(None if max_hours is None else max_hours * 3600)
-        designed, files = self._design(self._held())
-        self._refuse_nothing(designed)
+        designed, files = self._design(self._existing_store())
+        self._refuse_empty_budgets(designed)
         store = Store.create(self.path, self.dataset, self.preset.evaluate)
-        known = {budget for file in files for budget in file.manifest.budgets()}
-        fresh = _at(designed, [budget for budget in designed.budgets if budget not in known])
+        written = {budget for file in files for budget in file.manifest.budgets()}
+        fresh = _at_budgets(designed, [budget for budget in designed.budgets if budget not in written])
         if fresh.cells or fresh.left_out:
-            files.append(write_manifest(store, fresh, self.preset, self._request()))
+            files.append(write_manifest(store, fresh, self.preset, self.request.to_values(self.preset)))
         total, stopped = Tally(), ""
         while True:
             total.add(self._run_jobs(store, designed, left()))
-            if any(not store.settled(planned.hash) for planned in designed.distinct()):
+            if any(not store.settled(planned.hash) for planned in designed.distinct_runs()):
                 remaining = left()
                 stopped = "time is up" if remaining is not None and remaining <= 0 else "asked to stop"
                 break
-            more = self._extended(store, designed, files)
-            if more is None:
+            extended = self._extend(store, designed, files)
+            if extended is None:
                 break
-            designed = more
+            designed = extended
         result = self._result(store, designed, files, total, time.monotonic() - began)
         return replace(result, stopped=stopped)
 
-    def _held(self) -> Store | None:
-        """The store, where there is one already, known to be for this dataset and evaluation."""
-        if not (self.path / INFO).exists():
+    def _existing_store(self) -> Store | None:
+        """The store where there is one already, checked to be for this dataset and evaluation."""
+        if not (self.path / INFO_FILE).exists():
             return None
         store = Store.open(self.path)
         store.check(self.dataset.checksum, self.preset.evaluate)
         return store
 
     def _design(self, store: Store | None) -> tuple[Design, list[ManifestFile]]:
-        """The cells asked for: those of earlier sweeps with the same request stay as they were designed."""
-        budgets = self.asked.budgets or self.preset.budgets_of(self.axis)
-        files = []
-        parts = []
-        missing = list(budgets)
-        for file in manifests(store.path, self.axis) if store else ():
-            here = [budget for budget in missing if budget in file.manifest.budgets()]
-            if file.manifest.request == self._request() and here:
+        """The cells of the request: those of earlier sweeps with the same request stay as they were designed."""
+        files, parts, missing = [], [], self._budgets()
+        for file in load_manifests(store.path, self.axis) if store else ():
+            budgets = [budget for budget in missing if budget in file.manifest.budgets()]
+            if file.manifest.request == self.request.to_values(self.preset) and budgets:
                 assert store is not None
-                parts.append(file.design(store, self.facts, here))
+                parts.append(file.design(store, self.facts, budgets))
                 files.append(file)
-                missing = [budget for budget in missing if budget not in here]
+                missing = [budget for budget in missing if budget not in budgets]
         if missing:
-            known = known_for(self.axis, store, self.note) if store else Known()
-            found = winners(known, store, self.facts) if store and self.axis == "negatives" else {}
-            asked = replace(self.asked, budgets=tuple(missing))
-            parts.append(design(self.axis, self.facts, self.preset, known=known, asked=asked, winners=found))
-        return _joined(self.axis, parts), files
+            prior = prior_results(self.axis, store, self.note) if store else PriorResults()
+            winners = allocation_winners(prior, store, self.facts) if store and self.axis == "negatives" else {}
+            request = replace(self.request, budgets=tuple(missing))
+            parts.append(design_axis(self.axis, self.facts, self.preset, prior=prior, request=request, winners=winners))
+        return _join_designs(self.axis, parts), files
 
-    def _request(self) -> dict[str, object]:
-        return request_of(self.preset, self.asked.learning_rates, self.asked.seeds, self.asked.allow_repeats)
+    def _budgets(self) -> list[float]:
+        return list(self.request.budgets or self.preset.budgets_of(self.axis))
 
-    def _refuse_nothing(self, designed: Design) -> None:
-        for budget in self.asked.budgets or self.preset.budgets_of(self.axis):
+    def _refuse_empty_budgets(self, designed: Design) -> None:
+        for budget in self._budgets():
             if not any(planned.row.flops_budget == budget for planned in designed.cells):
                 reasons = [out.reason for out in designed.left_out if out.flops_budget == budget]
                 raise ConfigError(
@@ -169,10 +162,10 @@ class _Sweep:
 
     def _run_jobs(self, store: Store, designed: Design, seconds_left: float | None) -> Tally:
         speeds = speeds_of(store, self.kind, self.facts.inputs)
-        cells = [planned for planned in designed.distinct() if not store.settled(planned.hash)]
+        cells = [planned for planned in designed.distinct_runs() if not store.settled(planned.hash)]
         seconds = seconds_of(speeds, cells)
         parents = {planned.hash for planned in designed.parents}
-        # Parents first, since others wait for them; then the longest, so that no worker is left with one at the end.
+        # Parents first, since others wait for them; then the longest, so that none is left to one worker at the end.
         cells.sort(key=lambda planned: (planned.hash not in parents, -seconds[planned.hash]))
         jobs = [
             Job(
@@ -187,48 +180,56 @@ class _Sweep:
         if not jobs or (seconds_left is not None and seconds_left <= 0):
             return Tally()
         options = replace(self.options, seconds_left=seconds_left)
-        watch = Watch(self.axis, store, designed, seconds, self.workers, self.progress)
+        monitor = SweepMonitor(self.axis, store, designed, seconds, self.workers, self.progress)
         if self.backend == "ray":
             from habitus.sweeps.ray_tasks import run_on_ray
 
-            return run_on_ray(store, self.dataset, jobs, options, self.workers, watch=watch, note=self.note)
+            return run_on_ray(store, self.dataset, jobs, options, self.workers, watch=monitor, note=self.note)
         workers = min(self.workers, len(jobs))
         if workers == 1:
-            worker = Worker(store, self.dataset, options, progress=lambda _digest, _where: watch(), note=self.note)
+            worker = Worker(store, self.dataset, options, progress=lambda _digest, _where: monitor(), note=self.note)
             return worker.work(jobs)
         from habitus.sweeps.pool import Pool
 
-        room = device_bytes(self.kind)
-        shared = shared_gpu(self.note) if self.kind == "cuda" else {}
-        pool = Pool(store, self.dataset, jobs, options, workers, device_bytes=room, environment=shared, note=self.note)
-        return pool.run(watch)
+        environment = mps_environment(self.note) if self.kind == "cuda" else {}
+        pool = Pool(
+            store,
+            self.dataset,
+            jobs,
+            options,
+            workers,
+            device_bytes=device_bytes(self.kind),
+            environment=environment,
+            note=self.note,
+        )
+        return pool.run(monitor)
 
-    def _extended(self, store: Store, designed: Design, files: list[ManifestFile]) -> Design | None:
-        """The design with what its Records ask for next, written into its manifests; None where nothing is."""
-        choice = self.preset.axis(self.axis)
-        added: list[Planned] = []
+    def _extend(self, store: Store, designed: Design, files: list[ManifestFile]) -> Design | None:
+        """The design with runs beyond the edges of its grids, written into its manifests; None where there are none."""
+        settings = self.preset.axis(self.axis)
+        added: list[PlannedRun] = []
         left_out: list[LeftOut] = []
         if self.axis != "init":  # there the learning rate is what is swept
-            grid = len(rate_grid(self.asked.learning_rates, choice.learning_rates, 1.0))
-            added = more_rates(store, self.facts, designed.cells, grid, choice.extend)
+            grid = len(rate_grid(self.request.learning_rates, settings.learning_rates, 1.0))
+            added = more_rates(store, self.facts, designed.cells, grid, settings.extend)
         if not added and self.axis == "allocation":
-            added, left_out = more_sizes(store, self.facts, self.preset, self.asked, designed.cells)
+            added, left_out = more_sizes(store, self.facts, self.preset, self.request, designed.cells)
         left_out = [out for out in left_out if out not in designed.left_out]
-        known = {planned.hash for planned in designed.cells}
-        added = [planned for planned in added if planned.hash not in known]
+        hashes = {planned.hash for planned in designed.cells}
+        added = [planned for planned in added if planned.hash not in hashes]
         if not added and not left_out:
             return None
         for planned in added:
             store.add(planned.hash, planned.recipe)
         for file in files:
-            here = file.manifest.budgets()
-            cells = [planned for planned in added if planned.row.flops_budget in here]
-            file.extend(cells, [out for out in left_out if out.flops_budget in here])
+            budgets = file.manifest.budgets()
+            cells = [planned for planned in added if planned.row.flops_budget in budgets]
+            file.extend(cells, [out for out in left_out if out.flops_budget in budgets])
         names = sorted({f"{p.row.cell_id} at {p.row.flops_budget:.3g} FLOPs" for p in added})
         if names:
             self.note(
                 f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells whose best learning rate or size "
-                "sits at an edge: " + ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
+                "lies at the edge of its grid: " + ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
             )
         return replace(designed, cells=(*designed.cells, *added), left_out=(*designed.left_out, *left_out))
 
@@ -236,7 +237,7 @@ class _Sweep:
         self, store: Store | None, designed: Design, files: Sequence[ManifestFile], tally: Tally, seconds: float
     ) -> SweepResult:
         speeds = speeds_of(store, self.kind, self.facts.inputs)
-        runs = statuses(store, designed, speeds)
+        runs = run_outcomes(store, designed, speeds)
         missing = [run.seconds for run in runs if run.status == "missing"]
         return SweepResult(
             axis=self.axis,
@@ -252,7 +253,7 @@ class _Sweep:
         )
 
 
-def _check(workers: int | None, seeds: int | None, max_hours: float | None, backend: str) -> None:
+def _check_options(workers: int | None, seeds: int | None, max_hours: float | None, backend: str) -> None:
     for name, value in (("workers", workers), ("seeds", seeds)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} = {value}", expected="1 or more")
@@ -262,7 +263,7 @@ def _check(workers: int | None, seeds: int | None, max_hours: float | None, back
         raise ConfigError(f"backend {backend!r}", expected="local or ray")
 
 
-def _at(designed: Design, budgets: Sequence[float]) -> Design:
+def _at_budgets(designed: Design, budgets: Sequence[float]) -> Design:
     """The part of a design at some budgets."""
     return replace(
         designed,
@@ -272,7 +273,7 @@ def _at(designed: Design, budgets: Sequence[float]) -> Design:
     )
 
 
-def _joined(axis: str, parts: Sequence[Design]) -> Design:
+def _join_designs(axis: str, parts: Sequence[Design]) -> Design:
     return Design(
         axis,
         tuple(planned for part in parts for planned in part.cells),

@@ -12,9 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+from habitus.progress import Note
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PIPES, _LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -29,7 +30,7 @@ assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
 """
 
 
-def shared_gpu(note: Callable[[str], None]) -> dict[str, str]:
+def mps_environment(note: Note) -> dict[str, str]:
     """The environment in which processes share this machine's GPU; empty where they take turns."""
     if _PIPES in os.environ:
         return {}

@@ -14,7 +14,8 @@ from types import FrameType
 
 from habitus.data import Dataset
 from habitus.errors import Interrupted
-from habitus.studies.deciding import decide
+from habitus.progress import Note
+from habitus.studies.design import decide
 from habitus.studies.finishing import (
     DATASET,
     PLAN,
@@ -28,8 +29,8 @@ from habitus.studies.finishing import (
     write_report,
 )
 from habitus.studies.options import StudyOptions, stopped
-from habitus.studies.progress import Story, StudyProgress
-from habitus.studies.state import State, read_state
+from habitus.studies.progress import StudyMonitor, StudyProgress
+from habitus.studies.state import StudyState, read_state
 from habitus.sweeps import Preset, load_preset, preset_dataset, sweep, usual_workers
 
 
@@ -38,7 +39,7 @@ class StudyResult:
     """What a study leaves behind."""
 
     out: Path
-    state: State | None  # absent where only the size of a dry run is known
+    state: StudyState | None  # absent where only the size of a dry run is known
     laws: Path | None = None
     plan: Path | None = None
     recipes: tuple[Path, ...] = ()
@@ -74,7 +75,7 @@ def study(
     options: StudyOptions | None = None,
     *,
     progress: Callable[[StudyProgress], None] | None = None,
-    note: Callable[[str], None] | None = None,
+    note: Note | None = None,
 ) -> StudyResult:
     """Probe, state a plan, sweep, fit, plan and report into a folder; the same call goes on where it stopped."""
     options = options or StudyOptions()
@@ -88,7 +89,7 @@ def study(
             return None
         return max(1e-9, options.max_minutes / 60 - (time.monotonic() - began) / 3600)
 
-    story = Story(out / STORE, options.metric, progress, note)
+    story = StudyMonitor(out / STORE, options.metric, progress, note)
     with _stoppable():
         dataset = _dataset(out, options, preset, story)
         state = read_state(out, options, dataset.checksum)
@@ -118,7 +119,7 @@ def study(
     )
 
 
-def _dataset(out: Path, options: StudyOptions, preset: Preset, story: Story) -> Dataset:
+def _dataset(out: Path, options: StudyOptions, preset: Preset, story: StudyMonitor) -> Dataset:
     if options.data is not None:
         return Dataset.open(options.data)
     path = out / DATASET
@@ -132,9 +133,9 @@ def _dataset(out: Path, options: StudyOptions, preset: Preset, story: Story) -> 
 def _sweep_all(
     out: Path,
     options: StudyOptions,
-    state: State,
+    state: StudyState,
     dataset: Dataset,
-    story: Story,
+    story: StudyMonitor,
     hours_left: Callable[[], float | None],
 ) -> float:
     """Run every axis in its turn; the seconds that they took."""

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from habitus.sweeps import sharing
+from habitus.sweeps import mps
 
 
 @pytest.fixture(autouse=True)
 def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    sharing._service.cache_clear()
+    mps._service.cache_clear()
     yield
-    sharing._service.cache_clear()
+    mps._service.cache_clear()
 
 
 def installed(folder: Path, script: str) -> Path:
@@ -27,7 +27,7 @@ def installed(folder: Path, script: str) -> Path:
 def test_without_the_service_workers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     told: list[str] = []
-    assert sharing.shared_gpu(told.append) == {}
+    assert mps.mps_environment(told.append) == {}
     assert told == ["no nvidia-cuda-mps-control here: workers take turns on the GPU"]
 
 
@@ -35,7 +35,7 @@ def test_a_service_that_fails_is_said_and_not_used(tmp_path: Path, monkeypatch: 
     installed(tmp_path, "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     told: list[str] = []
-    assert sharing.shared_gpu(told.append) == {}
+    assert mps.mps_environment(told.append) == {}
     assert "does not work here" in told[0] and "take turns" in told[0]
 
 
@@ -43,14 +43,14 @@ def test_a_service_that_works_is_started_once_and_ended(tmp_path: Path, monkeypa
     calls = tmp_path / "calls"
     control = installed(tmp_path, f'echo "$@ $CUDA_MPS_PIPE_DIRECTORY" >> {calls}; [ -n "$1" ] || cat >> {calls}')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(sharing, "_PROBE", "import os; assert os.path.isdir(os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
+    monkeypatch.setattr(mps, "_PROBE", "import os; assert os.path.isdir(os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
     told: list[str] = []
-    environment = sharing.shared_gpu(told.append)
-    assert sharing.shared_gpu(told.append) == environment
+    environment = mps.mps_environment(told.append)
+    assert mps.mps_environment(told.append) == environment
     assert told == ["workers share the GPU (MPS)"] * 2
     pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
     assert calls.read_text().splitlines() == [f"-d {pipes}"]
-    sharing._end(str(control), environment, Path(pipes).parent)
+    mps._end(str(control), environment, Path(pipes).parent)
     assert calls.read_text().splitlines()[1:] == [f" {pipes}", "quit"]
     assert not Path(pipes).parent.exists()
 
@@ -60,4 +60,4 @@ def test_a_user_s_own_service_is_left_alone(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     told: list[str] = []
-    assert sharing.shared_gpu(told.append) == {} and not told
+    assert mps.mps_environment(told.append) == {} and not told

@@ -8,20 +8,21 @@ from typing import Any, Literal
 from habitus.errors import RunError
 from habitus.recipe import Recipe
 from habitus.sizing import cell_of_recipe
+from habitus.store import ManifestRow
 from habitus.sweeps.lease import LEASE_SECONDS, WorkerFile, holder
-from habitus.sweeps.manifest import Manifest, manifests
+from habitus.sweeps.manifest import ManifestFile, load_manifests
 from habitus.sweeps.store import Store
 
-State = Literal["done", "failed", "running", "stalled", "waiting"]
-STATES: tuple[State, ...] = ("done", "failed", "running", "stalled", "waiting")
+RunState = Literal["done", "failed", "running", "stalled", "waiting"]
+STATES: tuple[RunState, ...] = ("done", "failed", "running", "stalled", "waiting")
 
 
 @dataclass(frozen=True)
-class RunLine:
+class ListedRun:
     """One run of the store."""
 
     digest: str
-    state: State
+    state: RunState
     axes: tuple[str, ...]
     cell_id: str
     budget: float
@@ -36,10 +37,10 @@ class RunLine:
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Runs, and what the workers of the store went through."""
+class RunList:
+    """Runs of a store, and counts of what its workers did."""
 
-    runs: tuple[RunLine, ...]
+    runs: tuple[ListedRun, ...]
     counts: dict[str, int]  # duplicates, abandoned, retries, claims
     seconds_left: float | None  # of the runs that wait or run, at the pace of those that are done
     workers: int
@@ -57,55 +58,57 @@ class Listing:
         }
 
 
-def listing(
+def list_runs(
     store: str | Path,
     *,
     axis: str | None = None,
     state: str | None = None,
     budget: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
-) -> Listing:
-    """The runs of a store that answer the filters, in the order of axis, budget and cell."""
+) -> RunList:
+    """The runs of a store that pass the filters, in the order of axis, budget and cell."""
     opened = Store.open(store)
-    rows = _rows(manifests(opened.path))
+    rows = _rows_by_hash(load_manifests(opened.path))
     now = _server_time(opened)
-    lines = [_line(opened, digest, rows.get(digest), now, lease_seconds) for digest in opened.digests()]
-    working = len({line.worker for line in lines if line.state == "running"})
-    left = _seconds_left(lines, max(1, working))
+    runs = [_listed_run(opened, digest, rows.get(digest, []), now, lease_seconds) for digest in opened.digests()]
+    working = len({run.worker for run in runs if run.state == "running"})
+    left = _seconds_left(runs, max(1, working))
     chosen = [
-        line
-        for line in lines
-        if (axis is None or axis in line.axes)
-        and (state is None or line.state == state)
-        and (budget is None or abs(line.budget / budget - 1) < 1e-6)
+        run
+        for run in runs
+        if (axis is None or axis in run.axes)
+        and (state is None or run.state == state)
+        and (budget is None or abs(run.budget / budget - 1) < 1e-6)
     ]
-    chosen.sort(key=lambda line: (line.axes, line.budget, line.params, line.cell_id, line.learning_rate, line.seed))
-    return Listing(tuple(chosen), _counts(opened), left, working)
+    chosen.sort(key=lambda run: (run.axes, run.budget, run.params, run.cell_id, run.learning_rate, run.seed))
+    return RunList(tuple(chosen), _event_counts(opened), left, working)
 
 
-def _rows(files: Iterable[Any]) -> dict[str, list[tuple[str, Any]]]:
-    found: dict[str, list[tuple[str, Any]]] = {}
+def _rows_by_hash(files: Iterable[ManifestFile]) -> dict[str, list[tuple[str, ManifestRow]]]:
+    """The rows of all manifests by the hash of their recipe, each with what it is a row of."""
+    rows: dict[str, list[tuple[str, ManifestRow]]] = {}
     for file in files:
-        manifest: Manifest = file.manifest
-        for row in manifest.cells:
-            found.setdefault(row.recipe_hash, []).append((manifest.axis, row))
-        for row in manifest.parents:
-            found.setdefault(row.recipe_hash, []).append((f"parent of {manifest.axis}", row))
-    return found
+        axis = file.manifest.axis
+        for row in file.manifest.cells:
+            rows.setdefault(row.recipe_hash, []).append((axis, row))
+        for row in file.manifest.parents:
+            rows.setdefault(row.recipe_hash, []).append((f"parent of {axis}", row))
+    return rows
 
 
-def _line(store: Store, digest: str, rows: list[tuple[str, Any]] | None, now: float, lease_seconds: float) -> RunLine:
+def _listed_run(
+    store: Store, digest: str, rows: list[tuple[str, ManifestRow]], now: float, lease_seconds: float
+) -> ListedRun:
     record = store.record(digest)
     recipe: Recipe = record.recipe if record else store.recipe(digest)
-    known = rows or []
-    budget = known[0][1].flops_budget if known else (record.flops_budget if record else None) or 0.0
+    budget = rows[0][1].flops_budget if rows else (record.flops_budget if record else None) or 0.0
     params = record.params.total if record and record.params else 0
     if not params:
-        params = int(known[0][1].realised["params"]) if known else cell_of_recipe(recipe).params
+        params = int(rows[0][1].realised["params"]) if rows else cell_of_recipe(recipe).params
     common: dict[str, Any] = {
         "digest": digest,
-        "axes": tuple(sorted({axis for axis, _ in known})),
-        "cell_id": known[0][1].cell_id if known else digest[:8],
+        "axes": tuple(sorted({axis for axis, _ in rows})),
+        "cell_id": rows[0][1].cell_id if rows else digest[:8],
         "budget": budget,
         "learning_rate": recipe.train.learning_rate,
         "seed": recipe.train.seed,
@@ -115,14 +118,14 @@ def _line(store: Store, digest: str, rows: list[tuple[str, Any]] | None, now: fl
     if record is None:
         held = holder(store.cell(digest))
         if held is None:
-            return RunLine(state="waiting", **common)
+            return ListedRun(state="waiting", **common)
         worker, touched = held
-        return RunLine(state="running" if now - touched <= lease_seconds else "stalled", worker=worker, **common)
-    took = record.seconds
+        return ListedRun(state="running" if now - touched <= lease_seconds else "stalled", worker=worker, **common)
+    seconds = record.seconds
     loss = record.metrics.get("batch/loss")
-    return RunLine(
+    return ListedRun(
         state=record.status,
-        seconds=took.warmup + took.train + took.evaluate if took else None,
+        seconds=seconds.warmup + seconds.train + seconds.evaluate if seconds else None,
         loss=loss.value if loss else (record.train.loss if record.train else None),
         reason=record.reason or "",
         **common,
@@ -141,19 +144,19 @@ def _server_time(store: Store) -> float:
         return max(leases, default=0.0)
 
 
-def _seconds_left(lines: list[RunLine], workers: int) -> float | None:
-    """Seconds per step and parameter of what is done, applied to what is not."""
-    done = [line for line in lines if line.state == "done" and line.seconds]
-    rest = [line for line in lines if line.state in ("waiting", "running", "stalled")]
+def _seconds_left(runs: list[ListedRun], workers: int) -> float | None:
+    """Seconds per step of the runs that are done, applied to the others."""
+    done = [run for run in runs if run.state == "done" and run.seconds]
+    rest = [run for run in runs if run.state in ("waiting", "running", "stalled")]
     if not rest:
         return 0.0
     if not done:
         return None
-    pace = sum(line.seconds or 0.0 for line in done) / sum(line.steps for line in done)
-    return pace * sum(line.steps for line in rest) / workers
+    pace = sum(run.seconds or 0.0 for run in done) / sum(run.steps for run in done)
+    return pace * sum(run.steps for run in rest) / workers
 
 
-def _counts(store: Store) -> dict[str, int]:
+def _event_counts(store: Store) -> dict[str, int]:
     events = [event.get("event") for event in store.events()]
     return {
         "claims": events.count("claimed"),
@@ -163,7 +166,7 @@ def _counts(store: Store) -> dict[str, int]:
     }
 
 
-def _failures(runs: Iterable[RunLine]) -> dict[str, int]:
+def _failures(runs: Iterable[ListedRun]) -> dict[str, int]:
     reasons = [run.reason for run in runs if run.state == "failed"]
     return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
 
