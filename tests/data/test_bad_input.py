@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from habitus.data import Dataset, prepare
-from habitus.data import survey as survey_module
+from habitus.data import Dataset, column_surveys, prepare
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events.schema import Schema
 
@@ -179,7 +178,7 @@ def test_duplicate_and_null_item_rows(tmp_path: Path) -> None:
 
 def test_a_category_with_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The limit is 2^20; the logic is the same at 3.
-    monkeypatch.setattr("habitus.data.survey.MAX_CATEGORIES", 3)
+    monkeypatch.setattr("habitus.data.column_surveys.MAX_CATEGORIES", 3)
     monkeypatch.setattr("habitus.data.log.MAX_CATEGORIES", 3)
     events, items = make_events(), make_items()
     events["event_type"] = [f"type {n % 5}" if n % 7 else "often" for n in range(len(events["user_id"]))]
@@ -223,7 +222,7 @@ def test_a_category_with_ten_million_values(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="one of 10,000,000 distinct values"):
         prepare(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", schema, tmp_path / "dataset", SMALL)
-    assert survey_module.MAX_CATEGORIES == 1 << 20
+    assert column_surveys.MAX_CATEGORIES == 1 << 20
 
 
 def test_text_with_control_characters_is_refused_and_right_to_left_text_is_welcome(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from habitus.data import Dataset, prepare
-from habitus.data.encoders import Moments, as_category
+from habitus.data.column_surveys import Moments
+from habitus.data.columns import to_categories
 from habitus.data.guess import guess_schema
 from habitus.errors import ConfigError, DataError
 from habitus.events.schema import Schema
@@ -206,7 +207,7 @@ def test_positions_must_be_whole_numbers(tmp_path: Path) -> None:
 
 def test_float_categories_read_as_people_write_them() -> None:
     column = pa.array([3.0, 3.5, float("nan"), None, 1e300, 2e300, -0.0])
-    assert as_category(column).to_pylist() == ["3", "3.5", None, None, "1e+300", "2e+300", "0"]
+    assert to_categories(column).to_pylist() == ["3", "3.5", None, None, "1e+300", "2e+300", "0"]
 
 
 def test_values_of_dropped_rows_get_no_code(tmp_path: Path) -> None:
@@ -261,12 +262,12 @@ def test_a_small_spread_around_a_large_mean_is_not_lost() -> None:
     moments = Moments()
     for chunk in ([1.7e9, 1.7e9 + 500], [1.7e9 + 1000]):
         moments.add(np.array(chunk))
-    found = moments.describe("x")
-    assert found.mean == pytest.approx(1.7e9 + 500)
-    assert found.std == pytest.approx(np.std([0, 500, 1000]))
+    field = moments.to_field("x")
+    assert field.mean == pytest.approx(1.7e9 + 500)
+    assert field.std == pytest.approx(np.std([0, 500, 1000]))
     constant = Moments()
     constant.add(np.full(5, 3.25))
-    assert constant.describe("x").std == 1.0
+    assert constant.to_field("x").std == 1.0
 
 
 def test_roles_must_be_different_columns() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from habitus.data import Dataset
-from habitus.data.encoders import as_number, codes
-from habitus.serving import Retriever, values
-from habitus.serving.histories import History, packed
-from habitus.serving.requests import RequestError
+from habitus.data.columns import to_codes, to_numbers
+from habitus.serving import EncodedHistory, RecommendRequest, Retriever, pack_histories
+from habitus.serving.encoding import read_category, read_number, read_time
+from habitus.serving.schemas import RequestError
 
 Log = dict[int, list[dict[str, Any]]]
 
@@ -24,8 +24,8 @@ def retriever(trained_run: Path) -> Retriever:
     return Retriever.open(trained_run, device="cpu", read_only=True)
 
 
-def encoded(retriever: Retriever, *histories: list[dict[str, Any]]) -> list[History]:
-    return retriever.encoder.encode(histories, retriever.live.rows_of)
+def encoded(retriever: Retriever, *histories: list[dict[str, Any]]) -> list[EncodedHistory]:
+    return [retriever.encoder.encode(history, retriever.candidates.rows_of) for history in histories]
 
 
 def test_a_history_is_encoded_as_the_prepared_log(retriever: Retriever, dataset: Dataset, log: Log) -> None:
@@ -38,7 +38,7 @@ def test_a_history_is_encoded_as_the_prepared_log(retriever: Retriever, dataset:
         assert history.fields.keys() == dataset.event_fields.keys()
         for name, column in dataset.event_fields.items():
             np.testing.assert_array_equal(history.fields[name], column[window], err_msg=name)
-        assert history.seen == set(dataset.items[start:stop].tolist())
+        assert history.seen_rows == set(dataset.items[start:stop].tolist())
 
 
 def test_values_may_come_as_text_as_in_a_csv(retriever: Retriever, log: Log) -> None:
@@ -70,7 +70,7 @@ def test_without_times_the_order_given_counts_and_the_clock_is_missing(retriever
 def test_unknown_items_are_left_out_and_told(retriever: Retriever) -> None:
     history = encoded(retriever, [{"item_id": 5}, {"item_id": 999}, {"item_id": 3}, {"item_id": 999}])[0]
     assert history.rows.tolist() == [5, 3]
-    assert history.unknown == (999,)
+    assert history.unknown_ids == (999,)
     with pytest.raises(RequestError, match="none of the history's 1 events"):
         retriever.embed_histories([[{"item_id": 999}]])
 
@@ -80,7 +80,7 @@ def test_the_newest_events_fill_the_window_and_all_are_seen(retriever: Retriever
     events += [{"item_id": 200 + number, "timestamp": "2025-02-01"} for number in range(50)]
     history = encoded(retriever, events)[0]
     assert history.rows.tolist() == [*range(46, 60), *range(200, 250)]
-    assert history.seen == {*range(60), *range(200, 250)}
+    assert history.seen_rows == {*range(60), *range(200, 250)}
     assert history.fields["time_gap"][0] == 60.0  # from the event before the window
 
 
@@ -88,12 +88,12 @@ def test_the_newest_events_fill_the_window_and_all_are_seen(retriever: Retriever
     ("history", "message"),
     [
         ([], "empty"),
-        ("item 5", "list of events"),
-        ({"item_id": 5}, "list of events"),
-        ([5], "mapping"),
+        ("item 5", "valid list"),
+        ({"item_id": 5}, "valid list"),
+        ([5], "valid dictionary"),
         ([{}], "item_id"),
         ([{"item_id": None}], "item_id"),
-        ([{"item_id": "five"}], "whole number"),
+        ([{"item_id": "five"}], "an integer"),
         ([{"item_id": 5, "itemid": 5}], "did you mean 'item_id'"),
         ([{"item_id": 5, "price_paid": float("nan")}], "price_paid"),
         ([{"item_id": 5, "price_paid": "much"}], "price_paid"),
@@ -107,9 +107,9 @@ def test_the_newest_events_fill_the_window_and_all_are_seen(retriever: Retriever
 )
 def test_histories_that_cannot_be_used_are_refused_in_words(retriever: Retriever, history: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        encoded(retriever, history)
+        retriever.embed_histories([history])
     with pytest.raises(RequestError, match=message):
-        retriever.encoder.check(history)
+        retriever.recommend([RecommendRequest(history=history)])
 
 
 def test_an_event_value_never_seen_is_unknown_and_not_an_error(retriever: Retriever) -> None:
@@ -120,10 +120,10 @@ def test_an_event_value_never_seen_is_unknown_and_not_an_error(retriever: Retrie
 
 @given(st.lists(st.one_of(st.none(), st.floats(), st.integers(-(2**53), 2**53).map(float)), min_size=1, max_size=20))
 def test_a_category_reads_numbers_as_a_column_of_them(numbers: list[float | None]) -> None:
-    texts = [values.category("x", number, 100) for number in numbers]
+    texts = [read_category("x", number, 100) for number in numbers]
     known = pa.array(sorted({text for text in texts if text is not None}), pa.string())
     place = {text: code for code, text in enumerate(known.to_pylist(), 1)}
-    expected = codes(pa.array(numbers, pa.float64()), known)
+    expected = to_codes(pa.array(numbers, pa.float64()), known)
     assert [place.get(text, 0) if text is not None else 0 for text in texts] == expected.tolist()
 
 
@@ -131,13 +131,13 @@ def test_a_category_reads_numbers_as_a_column_of_them(numbers: list[float | None
 def test_a_category_reads_integers_and_booleans_as_columns_of_them(given_values: list[int]) -> None:
     for value in given_values:
         column = pa.array([value])
-        assert codes(column, pa.array([values.category("x", value, 100)])).tolist() == [1]
+        assert to_codes(column, pa.array([read_category("x", value, 100)])).tolist() == [1]
 
 
 @given(st.one_of(st.floats(allow_nan=False, allow_infinity=False, width=32), st.integers(-(10**30), 10**30)))
 def test_a_number_reads_text_as_a_column_of_it(number: float) -> None:
     text = str(number)
-    assert np.float32(values.number("x", text)) == as_number(pa.array([text]), "number")[0]
+    assert np.float32(read_number("x", text)) == to_numbers(pa.array([text]))[0]
 
 
 def test_times_in_every_form_are_one_moment() -> None:
@@ -145,15 +145,15 @@ def test_times_in_every_form_are_one_moment() -> None:
     east = timezone(timedelta(hours=3))
     same = ["2025-01-01T12:00:00", "2025-01-01 12:00:00Z", "2025-01-01T15:00:00+03:00"]
     same += [datetime(2025, 1, 1, 12), datetime(2025, 1, 1, 12, tzinfo=UTC), datetime(2025, 1, 1, 15, tzinfo=east)]
-    assert {values.moment("t", value, "datetime") for value in same} == {noon}
-    assert values.moment("t", date(2025, 1, 1), "datetime") == noon - 12 * 3_600_000_000
-    assert values.moment("t", noon / 1e6, "s") == noon
-    assert values.moment("t", str(noon // 1000), "ms") == noon
-    assert values.moment("t", noon, "us") == noon
-    assert values.moment("t", 2**60 + 1, "order") == 2**60 + 1
+    assert {read_time("t", value, "datetime") for value in same} == {noon}
+    assert read_time("t", date(2025, 1, 1), "datetime") == noon - 12 * 3_600_000_000
+    assert read_time("t", noon / 1e6, "s") == noon
+    assert read_time("t", str(noon // 1000), "ms") == noon
+    assert read_time("t", noon, "us") == noon
+    assert read_time("t", 2**60 + 1, "order") == 2**60 + 1
     for value in (0.5, "x", None, float("nan"), 2**70):
         with pytest.raises(RequestError):
-            values.moment("t", value, "order")
+            read_time("t", value, "order")
 
 
 def test_packed_histories_get_the_queries_that_they_get_alone(retriever: Retriever, log: Log) -> None:
@@ -161,7 +161,7 @@ def test_packed_histories_get_the_queries_that_they_get_alone(retriever: Retriev
     together = retriever.embed_histories(histories)
     alone = np.concatenate([retriever.embed_histories([history]) for history in histories])
     np.testing.assert_allclose(together, alone, atol=2e-6)
-    batch = packed(encoded(retriever, *histories), retriever.encoder.specs)[0]
+    batch = pack_histories(encoded(retriever, *histories), retriever.encoder.fields)[0]
     filled = sum(min(len(history), 64) for history in histories)
     assert (batch.segments >= 0).sum() == filled
     assert batch.items.size < 1.3 * filled  # short histories share windows

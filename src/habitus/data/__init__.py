@@ -1,22 +1,29 @@
 """The prepared dataset: catalogue, encoders, windows, batches."""
 
 from habitus.data.batch import Batch, ItemFeatures
-from habitus.data.catalogue import item_file
+from habitus.data.columns import MICROSECONDS_PER_DAY, NUMBER_PATTERN, to_categories
 from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
-from habitus.data.encoders import Encoders, as_category, as_list, as_number, load_tokenizer, vector_lengths
+from habitus.data.encoders import Encoders, load_tokenizer
+from habitus.data.event_columns import clock_fields
 from habitus.data.fields import PADDING_TOKEN, UNKNOWN_CODE, Field, Fields
 from habitus.data.from_world import prepare_world
 from habitus.data.guess import guess_schema
-from habitus.data.log import YEAR_1900_US, YEAR_2200_US
+from habitus.data.item_columns import item_file
+from habitus.data.kinds import KINDS
+from habitus.data.log import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.prepare import PrepareOptions, prepare
 from habitus.data.problems import quote_value
 from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
+    "KINDS",
+    "MICROSECONDS_PER_DAY",
+    "NUMBER_PATTERN",
     "PADDING_TOKEN",
     "SEGMENT",
+    "TIME_UNIT_US",
     "UNKNOWN_CODE",
     "YEAR_1900_US",
     "YEAR_2200_US",
@@ -29,9 +36,7 @@ __all__ = [
     "ItemFeatures",
     "PrepareOptions",
     "SourceTable",
-    "as_category",
-    "as_list",
-    "as_number",
+    "clock_fields",
     "describe",
     "guess_schema",
     "is_disk_full",
@@ -44,5 +49,5 @@ __all__ = [
     "quote_value",
     "quoted_path",
     "require_columns",
-    "vector_lengths",
+    "to_categories",
 ]

@@ -61,8 +61,3 @@ def map_array(path: Path) -> np.ndarray:
     """The array of a .npy file, mapped read-only. An empty one is read, since nothing can be mapped."""
     array = np.load(path, mmap_mode="r", allow_pickle=False) if path.stat().st_size > 0 else np.empty(0)
     return np.asarray(array)  # a plain view of the map: indexing a memmap subclass costs microseconds each time
-
-
-def smallest_unsigned(largest: int) -> np.dtype:
-    """The narrowest unsigned type that holds `largest`."""
-    return np.min_scalar_type(largest)

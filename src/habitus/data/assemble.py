@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.arrays import write_array
-from habitus.data.catalogue import write_catalogue
 from habitus.data.event_columns import EventChunk, EventPlan, Users, write_events
-from habitus.data.manifest import NAME, Manifest, SplitCounts, list_files
-from habitus.data.survey import ItemStream, Survey
+from habitus.data.item_columns import write_items
+from habitus.data.manifest import MANIFEST_FILE, DatasetManifest, SplitCounts, list_files
+from habitus.data.survey import ItemSurvey
 from habitus.data.windows import Windows, pack, training_segments, validation_segments
 from habitus.events import Schema
 from habitus.progress import Progress
@@ -24,59 +24,58 @@ from habitus.progress import Progress
 
 @dataclass(frozen=True)
 class Assembly:
-    """All that a dataset is made of, before the first event is written."""
+    """Everything that a dataset is assembled from, before the first event is written."""
 
     schema: Schema
     seq_len: int
     seed: int
-    stream: ItemStream
-    found: Survey
+    survey: ItemSurvey
     item_ids: Callable[[], Iterable[pa.RecordBatch]]
     plan: EventPlan
     dropped: dict[str, int]
 
 
-def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> Manifest:
+def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> DatasetManifest:
     """Fill `stage` with the arrays, encoders and manifest of a dataset."""
-    side = write_events(chunks, parts.plan, stage)
-    encoders = write_catalogue(
-        parts.stream, parts.found, parts.found.encoders(side.fields, parts.plan.all_values()), stage, progress
-    )
+    events = write_events(chunks, parts.plan, stage)
+    encoders = parts.survey.encoders(events.fields, parts.plan.all_values())
+    encoders = write_items(parts.survey, encoders, stage, progress)
     encoders.write(stage / "encoders.json")
     parts.schema.write(stage / "schema.toml")
     _write_ids(parts.item_ids(), stage)
 
     progress("cutting windows", 0.0)
-    users = side.users
+    users = events.users
     train = training_segments(users.starts, users.train_lengths, parts.seq_len)
-    held_out = validation_segments(users.starts, users.lengths, users.train_lengths, parts.seq_len)
+    validation = validation_segments(users.starts, users.lengths, users.train_lengths, parts.seq_len)
     train_left_out = int(users.train_lengths.sum() - train["length"].sum())
-    held_left_out = int((users.lengths - users.train_lengths).sum()) - _held_out_in(held_out, users)
+    validation_left_out = int((users.lengths - users.train_lengths).sum()) - _num_held_out(validation, users)
+    train_windows, validation_windows = pack(train, parts.seq_len), pack(validation, parts.seq_len)
     progress("computing checksums", 0.0)
-    manifest = Manifest(
+    manifest = DatasetManifest(
         seq_len=parts.seq_len,
         seed=parts.seed,
         split=parts.plan.split,
         schema=parts.schema,
         num_users=len(users.starts),
-        num_events=side.num_events,
-        num_items=parts.stream.num_items,
-        time_span=side.time_span,
-        train=_write_windows(stage / "train", pack(train, parts.seq_len), users.train_lengths > 0, train_left_out),
+        num_events=events.num_events,
+        num_items=parts.survey.stream.num_items,
+        time_span=events.time_span,
+        train=_write_windows(stage / "train", train_windows, users.train_lengths > 0, train_left_out),
         validation=_write_windows(
-            stage / "validation", pack(held_out, parts.seq_len), users.lengths > users.train_lengths, held_left_out
+            stage / "validation", validation_windows, users.lengths > users.train_lengths, validation_left_out
         ),
-        item_fields_filled=parts.found.filled,
-        event_fields_filled=side.filled,
+        item_fields_filled=parts.survey.filled(),
+        event_fields_filled=events.filled,
         dropped={key: count for key, count in parts.dropped.items() if count},
         versions={"tokenizers": version("tokenizers")},
         files=list_files(stage),
-    ).sealed()
-    manifest.write(stage / NAME)
+    ).with_checksum()
+    manifest.write(stage / MANIFEST_FILE)
     return manifest
 
 
-def _held_out_in(segments: np.ndarray, users: Users) -> int:
+def _num_held_out(segments: np.ndarray, users: Users) -> int:
     """How many held-out events stand in the segments; with time and last, training events do so too, as context."""
     ends = segments["start"] + segments["length"]
     first = users.starts[segments["user"]] + users.train_lengths[segments["user"]]

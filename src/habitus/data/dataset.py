@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from habitus.data.arrays import map_array
 from habitus.data.batch import Batch, ItemFeatures
-from habitus.data.catalogue import item_file
 from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
-from habitus.data.manifest import Manifest, SplitCounts, verify_files
+from habitus.data.item_columns import item_file
+from habitus.data.manifest import DatasetManifest, SplitCounts, verify_files
 from habitus.data.windows import SEGMENT, Windows
 from habitus.errors import DataError
 from habitus.events import Schema
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-
 class Dataset:
     """The folder that `prepare` wrote. Arrays are mapped, not read; ids are int64 throughout."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: DatasetManifest) -> None:
         self.path = path
         self.manifest = manifest
         self.encoders = Encoders.read(path / "encoders.json")
@@ -49,13 +48,13 @@ class Dataset:
             for name in ("train", "validation")
         }
         _keep_freed_memory()
-        self._tables = {name: _table(windows, self.seq_len) for name, windows in self._windows.items()}
+        self._tables = {name: _segment_table(windows, self.seq_len) for name, windows in self._windows.items()}
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> "Dataset":
         """The dataset in a folder. `verify` hashes every file; without it only sizes are compared."""
         path = Path(path)
-        manifest = Manifest.open(path)
+        manifest = DatasetManifest.open(path)
         verify_files(path, manifest, contents=verify)
         return cls(path, manifest)
 
@@ -115,11 +114,11 @@ class Dataset:
         tokens = None
         encoded = {}
         for spec in self.fields.item:
-            values = self._item_fields[spec.name][rows]
+            values = self._item_fields[spec.name][rows].astype(spec.dtype, copy=False)
             if spec.kind == "text":
-                tokens = values.astype(np.int32)
+                tokens = values
             else:
-                encoded[spec.name] = values.astype(np.int32) if spec.kind == "category" else values
+                encoded[spec.name] = values
         return ItemFeatures(tokens, encoded)
 
     def num_batches(self, split: SplitName, batch_sequences: int) -> int:
@@ -176,15 +175,14 @@ class Dataset:
         if first_target.max(initial=1) > 1:  # the query at a place predicts the event after it
             targets[positions + 1 < np.repeat(first_target, lengths)] = -1
         fields = {
-            spec.name: records[record_field(number)].astype(np.int32 if spec.kind == "category" else np.float32)
-            for number, spec in enumerate(self.fields.event)
+            spec.name: records[record_field(number)].astype(spec.dtype) for number, spec in enumerate(self.fields.event)
         }
         within[is_tail] = -1
         segments = np.repeat(within.astype(np.int32), lengths)
         if empty is not None:
             items[empty], targets[empty], positions[empty] = 0, -1, 0
             for spec in self.fields.event:
-                fields[spec.name][empty] = 0 if spec.kind == "category" else np.nan
+                fields[spec.name][empty] = spec.missing
         max_segments = self.counts(split).max_segments
         boundaries = np.full(len(windows) * (max_segments + 1) + 1, items.size, np.int32)
         boundaries[: len(begin)] = begin
@@ -222,7 +220,7 @@ def _order(num_windows: int, seed: int, epoch: int, block: int) -> np.ndarray:
     return permute_index(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
 
 
-class _Layout(NamedTuple):
+class _SlotLayout(NamedTuple):
     """Segments of some windows one after the other, empty tails among them: they fill all slots."""
 
     windows: np.ndarray  # number of the segment's window in the batch
@@ -238,7 +236,7 @@ class _Layout(NamedTuple):
         return np.arange(int(self.lengths.sum())) + np.repeat(self.starts - self.begin, self.lengths)
 
 
-class _Table(NamedTuple):
+class _SegmentTable(NamedTuple):
     """The segments of a split, the empty tail of a window among them, as contiguous columns."""
 
     first: np.ndarray  # [W]: first segment of each window
@@ -248,13 +246,13 @@ class _Table(NamedTuple):
     first_target: np.ndarray
     user: np.ndarray  # -1 for an empty tail
 
-    def layout(self, windows: np.ndarray) -> _Layout:
+    def layout(self, windows: np.ndarray) -> _SlotLayout:
         counts = self.counts[windows]
         before = np.cumsum(counts) - counts
         within = np.arange(int(counts.sum())) - np.repeat(before, counts)
         chosen = np.repeat(self.first[windows], counts) + within
         lengths = self.length[chosen]
-        return _Layout(
+        return _SlotLayout(
             windows=np.repeat(np.arange(len(windows)), counts),
             within=within,
             lengths=lengths,
@@ -265,10 +263,10 @@ class _Table(NamedTuple):
         )
 
 
-def _table(windows: Windows, seq_len: int) -> _Table:
+def _segment_table(windows: Windows, seq_len: int) -> _SegmentTable:
     segments, offsets = windows
     if len(offsets) == 1:
-        return _Table(*(np.empty(0, np.int64) for _ in range(6)))
+        return _SegmentTable(*(np.empty(0, np.int64) for _ in range(6)))
     filled = np.add.reduceat(segments["length"].astype(np.int64), offsets[:-1])
     short = np.flatnonzero(filled < seq_len)
     tails = np.zeros(len(short), SEGMENT)
@@ -277,7 +275,7 @@ def _table(windows: Windows, seq_len: int) -> _Table:
     segments = np.insert(segments, offsets[short + 1], tails)
     counts = np.diff(offsets)
     counts[short] += 1
-    return _Table(
+    return _SegmentTable(
         np.cumsum(counts) - counts,
         counts,
         segments["start"].copy(),

@@ -19,8 +19,8 @@ class Quantiles(Typed):
     largest: int
 
 
-class Popularity(Typed):
-    """Over all events of the log."""
+class ItemPopularity(Typed):
+    """How events spread over items, in the whole log."""
 
     items_with_events: int
     top_1_percent_share: float
@@ -55,7 +55,7 @@ class Description(Typed):
     first_time: str
     last_time: str
     history: Quantiles
-    popularity: Popularity
+    popularity: ItemPopularity
     repetition: tuple[Repetition, ...]
     train: SplitSize
     validation: SplitSize
@@ -78,7 +78,7 @@ def describe(dataset: Dataset) -> Description:
         first_time=_moment(manifest.time_span[0], is_time),
         last_time=_moment(manifest.time_span[1], is_time),
         history=_quantiles(np.diff(dataset.user_offsets)),
-        popularity=Popularity(
+        popularity=ItemPopularity(
             items_with_events=int((counts > 0).sum()),
             top_1_percent_share=top_share(counts, 0.01),
             top_10_percent_share=top_share(counts, 0.10),

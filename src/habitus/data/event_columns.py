@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from habitus.data.arrays import ArrayWriter, smallest_unsigned, write_array
-from habitus.data.encoders import Moments
+from habitus.data.arrays import ArrayWriter, write_array
+from habitus.data.column_surveys import Moments
 from habitus.data.fields import Field
 from habitus.data.split import Split
-from habitus.events import GAP, HOUR, WEEKDAY, EventKind, TimeUnit
+from habitus.events import GAP, HOUR, WEEKDAY, TimeUnit
 
 EVENT_CHUNK_ROWS = 1 << 20
 ITEM = "item"
@@ -34,7 +34,7 @@ class EventChunk:
 
 @dataclass
 class Users:
-    """What is known of each user once all events are written."""
+    """Where each user's events are, and how many of them train."""
 
     starts: np.ndarray  # int64 [U]: first event
     lengths: np.ndarray  # int64 [U]
@@ -42,8 +42,8 @@ class Users:
 
 
 @dataclass
-class EventSide:
-    """The outcome of writing the events."""
+class WrittenEvents:
+    """What is known once all events are written."""
 
     users: Users
     fields: tuple[Field, ...]
@@ -54,21 +54,21 @@ class EventSide:
 
 @dataclass(frozen=True)
 class EventPlan:
-    """What the event columns are, known before the first event comes."""
+    """The event columns, as they are known before the first event is written."""
 
-    kinds: dict[str, EventKind]
+    kinds: dict[str, str]
     values: dict[str, tuple[str, ...]]  # of the categories
     time_unit: TimeUnit
     num_items: int
     split: Split
 
     def specs(self) -> tuple[Field, ...]:
-        """The event fields in order, those made from the time last; numbers still without statistics."""
+        """The event fields in order, those derived from the time last; numbers still without statistics."""
         specs = [
             Field(name=name, kind="category", size=len(self.values[name]) + 1)
-            if kind == "category"
+            if name in self.values
             else Field(name=name, kind="number")
-            for name, kind in self.kinds.items()
+            for name in self.kinds
         ]
         if self.time_unit != "order":
             specs += [
@@ -78,12 +78,16 @@ class EventPlan:
             ]
         return tuple(specs)
 
+    def vocabularies(self) -> dict[str, pa.Array]:
+        """The values of the categories, as arrays to look codes up in."""
+        return {name: pa.array(values, pa.string()) for name, values in self.values.items()}
+
     def all_values(self) -> dict[str, tuple[str, ...]]:
         clock = {HOUR: tuple(map(str, range(24))), WEEKDAY: tuple(map(str, range(7)))}
         return {**self.values, **(clock if self.time_unit != "order" else {})}
 
 
-def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> EventSide:
+def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> WrittenEvents:
     """Write items and fields as records and times as an array in `stage`/events, ids of users beside them."""
     records = ArrayWriter(stage / "events" / "records.npy", record_dtype(plan.specs()))
     times = ArrayWriter(stage / "events" / "time.npy", np.int64)
@@ -102,16 +106,12 @@ def record_dtype(specs: tuple[Field, ...]) -> np.dtype:
     Rows and not columns, since a batch takes short stretches of events from all over the log: one place to look
     instead of one per field makes it more than twice as fast.
     """
-    fields = [(record_field(n), _stored(spec)) for n, spec in enumerate(specs)]
+    fields = [(record_field(number), spec.stored_dtype) for number, spec in enumerate(specs)]
     return np.dtype([(ITEM, np.dtype("<i8")), *fields])
 
 
 def record_field(number: int) -> str:
     return f"field_{number:02d}"
-
-
-def _stored(spec: Field) -> np.dtype:
-    return smallest_unsigned(spec.size - 1) if spec.kind == "category" else np.dtype("<f4")
 
 
 class _IdWriter:
@@ -156,7 +156,7 @@ class _EventWriter:
         self.moments = {spec.name: Moments() for spec in self.specs if spec.kind == "number"}
         self.filled = {spec.name: 0 for spec in self.specs}
         self.item_counts = np.zeros(self.plan.num_items, np.int64)
-        self.train_user = True  # of the last user seen
+        self.train_user = True  # of the last user of the chunk before
 
     def append(self, chunk: EventChunk, before: EventChunk | None, after: EventChunk | None) -> None:
         size = len(chunk.items)
@@ -179,7 +179,8 @@ class _EventWriter:
             self.train_counts.append(counts[1:])
 
         np.add.at(self.item_counts, chunk.items[trains], 1)
-        clock = {} if self.plan.time_unit == "order" else _clock(chunk, before, is_first)
+        previous = np.concatenate([[before.times[-1] if before is not None else 0], chunk.times[:-1]])
+        clock = {} if self.plan.time_unit == "order" else clock_fields(chunk.times, previous, is_first)
         records = np.empty(size, self.records.dtype)
         records[ITEM] = chunk.items
         for number, spec in enumerate(self.specs):
@@ -200,7 +201,7 @@ class _EventWriter:
         else:
             self.filled[spec.name] += int(np.count_nonzero(values))
 
-    def finish(self) -> EventSide:
+    def finish(self) -> WrittenEvents:
         starts = np.concatenate(self.starts).astype(np.int64)
         lengths = np.diff(np.append(starts, self.num_events))
         train_lengths = np.concatenate(self.train_counts).astype(np.int64)
@@ -208,18 +209,17 @@ class _EventWriter:
         write_array(self.stage / "users" / "train_length.npy", train_lengths)
         write_array(self.stage / "items" / "train_count.npy", self.item_counts)
         specs = tuple(
-            self.moments[spec.name].describe(spec.name) if spec.kind == "number" else spec for spec in self.specs
+            self.moments[spec.name].to_field(spec.name) if spec.kind == "number" else spec for spec in self.specs
         )
         users = Users(starts, lengths, train_lengths)
-        return EventSide(users, specs, self.num_events, self.filled, (self.first_time, self.last_time))
+        return WrittenEvents(users, specs, self.num_events, self.filled, (self.first_time, self.last_time))
 
 
-def _clock(chunk: EventChunk, before: EventChunk | None, is_first: np.ndarray) -> dict[str, np.ndarray]:
-    """Seconds since the user's last event (missing at the first), hour and weekday as codes from 1."""
-    previous = np.concatenate([[before.times[-1] if before is not None else 0], chunk.times[:-1]])
-    gap = ((chunk.times - previous) * 1e-6).astype(np.float32)
+def clock_fields(times: np.ndarray, previous: np.ndarray, is_first: np.ndarray) -> dict[str, np.ndarray]:
+    """Seconds since the user's previous event (missing at the first), hour and weekday as codes from 1."""
+    gap = ((times - previous) * 1e-6).astype(np.float32)
     gap[is_first] = np.nan
-    hours = (chunk.times // _HOUR_US).astype(np.int32)  # since 1970; divisions of int32 are several times faster
+    hours = (times // _HOUR_US).astype(np.int32)  # since 1970; divisions of int32 are several times faster
     return {GAP: gap, HOUR: hours % 24 + 1, WEEKDAY: (hours // 24 + _EPOCH_WEEKDAY) % 7 + 1}
 
 

@@ -1,7 +1,8 @@
-"""What the fields of a prepared dataset look like to a model."""
+"""What the fields of a prepared dataset look like to a model, and how their arrays are laid out."""
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field as Described
 
 from habitus.typed import Typed
@@ -10,17 +11,43 @@ PADDING_TOKEN = 0
 SEPARATOR_TOKEN = 1
 UNKNOWN_CODE = 0  # of a category: missing, or a value that preparation did not see
 
+EncodedKind = Literal["text", "category", "number", "vector"]
+
 
 class Field(Typed):
     """One encoded field of items or of events. Missing is NaN, code 0 or no tokens, never a plain zero."""
 
     name: str
-    kind: Literal["text", "category", "number", "vector"]
+    kind: EncodedKind
     size: int = Described(1, ge=1, description="Tokens, codes with the unknown one, or length of the vector.")
     mean: float = Described(0.0, description="Of a number, over training events or over all items.")
     std: float = Described(1.0, gt=0)
     log_mean: float = Described(0.0, description="Of sign(x)·log(1+|x|), over the same.")
     log_std: float = Described(1.0, gt=0)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether values are tokens or codes, whole numbers below `size`; otherwise they are float32."""
+        return self.kind in ("text", "category")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """In memory."""
+        return np.dtype(np.int32 if self.is_coded else np.float32)
+
+    @property
+    def stored_dtype(self) -> np.dtype:
+        """On disk: codes and tokens as narrow as their range allows."""
+        return np.min_scalar_type(self.size - 1) if self.is_coded else np.dtype(np.float32)
+
+    @property
+    def missing(self) -> float:
+        """What stands for a missing value."""
+        return UNKNOWN_CODE if self.is_coded else np.nan
+
+    def row_shape(self, text_len: int) -> tuple[int, ...]:
+        """The shape of one value."""
+        return {"text": (text_len,), "vector": (self.size,)}.get(self.kind, ())
 
 
 class Fields(Typed):

@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.data.assemble import Assembly, assemble
-from habitus.data.encoders import encoded_events
+from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
-from habitus.data.manifest import Manifest
-from habitus.data.prepare import PrepareOptions, check_options, chosen_split
-from habitus.data.sources import CHUNK_ROWS, plain_type, rechunked
-from habitus.data.survey import ItemStream, TextOptions, survey
+from habitus.data.kinds import KINDS
+from habitus.data.manifest import DatasetManifest
+from habitus.data.prepare import PrepareOptions, check_options, split_of
+from habitus.data.sources import CHUNK_ROWS, plain_type, rechunk
+from habitus.data.survey import ItemStream, TextOptions, survey_items
 from habitus.events import Schema, World
 from habitus.files import staged_folder
 from habitus.progress import Progress
@@ -24,7 +25,7 @@ from habitus.progress import Progress
 
 def prepare_world(
     world: World, schema: Schema, out: str | Path, options: PrepareOptions, progress: Progress
-) -> Manifest:
+) -> DatasetManifest:
     """The manifest of the dataset written to `out`, which must not exist yet."""
     out = Path(out)
     check_options(options, out, schema)
@@ -35,8 +36,8 @@ def prepare_world(
         place=lambda row: f"item {row}",
     )
     progress("surveying items", 0.0)
-    found = survey(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
-    split = chosen_split(options)
+    survey = survey_items(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
+    split = split_of(options)
     if options.split == "time":
         split = split.model_copy(update={"time_cut_us": _time_cut(world, options)})
     plan = EventPlan(
@@ -46,8 +47,7 @@ def prepare_world(
         schema=schema,
         seq_len=options.seq_len,
         seed=options.seed,
-        stream=stream,
-        found=found,
+        survey=survey,
         item_ids=lambda: _item_batches(world, [schema.items.item], options.threads),
         plan=plan,
         dropped={},
@@ -57,7 +57,7 @@ def prepare_world(
 
 
 def _item_batches(world: World, columns: list[str], threads: int) -> Iterator[pa.RecordBatch]:
-    return rechunked(_plain(world.item_blocks(threads=threads), columns), CHUNK_ROWS)
+    return rechunk(_plain(world.item_blocks(threads=threads), columns), CHUNK_ROWS)
 
 
 def _plain(tables: Iterable[pa.Table], columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -73,11 +73,11 @@ def _event_chunks(
 ) -> Iterator[EventChunk]:
     roles = schema.events
     columns = [roles.user, roles.timestamp, roles.item_column, *roles.fields]
-    values = {name: pa.array(known, pa.string()) for name, known in plan.values.items()}
+    vocabularies = plan.vocabularies()
     expected = world.config.num_users * world.config.events_per_user
     done = 0
-    for batch in rechunked(_plain(world.event_blocks(threads=threads), columns), EVENT_CHUNK_ROWS):
-        fields = encoded_events(batch, {name: name for name in roles.fields}, values)
+    for batch in rechunk(_plain(world.event_blocks(threads=threads), columns), EVENT_CHUNK_ROWS):
+        fields = encode_events(batch, {name: name for name in roles.fields}, vocabularies)
         times = batch.column(roles.timestamp).cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
         yield EventChunk(batch.column(roles.user), times, batch.column(roles.item_column).to_numpy(), fields)
         done += batch.num_rows
@@ -85,18 +85,18 @@ def _event_chunks(
 
 
 def _event_values(world: World, schema: Schema) -> dict[str, tuple[str, ...]]:
-    """The values of the event categories that occur; a category's dictionary tells when all were met."""
-    names = [name for name, kind in schema.events.fields.items() if kind == "category"]
-    met: dict[str, set[str]] = {name: set() for name in names}
+    """The values of the event categories that occur; reading stops once every value of the dictionaries has."""
+    names = [name for name, kind in schema.events.fields.items() if KINDS[kind].encoded_as == "category"]
+    values: dict[str, set[str]] = {name: set() for name in names}
     for table in world.event_blocks():
-        known = {}
+        possible = {}
         for name in names:
             column = table[name].combine_chunks()
-            met[name] |= set(column.unique().to_pylist())
-            known[name] = set(column.dictionary.to_pylist())
-        if known == met:
+            values[name] |= set(column.unique().to_pylist())
+            possible[name] = set(column.dictionary.to_pylist())
+        if possible == values:
             break
-    return {name: tuple(sorted(values)) for name, values in met.items()}
+    return {name: tuple(sorted(occurring)) for name, occurring in values.items()}
 
 
 def _time_cut(world: World, options: PrepareOptions) -> int:

@@ -7,16 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from habitus.data.sources import SourceTable, is_list, open_table
+from habitus.data.kinds import KINDS, ColumnSample
+from habitus.data.sources import SourceTable, open_table
 from habitus.errors import DataError
-from habitus.events import GAP, HOUR, WEEKDAY, Schema
+from habitus.events import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema
 
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
 _TIME = ("timestamp", "time", "datetime", "date", "ts", "created_at", "event_time")
-_COUNTS = ("quantity", "qty", "count", "amount", "price", "num_", "age", "year")
 _SAMPLE_ROWS = 20_000
-_MAX_EVENT_VALUES = 5_000  # more distinct values than this in the sample look like ids, not like a category
 
 
 def guess_schema(events: str, items: str) -> Schema:
@@ -33,19 +32,19 @@ def guess_schema(events: str, items: str) -> Schema:
     item_key = item if item in item_table.types else _role(item_table, _ITEM, "item")
     unit = _time_unit(event_rows[time])
     reserved = {GAP, HOUR, WEEKDAY} if unit != "order" else set()
-    event_fields: dict[str, Any] = {}
-    for name in event_rows.column_names:
-        kind = _event_kind(name, event_rows[name])
-        if name not in {user, item, time} | reserved and kind is not None:
-            event_fields[name] = kind
-    item_fields: dict[str, Any] = {
+    event_fields = {
+        name: kind
+        for name in event_rows.column_names
+        if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], EVENT_KINDS))
+    }
+    item_fields = {
         name: kind
         for name in item_rows.column_names
-        if name != item_key and (kind := _item_kind(name, item_rows[name]))
+        if name != item_key and (kind := _kind(name, item_rows[name], ITEM_KINDS))
     }
     roles = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
-    guessed = {"events": {**roles, "fields": event_fields}, "items": {"item": item_key, "fields": item_fields}}
-    return Schema.parse(guessed, f"the schema guessed from {events} and {items}")
+    values = {"events": {**roles, "fields": event_fields}, "items": {"item": item_key, "fields": item_fields}}
+    return Schema.parse(values, f"the schema guessed from {events} and {items}")
 
 
 def _sample(table: SourceTable) -> pa.Table:
@@ -92,37 +91,10 @@ def _time_unit(column: pa.ChunkedArray) -> Any:
     return "order"
 
 
-def _event_kind(name: str, column: pa.ChunkedArray) -> str | None:
-    kind = column.type
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return "time"
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        return None
-    distinct = pc.count_distinct(column).as_py()
-    if pa.types.is_integer(kind) and not _is_code(name, column, distinct):
-        return "number"
-    return "category" if 1 < distinct <= _MAX_EVENT_VALUES else None
-
-
-def _item_kind(name: str, column: pa.ChunkedArray) -> str | None:
-    kind = column.type
-    if is_list(kind):
-        inner = kind.value_type
-        return "vector" if pa.types.is_floating(inner) or pa.types.is_integer(inner) else None
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return "time"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "number"
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-        return None
-    distinct = pc.count_distinct(column).as_py()
-    if pa.types.is_integer(kind):
-        return "category" if _is_code(name, column, distinct) else "number"
-    if pa.types.is_string(kind) and distinct > 0.3 * len(column) and distinct > 50:
-        return "text"
-    return "category" if distinct else None
+def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str | None:
+    """The first of the allowed kinds that the column looks like; None for a column that is better left out."""
+    sample = ColumnSample(name, values, of_events=allowed == EVENT_KINDS)
+    return next((name for name, kind in KINDS.items() if name in allowed and kind.looks_like(sample)), None)
 
 
 def _has_values(kind: pa.DataType) -> bool:
@@ -145,11 +117,3 @@ def _as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _has_leading_zeros(column: pa.ChunkedArray) -> bool:
     return bool(pc.any(pc.match_substring_regex(column, r"^-?0\d")).as_py())
-
-
-def _is_code(name: str, column: pa.ChunkedArray, distinct: int) -> bool:
-    """Integers whose name or spread says that they label rather than count."""
-    name = name.lower()
-    if any(word in name for word in _COUNTS):
-        return False
-    return name.endswith(("_id", "_code", "_no", "zip")) or (distinct <= 50 and (pc.min(column).as_py() or 0) >= 0)

@@ -1,54 +1,256 @@
-"""Whether the columns of the two tables can serve the roles and kinds that a schema gives them."""
+"""The kinds of fields that a schema may name, one class each: which columns can be one, how it is surveyed and encoded.
 
+A new kind is a class here, its name in `habitus.events.schema`, and a reader of single values in serving. Where it is
+encoded as one of the kinds of `fields.py`, as times are encoded as numbers, the model knows it already.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from habitus.data.sources import SourceTable, is_list
-from habitus.errors import DataError
-from habitus.events import Schema
+from habitus.data.column_surveys import (
+    CategorySurvey,
+    ColumnSurvey,
+    Fault,
+    NumberSurvey,
+    TextSurvey,
+    VectorSurvey,
+)
+from habitus.data.columns import (
+    is_present,
+    to_codes,
+    to_days,
+    to_lists,
+    to_numbers,
+    to_vectors,
+    vector_lengths,
+)
+from habitus.data.fields import EncodedKind, Field
+from habitus.data.sources import is_list
 
-
-def check_kinds(schema: Schema, events: SourceTable, items: SourceTable) -> None:
-    """Refuse columns whose type cannot serve the role or kind that the schema gives them."""
-    roles = schema.events
-    for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
-        kind = table.types[name]
-        if isinstance(kind, pa.BaseExtensionType):
-            _refuse_type(table, name, kind, "an id: integers or text")
-        if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_nested(kind):
-            _refuse_type(table, name, kind, "an id: integers or text (fractions lose digits)")
-    kind = events.types[roles.timestamp]
-    has_clock = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-    if roles.time_unit == "datetime" and not (has_clock or pa.types.is_string(kind)):
-        _refuse_type(events, roles.timestamp, kind, "a datetime; for numbers set time_unit to s, ms, us or order")
-    if roles.time_unit != "datetime" and (has_clock or pa.types.is_nested(kind)):
-        _refuse_type(events, roles.timestamp, kind, "a number, as time_unit says; for times set it to 'datetime'")
-    for table, fields in ((events, roles.fields), (items, schema.items.fields)):
-        for name, wanted in fields.items():
-            _check_field(table, name, wanted)
-
-
-def _check_field(table: SourceTable, name: str, wanted: str) -> None:
-    kind = table.types[name]
-    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_time(kind) or pa.types.is_duration(kind):
-        _refuse_type(table, name, kind, f"a {wanted} as text, a number or a timestamp")
-    text = pa.types.is_string(kind)
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    numbers = is_list(kind) and (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
-    if wanted == "vector" and not (text or numbers or pa.types.is_null(kind)):
-        _refuse_type(table, name, kind, "a vector: a list of numbers")
-    if wanted in ("text", "category") and (pa.types.is_nested(kind) or pa.types.is_binary(kind)):
-        _refuse_type(table, name, kind, f"a {wanted}: text, integers or booleans")
-    if wanted == "number" and not (number or text or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
-        _refuse_type(table, name, kind, "a number")
-    if wanted == "time" and not (
-        text or pa.types.is_null(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-    ):
-        _refuse_type(table, name, kind, "a time: a timestamp, a date or text in ISO form")
+_MAX_EVENT_VALUES = 5_000  # more distinct values than this in a sample look like ids, not like a category
+_COUNTS = ("quantity", "qty", "count", "amount", "price", "num_", "age", "year")
 
 
-def _refuse_type(table: SourceTable, name: str, kind: pa.DataType, expected: str) -> None:
-    raise DataError(
-        f"{table.role}: column {name!r} of {table.sources[0].name} has type {kind} in all {table.num_rows:,} rows",
-        expected=expected,
-        next_step="cast the column, or change its role or kind in the schema",
+@dataclass(frozen=True)
+class ColumnSample:
+    """The first values of a column, from which its kind is guessed."""
+
+    name: str
+    values: pa.ChunkedArray
+    of_events: bool
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.values.type
+
+    @cached_property
+    def distinct(self) -> int:
+        return int(pc.count_distinct(self.values).as_py())
+
+
+class FieldKind:
+    """Everything that preparation knows about one kind of field."""
+
+    encoded_as: EncodedKind
+    expected: str  # of a column, as an error says it
+    arrow_type: pa.DataType  # of values that come one by one, as in a request
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        """Whether a column of that type can be such a field."""
+        raise NotImplementedError
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        """Whether a sample looks like such a field, once the kinds before it in the table have been tried."""
+        raise NotImplementedError
+
+    def survey(self) -> ColumnSurvey:
+        """A survey of one column, before its first chunk."""
+        raise NotImplementedError
+
+    def encode(self, column: pa.Array, spec: Field, vocabulary: pa.Array | None) -> np.ndarray:
+        """The values of an item column as a model reads them."""
+        raise NotImplementedError
+
+    def is_unusable(self, column: pa.Array, spec: Field) -> np.ndarray:
+        """Which values of a new item column cannot be encoded; what is merely missing can."""
+        return np.zeros(len(column), bool)
+
+    def expected_values(self, spec: Field) -> str:
+        """What `is_unusable` asks of values."""
+        return self.expected
+
+    def event_sql(self, column: str, type_: pa.DataType) -> str | None:
+        """SQL that reads an event column as FLOAT; None where its values are kept and numbered afterwards."""
+        return None
+
+
+class Text(FieldKind):
+    encoded_as: EncodedKind = "text"
+    expected = "a text: text, integers or booleans"
+    arrow_type = pa.string()
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        return _is_plain(type_) and not _is_opaque(type_)
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        is_varied = sample.distinct > 0.3 * len(sample.values) and sample.distinct > 50
+        return pa.types.is_string(sample.type) and is_varied
+
+    def survey(self) -> ColumnSurvey:
+        return TextSurvey()
+
+
+class Category(FieldKind):
+    encoded_as: EncodedKind = "category"
+    expected = "a category: text, integers or booleans"
+    arrow_type = pa.string()
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        return _is_plain(type_) and not _is_opaque(type_)
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        if _is_opaque(sample.type):
+            return False
+        if sample.of_events:
+            return 1 < sample.distinct <= _MAX_EVENT_VALUES
+        return sample.distinct > 0 or pa.types.is_integer(sample.type)
+
+    def survey(self) -> ColumnSurvey:
+        return CategorySurvey()
+
+    def encode(self, column: pa.Array, spec: Field, vocabulary: pa.Array | None) -> np.ndarray:
+        return to_codes(column, vocabulary)
+
+
+class Number(FieldKind):
+    encoded_as: EncodedKind = "number"
+    expected = "a number"
+    arrow_type = pa.float64()
+    fault = Fault(
+        "NaN, infinite or unreadable numbers", "finite numbers; missing values as nulls", "makes bad numbers missing"
     )
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        return _is_number(type_) or pa.types.is_string(type_) or pa.types.is_boolean(type_) or pa.types.is_null(type_)
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        if pa.types.is_integer(sample.type):
+            return not _is_code(sample)
+        return _is_number(sample.type)
+
+    def read(self, column: pa.Array) -> np.ndarray:
+        """The values as float32, NaN where missing or unreadable."""
+        return to_numbers(column)
+
+    def survey(self) -> ColumnSurvey:
+        return NumberSurvey(self.read, self.fault)
+
+    def encode(self, column: pa.Array, spec: Field, vocabulary: pa.Array | None) -> np.ndarray:
+        return self.read(column)
+
+    def is_unusable(self, column: pa.Array, spec: Field) -> np.ndarray:
+        return is_present(column) & ~np.isfinite(self.read(column))
+
+    def expected_values(self, spec: Field) -> str:
+        return self.fault.expected
+
+    def event_sql(self, column: str, type_: pa.DataType) -> str | None:
+        return f"TRY_CAST({column} AS FLOAT)"
+
+
+class Time(Number):
+    """A moment, encoded as days since 1970."""
+
+    expected = "a time: a timestamp, a date or text in ISO form"
+    arrow_type = pa.timestamp("us")
+    fault = Fault("times that cannot be read", "times in ISO form; missing values as nulls", "makes bad times missing")
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        return _is_moment(type_) or pa.types.is_string(type_) or pa.types.is_null(type_)
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        return _is_moment(sample.type)
+
+    def read(self, column: pa.Array) -> np.ndarray:
+        return to_days(column)
+
+    def event_sql(self, column: str, type_: pa.DataType) -> str | None:
+        return f"CAST({datetime_sql(column, type_)} / 86400e6 AS FLOAT)"
+
+
+class Vector(FieldKind):
+    encoded_as: EncodedKind = "vector"
+    expected = "a vector: a list of numbers"
+    arrow_type = pa.list_(pa.float32())
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        return _is_number_list(type_) or pa.types.is_string(type_) or pa.types.is_null(type_)
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        return _is_number_list(sample.type)
+
+    def survey(self) -> ColumnSurvey:
+        return VectorSurvey()
+
+    def encode(self, column: pa.Array, spec: Field, vocabulary: pa.Array | None) -> np.ndarray:
+        return to_vectors(column, spec.size)
+
+    def is_unusable(self, column: pa.Array, spec: Field) -> np.ndarray:
+        return is_present(column) & (vector_lengths(to_lists(column)) != spec.size)
+
+    def expected_values(self, spec: Field) -> str:
+        return f"vectors of length {spec.size}, as in training; missing ones as nulls"
+
+
+# In the order in which a guess tries them: a category is what nothing else is.
+KINDS: dict[str, FieldKind] = {
+    "vector": Vector(),
+    "time": Time(),
+    "number": Number(),
+    "text": Text(),
+    "category": Category(),
+}
+
+
+def datetime_sql(column: str, type_: pa.DataType) -> str:
+    """SQL of a moment as microseconds since 1970; null where text cannot be read."""
+    if pa.types.is_string(type_):
+        return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
+    if pa.types.is_date(type_):
+        return f"epoch_us(CAST({column} AS TIMESTAMP))"
+    return f"epoch_us({column})"
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    """Whether values can be written as text at all."""
+    odd = isinstance(type_, pa.BaseExtensionType) or pa.types.is_time(type_) or pa.types.is_duration(type_)
+    return not odd
+
+
+def _is_opaque(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(type_) or pa.types.is_binary(type_))
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))
+
+
+def _is_moment(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(type_) or pa.types.is_date(type_))
+
+
+def _is_number_list(type_: pa.DataType) -> bool:
+    return is_list(type_) and bool(pa.types.is_floating(type_.value_type) or pa.types.is_integer(type_.value_type))
+
+
+def _is_code(sample: ColumnSample) -> bool:
+    """Whether integers label rather than count, by their name or their range."""
+    name = sample.name.lower()
+    if any(word in name for word in _COUNTS):
+        return False
+    has_few_values = sample.distinct <= 50 and (pc.min(sample.values).as_py() or 0) >= 0
+    return name.endswith(("_id", "_code", "_no", "zip")) or has_few_values

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from habitus.data.encoders import as_category
-from habitus.data.kinds import check_kinds
+from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
+from habitus.data.columns import to_categories
+from habitus.data.kinds import KINDS, Number, datetime_sql
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
 from habitus.data.sources import SourceTable, quoted_path, require_columns
-from habitus.data.survey import MAX_CATEGORIES, too_many_categories
 from habitus.errors import DataError
 from habitus.events import Schema
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 YEAR_1900_US, YEAR_2200_US = -2_208_988_800_000_000, 7_258_118_400_000_000
-_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
+TIME_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing that may be wrong with an event: a condition in SQL and how to tell it."""
+class EventCheck:
+    """One thing that may be wrong with an event: a condition in SQL, and what an error says of it."""
 
     column: str
     condition: str
@@ -57,7 +57,7 @@ class EventLog:
         ]
         require_columns(events, [*roles, *schema.events.fields])
         require_columns(items, [schema.items.item, *schema.items.fields])
-        check_kinds(schema, events, items)
+        _check_types(schema, events, items)
         self._create_views()
 
     # --- the catalogue -----------------------------------------------------------------------------------
@@ -111,16 +111,16 @@ class EventLog:
         checks = self._checks()
         counts = ", ".join(f"count(*) FILTER ({check.condition})" for check in checks)
         usable = f"count(*) FILTER ({self._usable()})"
-        *found, good = self._rows(f"SELECT {counts}, {usable} FROM joined")[0]
-        problems = [self._problem(check, rows) for check, rows in zip(checks, found, strict=True) if rows]
+        *counts_bad, num_usable = self._rows(f"SELECT {counts}, {usable} FROM joined")[0]
+        problems = [self._problem(check, rows) for check, rows in zip(checks, counts_bad, strict=True) if rows]
         problems += self._category_problems()
         self._settle(problems, drop)
-        if good == 0:
+        if num_usable == 0:
             raise DataError(
                 "events: no usable row is left" + (" after dropping" if drop else ""),
                 expected="events whose items are in the item table",
             )
-        self.dropped["event_rows"] = self.events.num_rows - good
+        self.dropped["event_rows"] = self.events.num_rows - num_usable
 
     def time_cut(self, validation_share: float) -> int:
         """The time, in microseconds, at which the last `validation_share` of the events begins."""
@@ -136,7 +136,7 @@ class EventLog:
                 f"SELECT {column} AS v FROM joined WHERE {column} IS NOT NULL AND {self._usable()} GROUP BY 1 "
                 f"ORDER BY count(*) DESC, 1 LIMIT {MAX_CATEGORIES}"
             ).to_arrow_table()
-            strings = as_category(_plain_strings(raw["v"]))
+            strings = to_categories(_plain_strings(raw["v"]))
             values[name] = tuple(sorted(set(strings.to_pylist())))
         return values
 
@@ -148,9 +148,8 @@ class EventLog:
             row = "pair_row"
             using = ", ".join(["item_row", *(f"pair_{i}" for i in range(len(pairs)))])
             source = f"joined JOIN pairs USING ({using})"
-        numbers = {name for name, kind in self.schema.events.fields.items() if kind != "category"}
         fields = [
-            f"CASE WHEN isfinite({c}) THEN {c} END AS {c}" if name in numbers else c
+            c if name in self._categories() else f"CASE WHEN isfinite({c}) THEN {c} END AS {c}"
             for name in self.schema.events.fields
             for c in [self._field(name)]
         ]
@@ -171,13 +170,13 @@ class EventLog:
             key = f"{problem.table}.{problem.column}: {problem.what}"
             self.dropped[key] = problem.rows
 
-    def _problem(self, check: Check, rows: int) -> Problem:
+    def _problem(self, check: EventCheck, rows: int) -> Problem:
         examples = self._rows(
             f"SELECT origin, {check.value} FROM joined WHERE {check.condition} ORDER BY origin LIMIT {EXAMPLES_SHOWN}"
         )
-        told = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in examples)
+        shown = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in examples)
         remedy = "leaves out such events" if check.drops_row else "makes bad numbers missing"
-        return Problem("events", check.column, check.what, rows, told, check.expected, remedy)
+        return Problem("events", check.column, check.what, rows, shown, check.expected, remedy)
 
     def _category_problems(self) -> list[Problem]:
         problems = []
@@ -194,7 +193,7 @@ class EventLog:
         return problems
 
     def _categories(self) -> list[str]:
-        return [name for name, kind in self.schema.events.fields.items() if kind == "category"]
+        return [name for name, kind in self.schema.events.fields.items() if KINDS[kind].encoded_as == "category"]
 
     def _field(self, name: str) -> str:
         return f"f_{list(self.schema.events.fields).index(name)}"
@@ -202,28 +201,28 @@ class EventLog:
     def _usable(self) -> str:
         return " AND ".join(f"NOT ({check.condition})" for check in self._checks() if check.drops_row)
 
-    def _checks(self) -> list[Check]:
-        """All that may be wrong, in the order in which it is told."""
+    def _checks(self) -> list[EventCheck]:
+        """Everything that may be wrong, in the order in which an error lists it."""
         roles = self.schema.events
         checks = [
-            Check(roles.user, "u IS NULL", "NULL", "no user id", "an id in every row"),
-            Check(roles.item_column, "i IS NULL", "NULL", "no item id", "an id in every row"),
-            Check(
+            EventCheck(roles.user, "u IS NULL", "NULL", "no user id", "an id in every row"),
+            EventCheck(roles.item_column, "i IS NULL", "NULL", "no item id", "an id in every row"),
+            EventCheck(
                 roles.item_column,
                 "i IS NOT NULL AND item_row IS NULL",
                 "i",
                 "an item that the item table lacks",
                 "items of the item table only",
             ),
-            Check(roles.timestamp, "t_raw IS NULL", "NULL", "no time", "a time in every row"),
-            Check(
+            EventCheck(roles.timestamp, "t_raw IS NULL", "NULL", "no time", "a time in every row"),
+            EventCheck(
                 roles.timestamp,
                 "t_raw IS NOT NULL AND t_parsed IS NULL",
                 "t_raw",
                 "a time that cannot be read",
                 f"times as time_unit = {roles.time_unit!r} says",
             ),
-            Check(
+            EventCheck(
                 roles.timestamp,
                 "t_parsed IS NOT NULL AND t IS NULL",
                 "t_raw",
@@ -233,7 +232,7 @@ class EventLog:
         ]
         for number, name in enumerate(roles.pair_columns):
             checks.append(
-                Check(
+                EventCheck(
                     name,
                     f"pair_{number} IS NULL",
                     "NULL",
@@ -241,12 +240,13 @@ class EventLog:
                     "a value",
                 )
             )
-        for name, kind in roles.fields.items():
-            if kind != "category":
-                column = self._field(name)
+        for name, kind_name in roles.fields.items():
+            kind = KINDS[kind_name]
+            if isinstance(kind, Number):
+                column, what = self._field(name), kind.fault.what
                 condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
-                what = "NaN, infinite or unreadable numbers" if kind == "number" else "times that cannot be read"
-                checks.append(Check(name, condition, f"{column}_raw", what, "finite values; missing as nulls", False))
+                expected = "finite values; missing as nulls"
+                checks.append(EventCheck(name, condition, f"{column}_raw", what, expected, drops_row=False))
         return checks
 
     def _create_views(self) -> None:
@@ -276,13 +276,11 @@ class EventLog:
         ]
         for name, kind in roles.fields.items():
             column, alias = _name(name), self._field(name)
-            if kind == "category":
+            number = KINDS[kind].event_sql(column, types[name])
+            if number is None:
                 selected.append(f"{column} AS {alias}")
-                continue
-            value = f"TRY_CAST({column} AS FLOAT)"
-            if kind == "time":
-                value = f"CAST({_time_sql(column, types[name], 'datetime')} / 86400e6 AS FLOAT)"
-            selected += [f"{column} AS {alias}_raw", f"{value} AS {alias}"]
+            else:
+                selected += [f"{column} AS {alias}_raw", f"{number} AS {alias}"]
         return selected
 
     def _time_in_range(self) -> str:
@@ -336,14 +334,40 @@ def _comparable(a: pa.DataType, b: pa.DataType) -> bool:
 def _time_sql(column: str, kind: pa.DataType, unit: str) -> str:
     """Microseconds since 1970 (or the plain position), null where the value cannot be read."""
     if unit == "order":  # a cast would round 0.4 and 0.6 to positions that the log does not have
-        whole = f"TRY_CAST({column} AS BIGINT)"
-        return (
-            whole if pa.types.is_integer(kind) else f"CASE WHEN TRY_CAST({column} AS DOUBLE) = {whole} THEN {whole} END"
-        )
-    if unit in _UNIT_US:  # a double holds every microsecond to the year 2255
-        return f"round(TRY_CAST({column} AS DOUBLE) * {_UNIT_US[unit]})"
-    if pa.types.is_string(kind):
-        return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
-    if pa.types.is_date(kind):
-        return f"epoch_us(CAST({column} AS TIMESTAMP))"
-    return f"epoch_us({column})"
+        position = f"TRY_CAST({column} AS BIGINT)"
+        if pa.types.is_integer(kind):
+            return position
+        return f"CASE WHEN TRY_CAST({column} AS DOUBLE) = {position} THEN {position} END"
+    if unit in TIME_UNIT_US:  # a double holds every microsecond to the year 2255
+        return f"round(TRY_CAST({column} AS DOUBLE) * {TIME_UNIT_US[unit]})"
+    return datetime_sql(column, kind)
+
+
+def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> None:
+    """Refuse columns whose type cannot serve the role or kind that the schema gives them."""
+    roles = schema.events
+    for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
+        type_ = table.types[name]
+        if isinstance(type_, pa.BaseExtensionType):
+            _refuse_type(table, name, "an id: integers or text")
+        if pa.types.is_floating(type_) or pa.types.is_decimal(type_) or pa.types.is_nested(type_):
+            _refuse_type(table, name, "an id: integers or text (fractions lose digits)")
+    type_ = events.types[roles.timestamp]
+    has_clock = pa.types.is_timestamp(type_) or pa.types.is_date(type_)
+    if roles.time_unit == "datetime" and not (has_clock or pa.types.is_string(type_)):
+        _refuse_type(events, roles.timestamp, "a datetime; for numbers set time_unit to s, ms, us or order")
+    if roles.time_unit != "datetime" and (has_clock or pa.types.is_nested(type_)):
+        _refuse_type(events, roles.timestamp, "a number, as time_unit says; for times set it to 'datetime'")
+    for table, fields in ((events, roles.fields), (items, schema.items.fields)):
+        for name, kind in fields.items():
+            if not KINDS[kind].accepts(table.types[name]):
+                _refuse_type(table, name, KINDS[kind].expected)
+
+
+def _refuse_type(table: SourceTable, name: str, expected: str) -> None:
+    raise DataError(
+        f"{table.role}: column {name!r} of {table.sources[0].name} has type {table.types[name]} "
+        f"in all {table.num_rows:,} rows",
+        expected=expected,
+        next_step="cast the column, or change its role or kind in the schema",
+    )

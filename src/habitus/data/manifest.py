@@ -13,7 +13,7 @@ from habitus.files import sha256_of
 from habitus.typed import Typed, content_hash
 
 FORMAT_VERSION = 1
-NAME = "manifest.json"
+MANIFEST_FILE = "manifest.json"
 
 
 class FileEntry(Typed):
@@ -39,7 +39,7 @@ class SplitCounts(Typed):
         return self.events / (self.windows * seq_len) if self.windows else 0.0
 
 
-class Manifest(Typed):
+class DatasetManifest(Typed):
     """manifest.json. Nothing in it depends on when or where the dataset was made."""
 
     format_version: int = FORMAT_VERSION
@@ -60,35 +60,35 @@ class Manifest(Typed):
     files: dict[str, FileEntry]
     checksum: str = Field("", description="The dataset's identity: this manifest, and so all bytes of all files.")
 
-    def sealed(self) -> Self:
+    def with_checksum(self) -> Self:
         """This manifest with its checksum."""
-        return self.model_copy(update={"checksum": self._computed()})
+        return self.model_copy(update={"checksum": self._compute_checksum()})
 
-    def _computed(self) -> str:
+    def _compute_checksum(self) -> str:
         return content_hash({key: value for key, value in self.to_values().items() if key != "checksum"})
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The manifest of a dataset folder, once it is known to be of this version and as it was written."""
-        path = folder / NAME
+        """The manifest of a dataset folder, after its version and its checksum are checked."""
+        path = folder / MANIFEST_FILE
         if not path.exists():
             raise DataError(
-                f"{folder} holds no {NAME}",
+                f"{folder} holds no {MANIFEST_FILE}",
                 expected="a folder that 'habitus prepare' wrote",
                 next_step=f"habitus prepare EVENTS ITEMS --schema schema.toml --out {folder}",
             )
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("format_version")
+            version = json.loads(path.read_text(encoding="utf-8")).get("format_version")
         except (ValueError, AttributeError) as error:
             raise DataError(f"{path} cannot be read: {error}", next_step="prepare the dataset again") from error
-        if found != FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise DataError(
-                f"{folder} has format version {found}",
+                f"{folder} has format version {version}",
                 expected=f"version {FORMAT_VERSION}",
                 next_step="prepare the dataset again with this version of habitus",
             )
         manifest = cls.read(path)
-        if manifest.checksum != manifest._computed():
+        if manifest.checksum != manifest._compute_checksum():
             raise DataError(f"{path} has changed since it was written", next_step="prepare the dataset again")
         return manifest
 
@@ -99,11 +99,11 @@ def list_files(folder: Path) -> dict[str, FileEntry]:
     return {
         name: FileEntry(bytes=(folder / name).stat().st_size, sha256=sha256_of(folder / name))
         for name in names
-        if name != NAME and not name.startswith(".")
+        if name != MANIFEST_FILE and not name.startswith(".")
     }
 
 
-def verify_files(folder: Path, manifest: Manifest, contents: bool) -> None:
+def verify_files(folder: Path, manifest: DatasetManifest, contents: bool) -> None:
     """Refuse a folder whose files are not those of the manifest; `contents` also compares every byte's hash."""
     for name, entry in manifest.files.items():
         path = folder / name

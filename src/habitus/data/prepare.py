@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
-from habitus.data.encoders import encoded_events
+from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.log import EventLog
-from habitus.data.manifest import Manifest
+from habitus.data.manifest import DatasetManifest
 from habitus.data.problems import refuse
-from habitus.data.sources import CHUNK_ROWS, SourceTable, is_disk_full, open_table, rechunked
+from habitus.data.sources import CHUNK_ROWS, SourceTable, is_disk_full, open_table, rechunk
 from habitus.data.split import Split
-from habitus.data.survey import ItemStream, TextOptions, survey
+from habitus.data.survey import ItemStream, TextOptions, survey_items
 from habitus.data.text import MIN_VOCABULARY
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events import Schema
@@ -61,7 +61,7 @@ def prepare(
     out: str | Path,
     options: PrepareOptions | None = None,
     progress: Progress | None = None,
-) -> Manifest:
+) -> DatasetManifest:
     """The manifest of the dataset written to `out`, which must not exist yet.
 
     `events` and `items` are paths or globs of Parquet, CSV or JSON-lines files.
@@ -77,17 +77,17 @@ def prepare(
                 progress("sorting events", 0.0)
                 log.sort_into(scratch / "sorted.parquet")
             sorted_chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
-            with closing(sorted_chunks), closing(_ahead(sorted_chunks)) as chunks:
+            with closing(sorted_chunks), closing(_read_ahead(sorted_chunks)) as chunks:
                 return assemble(parts, chunks, stage, progress)
     except Exception as error:
-        explained = _explained(error, out, options)
-        if explained is None:
+        explanation = _explain(error, out, options)
+        if explanation is None:
             raise
-        raise explained from error
+        raise explanation from error
 
 
-def _explained(error: Exception, out: Path, options: PrepareOptions) -> DataError | None:
-    """What the machine refused, as an error that says what to do; None for anything else."""
+def _explain(error: Exception, out: Path, options: PrepareOptions) -> DataError | None:
+    """A full disk or too little memory as an error that says what to do; None for anything else."""
     if isinstance(error, HabitusError):
         return None
     if is_disk_full(error):
@@ -120,11 +120,11 @@ def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
             "split 'time' needs real times, but the schema says time_unit = 'order'",
             expected="split user or last for a log that has positions only",
         )
-    chosen_split(options)
+    split_of(options)
     parse_bytes(options.memory)
 
 
-def chosen_split(options: PrepareOptions) -> Split:
+def split_of(options: PrepareOptions) -> Split:
     values = {"kind": options.split, "validation_share": options.validation_share, "seed": options.seed}
     return Split.parse(values, "the split's options")
 
@@ -138,7 +138,7 @@ def _read(
     scratch: Path,
     progress: Progress,
 ) -> tuple[EventLog, Assembly]:
-    """Open, check and survey both tables; what is wrong with either is told before the long work starts."""
+    """Open, check and survey both tables; errors in either are raised before the long work starts."""
     progress("opening files", 0.0)
     log = EventLog(con, schema, open_table("events", events, con, scratch), open_table("items", items, con, scratch))
     drop = options.on_bad == "drop"
@@ -148,17 +148,17 @@ def _read(
     log.check_events(drop)
     stream, item_ids = _item_streams(log, schema, unusable)
     progress("surveying items", 0.0)
-    found = survey(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
+    survey = survey_items(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
     if not drop:
-        refuse(found.problems())
+        refuse(survey.problems())
     dropped = dict(log.dropped)
-    dropped |= {f"items.{p.column}: {p.what}": p.rows for p in found.problems()}
+    dropped |= {f"items.{p.column}: {p.what}": p.rows for p in survey.problems()}
     progress("surveying events", 0.0)
-    split = chosen_split(options)
+    split = split_of(options)
     if options.split == "time":
         split = split.model_copy(update={"time_cut_us": log.time_cut(options.validation_share)})
     plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)
-    parts = Assembly(schema, options.seq_len, options.seed, stream, found, item_ids, plan, dropped)
+    parts = Assembly(schema, options.seq_len, options.seed, survey, item_ids, plan, dropped)
     return log, parts
 
 
@@ -166,18 +166,18 @@ def _item_streams(
     log: EventLog, schema: Schema, unusable: np.ndarray
 ) -> tuple[ItemStream, Callable[[], Iterator[pa.RecordBatch]]]:
     """The catalogue's fields and ids as streams; for item×value pairs, an item's row is repeated per pair."""
-    kept = np.setdiff1d(np.arange(log.items.num_rows), unusable, assume_unique=True) if len(unusable) else None
+    usable = np.setdiff1d(np.arange(log.items.num_rows), unusable, assume_unique=True) if len(unusable) else None
     kinds = dict(schema.items.fields)
     pair_values: dict[str, pa.Array] = {}
-    rows, num_items = kept, log.items.num_rows - len(unusable)
+    rows, num_items = usable, log.items.num_rows - len(unusable)
     if schema.events.pair_columns:
         item_rows, pair_values = log.make_pairs()
-        rows = item_rows if kept is None else kept[item_rows]
+        rows = item_rows if usable is None else usable[item_rows]
         num_items = len(rows)
         kinds |= dict.fromkeys(pair_values, "category")
 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
-        return rechunked(_chosen(log.items, columns, rows, pair_values), CHUNK_ROWS)
+        return rechunk(_select_rows(log.items, columns, rows, pair_values), CHUNK_ROWS)
 
     def place(row: int) -> str:
         return log.items.place(row if rows is None else int(rows[row]))
@@ -187,18 +187,18 @@ def _item_streams(
     return stream, lambda: batches([schema.items.item])
 
 
-def _chosen(
+def _select_rows(
     table: SourceTable, columns: list[str], rows: np.ndarray | None, pair_values: dict[str, pa.Array]
 ) -> Iterator[pa.RecordBatch]:
     """The given rows (sorted, perhaps repeated) of a table, with the pair's values as further columns."""
-    first = taken = 0
+    first = start = 0
     for batch in table.batches(columns):
         if rows is not None:
-            wanted = int(np.searchsorted(rows, first + batch.num_rows))
-            first, batch = first + batch.num_rows, batch.take(pa.array(rows[taken:wanted] - first))
+            stop = int(np.searchsorted(rows, first + batch.num_rows))
+            first, batch = first + batch.num_rows, batch.take(pa.array(rows[start:stop] - first))
             for name, values in pair_values.items():
-                batch = batch.append_column(name, values.slice(taken, wanted - taken))
-            taken = wanted
+                batch = batch.append_column(name, values.slice(start, stop - start))
+            start = stop
         yield batch
 
 
@@ -207,27 +207,27 @@ def _sorted_chunks(
 ) -> Generator[EventChunk, None, None]:
     """The sorted events, encoded, in chunks of one size."""
     columns = {name: f"f_{number}" for number, name in enumerate(schema.events.fields)}
-    values = {name: pa.array(known, pa.string()) for name, known in plan.values.items()}
+    vocabularies = plan.vocabularies()
     done = 0
-    with pq.ParquetFile(path, read_dictionary=[columns[name] for name in values]) as file:
+    with pq.ParquetFile(path, read_dictionary=[columns[name] for name in vocabularies]) as file:
         total = file.metadata.num_rows
-        for batch in rechunked(file.iter_batches(EVENT_CHUNK_ROWS), EVENT_CHUNK_ROWS):
+        for batch in rechunk(file.iter_batches(EVENT_CHUNK_ROWS), EVENT_CHUNK_ROWS):
             yield EventChunk(
                 batch.column("u"),
                 batch.column("t").to_numpy(),
                 batch.column("item_row").to_numpy(),
-                encoded_events(batch, columns, values),
+                encode_events(batch, columns, vocabularies),
             )
             done += batch.num_rows
             progress("writing events", done / total)
 
 
-def _ahead(chunks: Iterator[EventChunk]) -> Generator[EventChunk, None, None]:
+def _read_ahead(chunks: Iterator[EventChunk]) -> Generator[EventChunk, None, None]:
     """The same chunks; the next one is read and encoded while the caller is at work on this one."""
     with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, chunks, None)
-        while (chunk := coming.result()) is not None:
-            coming = reader.submit(next, chunks, None)
+        upcoming = reader.submit(next, chunks, None)
+        while (chunk := upcoming.result()) is not None:
+            upcoming = reader.submit(next, chunks, None)
             yield chunk
 
 
@@ -242,7 +242,7 @@ def _scratch(stage: Path) -> Iterator[Path]:
 
 @contextmanager
 def _connection(scratch: Path, options: PrepareOptions, progress: Progress) -> Iterator["DuckDBPyConnection"]:
-    """A DuckDB that keeps the memory limit, with a thread that tells how far its query is."""
+    """A DuckDB that keeps the memory limit, with a thread that reports how far its query is."""
     import duckdb
 
     config = {

@@ -1,4 +1,4 @@
-"""Input files: found, brought to Parquet where they are not, and read in order."""
+"""Input files: opened, converted to Parquet where they are not, and read in order."""
 
 import csv
 import glob
@@ -73,15 +73,15 @@ class SourceTable:
             for source in self.sources:
                 with pq.ParquetFile(source.parquet) as file:
                     for batch in file.iter_batches(CHUNK_ROWS, columns=columns):
-                        yield _plain(batch.select(columns), schema, source.name)
+                        yield _cast(batch.select(columns), schema, source.name)
 
-        return rechunked(read(), CHUNK_ROWS)
+        return rechunk(read(), CHUNK_ROWS)
 
 
 def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path) -> SourceTable:
     """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`."""
     sources, schemas = [], []
-    for number, path in enumerate(_found(role, pattern)):
+    for number, path in enumerate(_matching_paths(role, pattern)):
         parquet = path
         if _format(path) != "parquet":
             parquet = scratch / f"{role}-{number:05d}.parquet"
@@ -93,7 +93,7 @@ def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path
     if sum(source.num_rows for source in sources) == 0:
         raise DataError(f"{role}: {pattern} holds no rows", expected="at least one row")
     common = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
-    types = {name: _agreed(role, name, sources, [schema.field(name).type for schema in schemas]) for name in common}
+    types = {name: _common_type(role, name, sources, [one.field(name).type for one in schemas]) for name in common}
     return SourceTable(role, tuple(sources), types, tuple(frozenset(schema.names) for schema in schemas))
 
 
@@ -102,8 +102,9 @@ def require_columns(table: SourceTable, columns: list[str]) -> None:
     for column in columns:
         for source, names in zip(table.sources, table.names, strict=True):
             if column not in names:
+                hint = suggest_name(column, sorted(names))
                 raise DataError(
-                    f"{table.role}: column {column!r} is missing from {source.name} ({suggest_name(column, sorted(names))})",
+                    f"{table.role}: column {column!r} is missing from {source.name} ({hint})",
                     expected=f"the columns that the schema names: {', '.join(columns)}",
                     next_step="correct the name in the schema, or write one with 'habitus prepare --guess'",
                 )
@@ -111,7 +112,7 @@ def require_columns(table: SourceTable, columns: list[str]) -> None:
             raise DataError(table.types[column], expected="one type per column")
 
 
-def rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+def rechunk(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of exactly `size`, so that what is summed does not depend on the file's layout."""
     held: list[pa.RecordBatch] = []
     rows = 0
@@ -130,7 +131,7 @@ def rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Recor
         yield from pa.Table.from_batches(held).combine_chunks().to_batches()
 
 
-def _found(role: str, pattern: str) -> list[Path]:
+def _matching_paths(role: str, pattern: str) -> list[Path]:
     if Path(pattern).exists():  # a name with brackets is a name, not a pattern
         paths = [Path(pattern)]
     else:
@@ -161,15 +162,15 @@ def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection") -> None:
     try:
         reader = _csv_reader(path) if _format(path) == "csv" else _json_reader(path)
         columns = con.execute(f"DESCRIBE SELECT * FROM {reader}", {"path": str(path)}).fetchall()
-        chosen = ", ".join(_as_plain(name, kind) for name, kind, *_ in columns)
+        chosen = ", ".join(_select_sql(name, kind) for name, kind, *_ in columns)
         con.execute(
             f"COPY (SELECT {chosen} FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": str(path)}
         )
     except (duckdb.Error, UnicodeDecodeError) as error:
         if is_disk_full(error) or isinstance(error, duckdb.OutOfMemoryException):
             raise
-        told = [line.strip() for line in str(error).splitlines() if line.strip()]
-        useful = [told[0], *(line for line in told[1:] if line.startswith(("Original Line", "Expected Number")))]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        useful = [lines[0], *(line for line in lines[1:] if line.startswith(("Original Line", "Expected Number")))]
         raise DataError(
             f"{path} cannot be read: {'; '.join(useful)}", expected=f"valid {_format(path).upper()}"
         ) from error
@@ -184,9 +185,9 @@ def _csv_reader(path: Path) -> str:
         header = file.readline()
     delimiter = max(",\t;|", key=header.count)
     options = {"delim": delimiter, "quote": '"', "escape": '"', "comment": "", "skip": 0}
-    told = ", ".join(f"{name} = {value!r}" for name, value in options.items())
-    told += f", columns = {_csv_columns(header, delimiter)}"
-    return f"read_csv($path, auto_detect = false, all_varchar = true, header = true, {told})"
+    arguments = ", ".join(f"{name} = {value!r}" for name, value in options.items())
+    arguments += f", columns = {_csv_columns(header, delimiter)}"
+    return f"read_csv($path, auto_detect = false, all_varchar = true, header = true, {arguments})"
 
 
 def _csv_columns(header: str, delimiter: str) -> str:
@@ -200,7 +201,7 @@ def _json_reader(path: Path) -> str:
     return f"read_json($path, format = '{layout}', sample_size = -1)"
 
 
-def _as_plain(name: str, kind: str) -> str:
+def _select_sql(name: str, kind: str) -> str:
     """A column without the types that have no plain Arrow form."""
     column = '"' + name.replace('"', '""') + '"'
     if kind == "UUID":
@@ -221,7 +222,7 @@ def _parquet_schema(path: Path, parquet: Path) -> tuple[pa.Schema, int]:
     try:
         return pq.read_schema(parquet), pq.read_metadata(parquet).num_rows
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}", expected="a whole Parquet file") from error
+        raise DataError(f"{path} cannot be read as Parquet: {error}", expected="a complete Parquet file") from error
 
 
 def _check_names(path: Path, names: list[str]) -> None:
@@ -243,19 +244,19 @@ def _check_names(path: Path, names: list[str]) -> None:
             )
 
 
-def _agreed(role: str, name: str, sources: list[Source], types: list[pa.DataType]) -> Any:
+def _common_type(role: str, name: str, sources: list[Source], types: list[pa.DataType]) -> Any:
     """The type of a column in all files, or a sentence that says how they disagree."""
     types = [plain_type(kind) for kind in types]
-    known = [kind for kind in types if not pa.types.is_null(kind)] or types
-    first = known[0]
-    if all(pa.types.is_integer(kind) for kind in known):
-        if not any(pa.types.is_uint64(kind) for kind in known):
-            return pa.int64() if any(kind != first for kind in known) else first
-    elif all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in known):
-        return pa.float64() if any(kind != first for kind in known) else first
-    elif all(pa.types.is_timestamp(kind) for kind in known) and len({kind.tz is None for kind in known}) == 1:
+    non_null = [kind for kind in types if not pa.types.is_null(kind)] or types
+    first = non_null[0]
+    if all(pa.types.is_integer(kind) for kind in non_null):
+        if not any(pa.types.is_uint64(kind) for kind in non_null):
+            return pa.int64() if any(kind != first for kind in non_null) else first
+    elif all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in non_null):
+        return pa.float64() if any(kind != first for kind in non_null) else first
+    elif all(pa.types.is_timestamp(kind) for kind in non_null) and len({kind.tz is None for kind in non_null}) == 1:
         return first
-    other = next((kind for kind in known if kind != first), None)
+    other = next((kind for kind in non_null if kind != first), None)
     if other is None:
         return first
     where = [sources[types.index(kind)].name for kind in (first, other)]
@@ -277,7 +278,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _plain(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
+def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
     try:
         batch.validate(full=True)  # text that is not UTF-8 is found here
         return batch.cast(schema)

@@ -24,20 +24,20 @@ _SPACE = r"\s+"
 
 def has_control_characters(column: pa.Array) -> np.ndarray:
     """Which texts hold control characters (white space is not counted)."""
-    found = pc.match_substring_regex(column, _CONTROL)
-    return pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+    matches = pc.match_substring_regex(column, _CONTROL)
+    return pc.fill_null(matches, False).to_numpy(zero_copy_only=False)
 
 
-def joined_texts(columns: list[pa.Array]) -> pa.Array:
-    """One text per item: the text fields in the schema's order, cleaned, parted by the separator."""
-    cleaned = [_cleaned(column) for column in columns]
-    if len(cleaned) == 1:
-        return cleaned[0]
-    joined = pc.binary_join_element_wise(*cleaned, SEPARATOR)
+def join_texts(columns: list[pa.Array]) -> pa.Array:
+    """One text per item: the text fields in the schema's order, cleaned, with separators in between."""
+    texts = [_clean(column) for column in columns]
+    if len(texts) == 1:
+        return texts[0]
+    joined = pc.binary_join_element_wise(*texts, SEPARATOR)
     return pc.replace_substring_regex(joined, f"^{SEPARATOR}+$", "")  # no text at all has no tokens at all
 
 
-def _cleaned(column: pa.Array) -> pa.Array:
+def _clean(column: pa.Array) -> pa.Array:
     text = pc.replace_substring_regex(pc.fill_null(column, ""), _CONTROL, " ")
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(text, _SPACE, " "))
 

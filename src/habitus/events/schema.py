@@ -1,14 +1,31 @@
 """The schema of an event log: which columns play which role, and of what kind the fields are."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from habitus.events.world.config import WorldConfig
-from habitus.typed import Typed
+from habitus.typed import Typed, suggest_name
 
-Kind = Literal["text", "category", "number", "vector", "time"]
-EventKind = Literal["category", "number", "time"]
+# What a schema may call a field. `habitus.data.kinds` says what each of them means.
+ITEM_KINDS = ("text", "category", "number", "vector", "time")
+EVENT_KINDS = ("category", "number", "time")
+
+
+def _check_item_kind(kind: str) -> str:
+    if kind not in ITEM_KINDS:
+        raise ValueError(f"not a kind of item field ({suggest_name(kind, list(ITEM_KINDS))})")
+    return kind
+
+
+def _check_event_kind(kind: str) -> str:
+    if kind not in EVENT_KINDS:
+        raise ValueError(f"not a kind of event field ({suggest_name(kind, list(EVENT_KINDS))})")
+    return kind
+
+
+ItemKind = Annotated[str, AfterValidator(_check_item_kind)]
+EventKind = Annotated[str, AfterValidator(_check_event_kind)]
 TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
 
 # Event fields that every log with real times gets: how long since the user's last event, and the clock.
@@ -36,7 +53,7 @@ class EventColumns(Typed):
             raise ValueError(f"{sorted(taken)} already play a role and cannot be event fields too")
         reserved = {GAP, HOUR, WEEKDAY} & set(self.fields)
         if reserved and self.time_unit != "order":
-            raise ValueError(f"{sorted(reserved)} are made from the timestamp; rename these columns")
+            raise ValueError(f"{sorted(reserved)} are derived from the timestamp; rename these columns")
         return self
 
     @property
@@ -51,7 +68,7 @@ class EventColumns(Typed):
 
 class ItemColumns(Typed):
     item: str = Field(description="Column of the item, one row each.")
-    fields: dict[str, Kind] = Field(default_factory=dict, description="Item fields and their kinds.")
+    fields: dict[str, ItemKind] = Field(default_factory=dict, description="Item fields and their kinds.")
 
     @model_validator(mode="after")
     def _some_field(self) -> Self:

@@ -8,16 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from habitus.data import (
-    Encoders,
-    SourceTable,
-    as_list,
-    as_number,
-    open_table,
-    quote_value,
-    require_columns,
-    vector_lengths,
-)
+from habitus.data import KINDS, Encoders, SourceTable, open_table, quote_value, require_columns
 from habitus.errors import DataError
 from habitus.model.bundle import Bundle
 from habitus.model.cache import EMBED_ROWS, embed_features
@@ -101,22 +92,16 @@ def _write_vectors(
 def _refuse_bad_values(encoders: Encoders, batch: pa.RecordBatch, table: SourceTable, first: int) -> None:
     """Raise on numbers and vectors that cannot be used; missing ones are allowed."""
     for spec in encoders.fields.item:
-        if spec.kind not in ("number", "vector"):
+        if spec.kind == "text":
             continue
-        column = batch.column(spec.name)
-        present = column.is_valid().to_numpy(zero_copy_only=False)
-        if spec.kind == "number":
-            wrong = present & ~np.isfinite(as_number(column, encoders.item_kinds[spec.name]))
-            expected = "finite numbers; missing values as nulls"
-        else:
-            wrong = present & (vector_lengths(as_list(column)) != spec.size)
-            expected = f"vectors of length {spec.size}, as in training; missing ones as nulls"
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
+        column, kind = batch.column(spec.name), KINDS[encoders.item_kinds[spec.name]]
+        unusable = kind.is_unusable(column, spec)
+        if unusable.any():
+            row = int(np.flatnonzero(unusable)[0])
             raise DataError(
-                f"items, column {spec.name!r}: {int(wrong.sum()):,} values of rows {first + 1:,} to "
+                f"items, column {spec.name!r}: {int(unusable.sum()):,} values of rows {first + 1:,} to "
                 f"{first + batch.num_rows:,} cannot be used "
                 f"(first: {table.place(first + row)}: {quote_value(column[row].as_py())})",
-                expected=expected,
+                expected=kind.expected_values(spec),
                 next_step="correct the file and run again",
             )

@@ -1,0 +1,43 @@
+"""The item side of a dataset: tokenised, encoded and written in catalogue order."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from habitus.data.arrays import ArrayWriter
+from habitus.data.encoders import Encoders
+from habitus.data.survey import ItemSurvey
+from habitus.data.text import train_tokenizer
+from habitus.progress import Progress
+
+
+def write_items(survey: ItemSurvey, encoders: Encoders, stage: Path, progress: Progress) -> Encoders:
+    """Write every item's features, and the tokenizer; returns the encoders with the tokenizer's size."""
+    tokenizer = None
+    if encoders.text_columns:
+        progress("training the tokenizer", 0.0)
+        tokenizer = train_tokenizer(survey.texts, survey.text.vocabulary_size)
+        tokenizer.save(str(stage / "tokenizer.json"))
+        text = encoders.fields.item[0].model_copy(update={"size": tokenizer.get_vocab_size()})
+        fields = encoders.fields.model_copy(update={"item": (text, *encoders.fields.item[1:])})
+        encoders = encoders.model_copy(update={"fields": fields})
+    fields, stream = encoders.fields, survey.stream
+    num_done = 0
+    with ExitStack() as open_files:
+        writers = {}
+        for number, spec in enumerate(fields.item):
+            writer = ArrayWriter(stage / item_file(number), spec.stored_dtype, spec.row_shape(fields.text_len))
+            writers[spec.name] = open_files.enter_context(writer)
+        for batch in stream.batches():
+            features = encoders.encode_items(survey.repair(batch), tokenizer)
+            for spec in fields.item:
+                values = features.tokens if spec.kind == "text" else features.fields[spec.name]
+                assert values is not None
+                writers[spec.name].append(values)
+            num_done += batch.num_rows
+            progress("encoding items", num_done / stream.num_items)
+    return encoders
+
+
+def item_file(number: int) -> str:
+    """The file of an item field, by its place among them."""
+    return f"items/field-{number:02d}.npy"
