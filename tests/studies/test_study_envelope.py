@@ -1,23 +1,32 @@
 """Presets that are adapted to a dataset and scaled to an envelope, without running anything."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
 import pytest
 
-from habitus.data.dataset import Dataset
+from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.store import AXES as ALL_AXES
 from habitus.studies import StudyOptions, study
-from habitus.studies.envelope import adapted, designs, fitting, scaled, with_negatives
-from habitus.studies.finishing import check_metric
-from habitus.studies.options import ORDER
+from habitus.studies.envelope import (
+    adapt_negatives,
+    adapt_preset,
+    choose_copying,
+    design_axes,
+    fit_envelope,
+    repeat_share,
+    scale_preset,
+)
+from habitus.studies.options import check_metric
 from habitus.studies.probes import rate_line
-from habitus.studies.repeat_share import repeat_share, with_copying
-from habitus.studies.state import request_of
+from habitus.studies.state import request_values
 from habitus.sweeps import DatasetFacts, Design, Preset, load_preset, preset_dataset
 
 MICRO = Path(__file__).parent / "micro.toml"
-AXES = ORDER[:-1]
+AXES = tuple(ALL_AXES)[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +39,26 @@ def data(micro: Preset, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return preset_dataset(micro, tmp_path_factory.mktemp("micro") / "dataset")
 
 
-def total(made: list[Design] | tuple[Design, ...]) -> float:
-    return sum(one.flops for one in made)
+def total(designs: Sequence[Design]) -> float:
+    return sum(design.flops for design in designs)
 
 
 def test_scaling_multiplies_budgets_and_widens_shapes(micro: Preset) -> None:
-    twice = scaled(micro, 32.0)
+    twice = scale_preset(micro, 32.0)
     assert twice.budgets == (6.4e9, 1.28e10, 2.56e10)
     assert twice.depth.budgets == (1.28e10,)
     # Widths follow C^0.3: 8·32^0.3 = 22.6, to the nearest multiple of the head size 4.
     assert twice.depth.rows[0].width == 24
     assert twice.depth.rows[0].budget == 1.28e10
     assert set(micro.allocation.ladder) < set(twice.allocation.ladder)
-    assert scaled(micro, 1.0) is micro
+    assert scale_preset(micro, 1.0) is micro
 
 
 def test_a_rate_that_falls_with_the_budget_is_the_same_at_a_budget_of_a_scaled_preset() -> None:
     standard = load_preset("standard")  # 0.16·√(B/512)·(C/1e13)^-0.25
     assert standard.rule_rate(128, 1e13) == pytest.approx(0.08)
     assert standard.rule_rate(128, 1.6e14) == pytest.approx(0.04)
-    assert scaled(standard, 4.0).rule_rate(128, 1.6e14) == pytest.approx(0.04)
+    assert scale_preset(standard, 4.0).rule_rate(128, 1.6e14) == pytest.approx(0.04)
     assert load_preset("paper").rule_rate(512, 1e19) == 2e-3  # no exponent: the budget plays no part
 
 
@@ -71,49 +80,49 @@ def test_two_probed_budgets_make_a_line_of_rates() -> None:
 
 def test_the_cost_of_a_scaled_study_follows_the_factor(micro: Preset, data: Dataset) -> None:
     facts = DatasetFacts.of(data)
-    once = total(designs(micro, facts, AXES, allow_repeats=True))
-    four = total(designs(scaled(micro, 4.0), facts, AXES, allow_repeats=True))
+    once = total(design_axes(micro, facts, AXES, allow_repeats=True))
+    four = total(design_axes(scale_preset(micro, 4.0), facts, AXES, allow_repeats=True))
     assert four / once == pytest.approx(4, rel=0.25)
 
 
 def test_an_envelope_is_filled_and_never_passed(micro: Preset, data: Dataset) -> None:
     envelope = 3e10
-    found = fitting(
+    scaled = fit_envelope(
         micro, DatasetFacts.of(data), AXES, allow_repeats=True, limit=envelope, cost=total, unit="FLOPs"
     )  # fmt: skip
-    assert envelope / 2 < found.cost <= envelope
-    for one in found.designs:
-        assert one.cells, one.axis
+    assert envelope / 2 < scaled.cost <= envelope
+    for design in scaled.designs:
+        assert design.cells, design.axis
 
 
 def test_an_envelope_too_small_names_the_least(micro: Preset, data: Dataset) -> None:
     facts = DatasetFacts.of(data)
     with pytest.raises(ConfigError, match="too little for any law") as caught:
-        fitting(micro, facts, AXES, allow_repeats=False, limit=1e6, cost=total, unit="FLOPs")
+        fit_envelope(micro, facts, AXES, allow_repeats=False, limit=1e6, cost=total, unit="FLOPs")
     least = float(caught.value.expected.removeprefix("at least ").split()[0])
-    fits = fitting(micro, facts, AXES, allow_repeats=False, limit=1.3 * least, cost=total, unit="FLOPs")
+    fits = fit_envelope(micro, facts, AXES, allow_repeats=False, limit=1.3 * least, cost=total, unit="FLOPs")
     assert fits.cost <= 1.3 * least
     with pytest.raises(ConfigError, match="too little"):
-        fitting(micro, facts, AXES, allow_repeats=False, limit=0.5 * least, cost=total, unit="FLOPs")
+        fit_envelope(micro, facts, AXES, allow_repeats=False, limit=0.5 * least, cost=total, unit="FLOPs")
 
 
 def test_one_epoch_limits_the_budgets_unless_repeats_are_allowed(micro: Preset, data: Dataset) -> None:
     facts = DatasetFacts.of(data)
-    single = fitting(micro, facts, AXES, allow_repeats=False, limit=1e15, cost=total, unit="FLOPs")
-    repeated = fitting(micro, facts, AXES, allow_repeats=True, limit=1e15, cost=total, unit="FLOPs")
+    single = fit_envelope(micro, facts, AXES, allow_repeats=False, limit=1e15, cost=total, unit="FLOPs")
+    repeated = fit_envelope(micro, facts, AXES, allow_repeats=True, limit=1e15, cost=total, unit="FLOPs")
     assert repeated.factor > single.factor
 
 
 def test_another_dataset_gets_its_own_batches_queries_and_negatives(micro: Preset, data: Dataset) -> None:
     wider = micro.model_copy(update={"world": micro.world.model_copy(update={"seq_len": 64, "num_items": 99_999})})
-    changed, told = adapted(wider, data)
+    changed, notes = adapt_preset(wider, data)
     assert changed.batch_sequences(4e8) == 8  # windows half as long, twice as many
-    counts = with_negatives(changed, DatasetFacts.of(data)).negatives.num_negatives
+    counts = adapt_negatives(changed, DatasetFacts.of(data)).negatives.num_negatives
     assert counts[0] == 0
     assert 64 <= max(counts) <= data.num_items
     assert len(counts) >= 7
-    assert any("keep the number of slots" in text for text in told)
-    same, silent = adapted(micro, data)
+    assert any("keep the number of slots" in text for text in notes)
+    same, silent = adapt_preset(micro, data)
     assert same == micro
     assert silent == []
 
@@ -124,9 +133,9 @@ def test_the_share_of_repeats_is_what_counting_finds(data: Dataset) -> None:
     for items, targets, segments in zip(batch.items, batch.targets, batch.segments, strict=True):
         for slot in range(len(items)):
             if targets[slot] >= 0:
-                seen = {item for item, segment in zip(items[: slot + 1], segments, strict=False)
+                visible = {item for item, segment in zip(items[: slot + 1], segments, strict=False)
                         if segment == segments[slot]}  # fmt: skip
-                again.append(targets[slot] in seen)
+                again.append(targets[slot] in visible)
     assert repeat_share(data) == pytest.approx(sum(again) / len(again))
 
 
@@ -137,10 +146,10 @@ def test_a_log_whose_users_come_back_is_copied_from_unless_told_otherwise(
     micro: Preset, data: Dataset, own_log: bool, asked: bool | None, chosen: bool
 ) -> None:
     options = StudyOptions(data=data.path if own_log else None, copying=asked)
-    preset, why = with_copying(micro, data, options)
+    preset, why = choose_copying(micro, data, options)
     assert preset.common.copying == preset.common.log_q == chosen
     assert bool(why) == (own_log and asked is None)  # said where it was decided for the user
-    assert request_of(options).get("copying") == asked
+    assert request_values(options).get("copying") == asked
 
 
 def test_a_metric_that_no_run_records_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
@@ -158,23 +167,41 @@ def test_options_that_contradict_are_refused(tmp_path: Path) -> None:
         StudyOptions(flops=-1.0),
         StudyOptions(gpu_hours=0.0),
         StudyOptions(axes=("shape",)),
+        StudyOptions(items=1),
+        StudyOptions(users=0),
+        StudyOptions(data=tmp_path, items=100),
+        StudyOptions(data=tmp_path, users=100),
     ):
         with pytest.raises(ConfigError):
             study(tmp_path / "out", options)
 
 
 def test_the_paper_preset_adds_the_init_axis_and_order_is_kept() -> None:
-    assert StudyOptions(preset="paper").chosen_axes() == ORDER
+    assert StudyOptions(preset="paper").chosen_axes() == tuple(ALL_AXES)
     assert StudyOptions(preset="quick").chosen_axes() == AXES
     assert StudyOptions(axes=("negatives", "share")).chosen_axes() == ("share", "negatives")
 
 
 def test_a_dry_run_states_cost_and_time_and_trains_nothing(tmp_path: Path) -> None:
-    told: list[str] = []
-    result = study(tmp_path / "out", StudyOptions(preset=str(MICRO), dry_run=True), note=told.append)
+    notes: list[str] = []
+    result = study(tmp_path / "out", StudyOptions(preset=str(MICRO), dry_run=True), note=notes.append)
     assert result.state is not None
     assert [cost.axis for cost in result.state.costs] == list(AXES)
     assert result.state.seconds > 0
-    assert any("together" in line for line in told)
+    assert any("together" in line for line in notes)
     assert not (tmp_path / "out" / "store").exists()
     assert not (tmp_path / "out" / "study.json").exists()
+
+
+def test_a_world_may_have_another_size_than_the_preset_s(tmp_path: Path) -> None:
+    out, notes = tmp_path / "out", []
+    sized = StudyOptions(preset=str(MICRO), items=350, users=500, dry_run=True)
+    result = study(out, sized, note=notes.append)
+    assert result.state is not None and result.state.request["items"] == 350 and result.state.request["users"] == 500
+    assert any("350 items and 500 users" in text for text in notes)
+    dataset = Dataset.open(out / "dataset")
+    assert dataset.num_items == 350
+    assert max(result.state.preset.negatives.num_negatives) <= 350  # K fits the catalogue
+    with pytest.raises(ConfigError, match="holds a world of 350 items"):
+        study(out, replace(sized, items=360))
+    assert "items" not in request_values(StudyOptions())  # studies of before keep their request

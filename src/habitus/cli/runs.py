@@ -21,8 +21,8 @@ def runs(
     axis: Annotated[str | None, typer.Option(help="Only runs of this axis.")] = None,
     status: Annotated[str | None, typer.Option(help="Only done, failed, running, stalled or waiting.")] = None,
     budget: Annotated[float | None, typer.Option(help="Only runs at this budget, in FLOPs.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep looking until everything is done.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until everything is done.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between refreshes.")] = 2.0,
     summary: Annotated[bool, typer.Option("--summary", help="Only the sums.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
@@ -41,24 +41,24 @@ def runs(
         return list_runs(store, axis=axis, state=status, budget=budget)
 
     if not watch:
-        found = look()
+        run_list = look()
         if json_output:
-            typer.echo(json.dumps(found.to_values(), indent=2))
+            typer.echo(json.dumps(run_list.to_values(), indent=2))
         else:
-            wide_console().print(_page(found, summary))
+            wide_console().print(_page(run_list, summary))
         return
     from rich.live import Live
 
     with Live(console=wide_console(), refresh_per_second=4) as live:
         while True:
-            found = look()
-            live.update(_page(found, summary=True))
-            if all(run.state in ("done", "failed") for run in found.runs):
+            run_list = look()
+            live.update(_page(run_list, summary=True))
+            if all(run.state in ("done", "failed") for run in run_list.runs):
                 return
             time.sleep(every)
 
 
-def _page(found: "RunList", summary: bool) -> "RenderableType":
+def _page(run_list: "RunList", summary: bool) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -72,21 +72,21 @@ def _page(found: "RunList", summary: bool) -> "RenderableType":
         sums.add_column(name, justify="left" if name == "axis" else "right")
     for name in (*states, "time spent"):
         sums.add_column(name, justify="right")
-    groups = sorted({(axis, run.budget) for run in found.runs for axis in run.axes or ("",)})
+    groups = sorted({(axis, run.budget) for run in run_list.runs for axis in run.axes or ("",)})
     for axis, budget in groups:
-        here = [run for run in found.runs if axis in (run.axes or ("",)) and run.budget == budget]
+        here = [run for run in run_list.runs if axis in (run.axes or ("",)) and run.budget == budget]
         counts = [str(sum(run.state == state for run in here)) for state in states]
         sums.add_row(axis, f"{budget:.3g}", *counts, format_seconds(sum(run.seconds or 0.0 for run in here)))
-    totals = [str(sum(run.state == state for run in found.runs)) for state in states]
-    sums.add_row("all", "", *totals, format_seconds(sum(run.seconds or 0.0 for run in found.runs)), style="bold")
+    totals = [str(sum(run.state == state for run in run_list.runs)) for state in states]
+    sums.add_row("all", "", *totals, format_seconds(sum(run.seconds or 0.0 for run in run_list.runs)), style="bold")
     parts.append(sums)
-    values = found.to_values()
+    values = run_list.to_values()
     for reason, count in values["failures"].items():
         parts.append(Text(f"failed {count}×: {reason}"))
-    told = ", ".join(f"{values[name]} {name}" for name in ("claims", "duplicates", "abandoned", "retries"))
-    left = f"; about {format_seconds(found.seconds_left)} left" if found.seconds_left else ""
-    at_work = f"; {found.workers} worker{'s' * (found.workers != 1)} at work" if found.workers or left else ""
-    parts.append(Text(told + at_work + left, style="dim"))
+    events = ", ".join(f"{values[name]} {name}" for name in ("claims", "duplicates", "abandoned", "retries"))
+    left = f"; about {format_seconds(run_list.seconds_left)} left" if run_list.seconds_left else ""
+    at_work = f"; {run_list.workers} worker{'s' * (run_list.workers != 1)} at work" if run_list.workers or left else ""
+    parts.append(Text(events + at_work + left, style="dim"))
     if not summary:
         table = Table(box=None, pad_edge=False)
         for name in ("run", "axis", "cell"):
@@ -94,7 +94,7 @@ def _page(found: "RunList", summary: bool) -> "RenderableType":
         for name in ("budget", "params", "steps", "rate", "seed", "loss", "time"):
             table.add_column(name, justify="right", overflow="fold")
         table.add_column("state")
-        for run in found.runs:
+        for run in run_list.runs:
             table.add_row(
                 run.digest[:8],
                 ", ".join(run.axes),

@@ -18,8 +18,10 @@ _EXAMPLE = (
 
 @app.command(epilog=_EXAMPLE)
 def study(
-    out: Annotated[Path, typer.Option(help="Folder of the study; give it again to go on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the study; give it again to continue.")],
     data: Annotated[Path | None, typer.Option(help="Prepared dataset; else the preset's own synthetic world.")] = None,
+    items: Annotated[int | None, typer.Option(min=2, help="Items of the synthetic world; else the preset's.")] = None,
+    users: Annotated[int | None, typer.Option(min=1, help="Users of the synthetic world; else the preset's.")] = None,
     preset: Annotated[str, typer.Option(help="tiny, quick, standard, paper, or a .toml: budgets and grids.")] = "quick",
     flops: Annotated[float | None, typer.Option(help="Envelope: nominal FLOPs of all runs together.")] = None,
     gpu_hours: Annotated[float | None, typer.Option(help="Envelope: hours on this machine.")] = None,
@@ -31,36 +33,42 @@ def study(
     copying: Annotated[
         bool | None,
         typer.Option(
-            "--copying/--no-copying", help="Whether a user's past speaks for its items; else as the log suggests."
+            "--copying/--no-copying", help="Whether models may copy from a user's past; else as the log suggests."
         ),
     ] = None,
     allow_repeats: Annotated[
-        bool, typer.Option("--allow-repeats", help="Also runs of more than one epoch (small logs).")
+        bool, typer.Option("--allow-repeats", help="Also run cells of more than one epoch (small logs).")
     ] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at once; else one per core.")] = None,
     backend: Annotated[str, typer.Option(help="local or ray.")] = "local",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     gpu: Annotated[str | None, typer.Option(help="Hardware of the planned run, as in `habitus plan`.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the synthetic world.")] = 0,
-    max_minutes: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop after so long; the same command continues.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on; refused where there is nothing to go on with.")
+        bool, typer.Option("--resume", help="Continue; refused where there is nothing to continue.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, cost and time, then stop.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure the scaling laws of a log: event log in; a page with figures, laws and a recipe out.
 
-    Interrupt it at any time; the same command goes on where it stopped and repeats nothing.
+    Interrupt it at any time; the same command continues where it stopped and repeats nothing.
     """
     from habitus.errors import ConfigError, Interrupted
     from habitus.studies import STATE_FILE, StudyOptions
     from habitus.studies import study as run_study
 
     if resume and not (out / STATE_FILE).exists() and not (out / "probes").exists():
-        raise ConfigError(f"{out} holds no study", expected="the folder of a study that was begun")
+        raise ConfigError(
+            f"{out} holds no study",
+            expected="the folder of a study that was begun",
+            next_step="omit --resume to begin one",
+        )
     options = StudyOptions(
         data=data,
+        items=items,
+        users=users,
         preset=preset,
         axes=tuple(axis or ()),
         flops=flops,
@@ -85,7 +93,7 @@ def study(
         typer.echo(f"habitus: {stopped}", err=True)
         raise typer.Exit(143) from stopped
     except KeyboardInterrupt:
-        typer.echo(f"habitus: interrupted; what is finished stays in {out}. The same command goes on.", err=True)
+        typer.echo(f"habitus: interrupted; what is finished stays in {out}. The same command continues.", err=True)
         raise typer.Exit(130) from None
     _print(result, json_output)
 
@@ -99,11 +107,11 @@ class _Screen:
 
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.quiet = quiet
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[told]}"))
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}"))
         self.live = self.console.is_terminal and not quiet
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
-        self.task = self.bar.add_task("starting", total=1.0, told="")
-        self._axis, self._said = "", 0.0
+        self.task = self.bar.add_task("starting", total=1.0, status="")
+        self._axis, self._last_line = "", 0.0
 
     def __enter__(self) -> "_Screen":
         self.bar.start()
@@ -123,13 +131,13 @@ class _Screen:
 
         left = "" if now.seconds_left is None else f", {format_seconds(now.seconds_left)} left"
         failed = f", {now.failed} failed" if now.failed else ""
-        told = f"{now.done} of {now.total} runs{failed}{f', best {now.best}' if now.best else ''}{left}"
+        status = f"{now.done} of {now.total} runs{failed}{f', best {now.best}' if now.best else ''}{left}"
         title = f"{now.axis} ({now.number} of {now.axes - 1})" if now.number else now.axis
         if self.live:
-            self.bar.update(self.task, description=title, completed=now.done / max(1, now.total), told=told)
-        elif not self.quiet and (now.axis != self._axis or time.monotonic() - self._said > 30):
-            self._axis, self._said = now.axis, time.monotonic()
-            self.console.print(f"{title}: {told}", markup=False)
+            self.bar.update(self.task, description=title, completed=now.done / max(1, now.total), status=status)
+        elif not self.quiet and (now.axis != self._axis or time.monotonic() - self._last_line > 30):
+            self._axis, self._last_line = now.axis, time.monotonic()
+            self.console.print(f"{title}: {status}", markup=False)
 
 
 def _print(result: "StudyResult", json_output: bool) -> None:
@@ -161,10 +169,10 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     typer.echo(f"report: {result.report}")
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
-    told = f"took {format_seconds(result.seconds)}"
+    timing = f"took {format_seconds(result.seconds)}"
     if result.state is not None and not result.continued:
         off = result.swept / max(result.state.seconds, 1e-9) - 1
-        told += f"; the sweeps {format_seconds(result.swept)}, "
-        told += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"
-    typer.echo(told)
+        timing += f"; the sweeps {format_seconds(result.swept)}, "
+        timing += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"
+    typer.echo(timing)
     typer.echo(f"next:   {result.next_command}")

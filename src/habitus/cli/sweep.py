@@ -24,7 +24,7 @@ _EXAMPLE = "Example: `habitus sweep allocation --data out/dataset --store out/st
 def sweep(
     axis: Annotated[str, typer.Argument(help="share, depth, batch, allocation, negatives or init.")],
     data: Annotated[Path | None, typer.Option(help="A prepared dataset.")] = None,
-    store: Annotated[Path | None, typer.Option(help="The run store; made where there is none.")] = None,
+    store: Annotated[Path | None, typer.Option(help="The run store; created where there is none.")] = None,
     budgets: Annotated[str | None, typer.Option(help="FLOPs, as in 1e13,1e14; default: the preset's.")] = None,
     preset: Annotated[str, typer.Option(help="tiny, quick, standard, paper, or a .toml file.")] = "standard",
     learning_rates: Annotated[
@@ -35,15 +35,17 @@ def sweep(
     workers: Annotated[int | None, typer.Option(min=1, help="Default: one per core, or a few on a GPU.")] = None,
     backend: Annotated[str, typer.Option(help="local or ray.")] = "local",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    max_hours: Annotated[float | None, typer.Option(help="Stop then; the same command goes on later.")] = None,
-    allow_repeats: Annotated[bool, typer.Option("--allow-repeats", help="Run cells beyond one epoch too.")] = False,
+    max_hours: Annotated[float | None, typer.Option(help="Stop then; the same command continues later.")] = None,
+    allow_repeats: Annotated[
+        bool, typer.Option("--allow-repeats", help="Also run cells of more than one epoch.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and their cost, and stop.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
     print_preset: Annotated[bool, typer.Option("--print-preset", help="Print the preset's file, and stop.")] = False,
 ) -> None:
     """Run one axis of a study: sized cells at each budget, one Record each, in a store that loses nothing.
 
-    What the store already has is not run again; an interrupted sweep goes on where it was.
+    What the store already has is not run again; an interrupted sweep continues where it stopped.
     """
     from habitus.errors import ConfigError
     from habitus.sweeps import check_axis, parse_budgets, preset_text
@@ -54,7 +56,7 @@ def sweep(
         return
     if data is None or store is None:
         raise ConfigError(
-            "--data and --store are needed", next_step=f"habitus sweep {axis} --data DATASET --store STORE --dry-run"
+            "--data or --store is missing", next_step=f"habitus sweep {axis} --data DATASET --store STORE --dry-run"
         )
     from habitus.data import Dataset
     from habitus.sweeps import sweep as run_sweep
@@ -62,7 +64,7 @@ def sweep(
     kinds: dict[str, Literal["local", "ray"]] = {"local": "local", "ray": "ray"}
     if backend not in kinds:
         raise ConfigError(f"--backend {backend}", expected="local or ray")
-    with _shown(axis, quiet=json_output or dry_run) as (progress, note):
+    with _progress_bar(axis, quiet=json_output or dry_run) as (progress, note):
         result = run_sweep(
             axis,
             Dataset.open(data, verify=not dry_run),
@@ -91,7 +93,7 @@ def sweep(
 
 
 @contextlib.contextmanager
-def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress"], None], Note]]:
+def _progress_bar(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress"], None], Note]]:
     """A progress bar and a place for notes, both on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -105,34 +107,34 @@ def _shown(axis: str, *, quiet: bool) -> Iterator[tuple[Callable[["SweepProgress
         yield (lambda _progress: None), note
         return
     if not console.is_terminal:
-        yield _lines(note), note
+        yield _log_lines(note), note
         return
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rest]}")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}")
     with Progress(*columns, TimeElapsedColumn(), console=console) as bar:
-        task = bar.add_task(axis, total=None, rest="")
+        task = bar.add_task(axis, total=None, status="")
 
-        def progress(where: "SweepProgress") -> None:
-            bar.update(task, completed=where.done, total=where.total, rest=_rest(where))
+        def progress(sweep: "SweepProgress") -> None:
+            bar.update(task, completed=sweep.done, total=sweep.total, status=_status(sweep))
 
         yield progress, note
 
 
-def _lines(note: Note, every: float = 60.0) -> Callable[["SweepProgress"], None]:
+def _log_lines(note: Note, every: float = 60.0) -> Callable[["SweepProgress"], None]:
     """A line a minute, for logs."""
     last = time.monotonic()
 
-    def progress(where: "SweepProgress") -> None:
+    def progress(sweep: "SweepProgress") -> None:
         nonlocal last
         if time.monotonic() - last >= every:
             last = time.monotonic()
-            note(f"{where.axis}: {where.done} of {where.total} done, {_rest(where)}")
+            note(f"{sweep.axis}: {sweep.done} of {sweep.total} done, {_status(sweep)}")
 
     return progress
 
 
-def _rest(where: "SweepProgress") -> str:
-    text = f"{where.running} running" + (f", {where.failed} failed" if where.failed else "")
-    return text if where.seconds_left is None else f"{text}, about {format_seconds(where.seconds_left)} left"
+def _status(sweep: "SweepProgress") -> str:
+    text = f"{sweep.running} running" + (f", {sweep.failed} failed" if sweep.failed else "")
+    return text if sweep.seconds_left is None else f"{text}, about {format_seconds(sweep.seconds_left)} left"
 
 
 def _print(result: "SweepResult") -> None:
@@ -196,7 +198,7 @@ def _summary(result: "SweepResult") -> str:
             f"{result.workers} worker{'s' * (result.workers != 1)} ({result.estimate_source})"
         )
     if result.stopped:
-        text += f"\nstopped: {result.stopped}; the same command goes on"
+        text += f"\nstopped: {result.stopped}; the same command continues"
     lost = result.counts.get("duplicates", 0) + result.counts.get("abandoned", 0)
     if lost:
         text += f"\nduplicates discarded: {result.counts['duplicates']}; abandoned: {result.counts['abandoned']}"

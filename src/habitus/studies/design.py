@@ -5,117 +5,126 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.studies.envelope import ScaledPreset, adapted, fitting
+from habitus.sizing import wall_seconds
+from habitus.studies.envelope import ScaledPreset, adapt_preset, choose_copying, fit_envelope
 from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES, ProbeResults, probe, seconds_of
 from habitus.studies.progress import StudyMonitor
-from habitus.studies.repeat_share import with_copying
-from habitus.studies.state import STATE_FILE, AxisCost, StudyState, request_of
-from habitus.sweeps import DatasetFacts, Design, Preset, Speeds, wall_seconds
+from habitus.studies.state import STATE_FILE, AxisCost, StudyState, request_values
+from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, speed_of_store, usual_workers
 
-_PROBE_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
+_SWEEPS_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
 _FINISH_SECONDS = 10.0  # laws, plan and page
 
 
-def decide(
+def design_study(
     out: Path,
     options: StudyOptions,
     preset: Preset,
     dataset: Dataset,
-    story: StudyMonitor,
+    monitor: StudyMonitor,
     hours_left: Callable[[], float | None],
 ) -> StudyState:
     """Adapt and scale the preset, probe, state the cost, and write it all down."""
     facts, axes = DatasetFacts.of(dataset), options.chosen_axes()
-    preset, notes = adapted(preset, dataset)
-    preset, why = with_copying(preset, dataset, options)
-    notes += why
-    limit = None if options.flops is None else _PROBE_SHARE * options.flops
-    chosen = _fitting(preset, facts, axes, options, limit, _flops, "FLOPs")
-    probed_from = min(chosen.preset.budgets)
+    preset, notes = adapt_preset(preset, dataset)
+    preset, copying_notes = choose_copying(preset, dataset, options)
+    notes += copying_notes
+
+    def scale(limit: float | None, cost: Callable[[Sequence[Design]], float], unit: str) -> ScaledPreset:
+        return fit_envelope(preset, facts, axes, allow_repeats=options.allow_repeats, limit=limit, cost=cost, unit=unit)
+
+    scaled = scale(None if options.flops is None else _SWEEPS_SHARE * options.flops, _total_flops, "FLOPs")
+    probed_budget = min(scaled.preset.budgets)
     if options.dry_run and not (out / PROBES).exists():
-        probed = _unprobed(options, facts, chosen.preset)
+        probes = _assume_speeds(options, facts, scaled.preset)
         notes.append("a dry run does not probe: times are assumed, and the learning rate is the preset's")
     else:
-        story.note("probing learning rates and speed")
-        listen = story.sweeping(0, 1 + len(axes))
-        probed = probe(chosen.preset, dataset, out, options, listen, story.note, hours_left)
-        notes.append(probed.told)
+        monitor.note("probing learning rates and speed")
+        progress = monitor.sweep_progress(0, 1 + len(axes))
+        probes = probe(scaled.preset, dataset, out, options, progress, monitor.note, hours_left)
+        notes.append(probes.summary)
     if options.gpu_hours is not None:
-        limit = _PROBE_SHARE * options.gpu_hours * 3600 - probed.seconds - _FINISH_SECONDS
-
-        def seconds(made: Sequence[Design]) -> float:
-            return sum(_seconds(one, probed) for one in made)
-
-        if limit <= 0:
-            raise ConfigError(
-                f"--gpu-hours {options.gpu_hours:g} were spent on the probes ({probed.seconds:.0f} s)",
-                expected="more time, or a smaller preset",
-            )
-        chosen = _fitting(preset, facts, axes, options, limit, seconds, "seconds")
-    if chosen.factor != 1:
-        budgets = ", ".join(f"{b:.3g}" for b in chosen.preset.budgets)
-        notes.append(f"budgets {chosen.factor:.3g} times those of preset {preset.name}: {budgets} FLOPs")
-    if chosen.preset.negatives.num_negatives != preset.negatives.num_negatives:
-        notes.append("K = " + ", ".join(f"{k:,}" for k in chosen.preset.negatives.num_negatives))
-    # The rate was probed at the smallest budget of then, and holds at that of now.
-    longer, exponent = min(chosen.preset.budgets) / probed_from, probed.learning_rate_exponent
-    rates = {"learning_rate": probed.learning_rate * longer**exponent, "learning_rate_exponent": exponent}
-    common = chosen.preset.common.model_copy(update=rates)
+        seconds = _seconds_for_sweeps(options.gpu_hours, probes)
+        scaled = scale(seconds, lambda designs: sum(_wall_seconds(design, probes) for design in designs), "seconds")
+    notes += _scale_notes(preset, scaled)
     state = StudyState(
         dataset_checksum=dataset.checksum,
-        request=request_of(options),
-        preset=chosen.preset.model_copy(update={"common": common}),
+        request=request_values(options),
+        preset=_with_probed_rate(scaled.preset, probes, probed_budget),
         axes=axes,
-        costs=tuple(
-            AxisCost(
-                axis=one.axis,
-                budgets=tuple(sorted({planned.row.flops_budget for planned in one.cells})),
-                runs=len(one.distinct_runs()),
-                flops=one.flops,
-                seconds=_seconds(one, probed),
-            )
-            for one in chosen.designs
-        ),
-        probe_seconds=probed.seconds,
-        workers=probed.workers,
+        costs=tuple(_axis_cost(design, probes) for design in scaled.designs),
+        probe_seconds=probes.seconds,
+        workers=probes.workers,
         notes=tuple(notes),
     )
     if not options.dry_run:
         out.mkdir(parents=True, exist_ok=True)
         state.write(out / STATE_FILE)
-    story.stated(state)
+    monitor.report_plan(state)
     return state
 
 
-def _fitting(
-    preset: Preset,
-    facts: DatasetFacts,
-    axes: Sequence[str],
-    options: StudyOptions,
-    limit: float | None,
-    cost: Callable[[Sequence[Design]], float],
-    unit: str,
-) -> ScaledPreset:
-    return fitting(preset, facts, axes, allow_repeats=options.allow_repeats, limit=limit, cost=cost, unit=unit)
+def _seconds_for_sweeps(gpu_hours: float, probes: ProbeResults) -> float:
+    """What an envelope of hours leaves for the sweeps after the probes."""
+    seconds = _SWEEPS_SHARE * gpu_hours * 3600 - probes.seconds - _FINISH_SECONDS
+    if seconds <= 0:
+        raise ConfigError(
+            f"--gpu-hours {gpu_hours:g} were spent on the probes ({probes.seconds:.0f} s)",
+            expected="more time, or a smaller preset",
+        )
+    return seconds
 
 
-def _flops(made: Sequence[Design]) -> float:
-    return sum(one.flops for one in made)
+def _scale_notes(preset: Preset, scaled: ScaledPreset) -> list[str]:
+    notes = []
+    if scaled.factor != 1:
+        budgets = ", ".join(f"{b:.3g}" for b in scaled.preset.budgets)
+        notes.append(f"budgets {scaled.factor:.3g} times those of preset {preset.name}: {budgets} FLOPs")
+    if scaled.preset.negatives.num_negatives != preset.negatives.num_negatives:
+        notes.append("K = " + ", ".join(f"{k:,}" for k in scaled.preset.negatives.num_negatives))
+    return notes
 
 
-def _seconds(one: Design, probed: ProbeResults) -> float:
+def _with_probed_rate(preset: Preset, probes: ProbeResults, probed_budget: float) -> Preset:
+    """The preset with the rate of the probes, which was found at the smallest budget before the last scaling."""
+    exponent = probes.learning_rate_exponent
+    rate = probes.learning_rate * (min(preset.budgets) / probed_budget) ** exponent
+    common = preset.common.model_copy(update={"learning_rate": rate, "learning_rate_exponent": exponent})
+    return preset.model_copy(update={"common": common})
+
+
+def _axis_cost(design: Design, probes: ProbeResults) -> AxisCost:
+    return AxisCost(
+        axis=design.axis,
+        budgets=tuple(sorted({planned.row.flops_budget for planned in design.cells})),
+        runs=len(design.distinct_runs()),
+        flops=design.flops,
+        seconds=_wall_seconds(design, probes),
+    )
+
+
+def _total_flops(designs: Sequence[Design]) -> float:
+    return sum(design.flops for design in designs)
+
+
+def _wall_seconds(design: Design, probes: ProbeResults) -> float:
     """The wall time of one axis on the workers there are."""
-    each = [seconds_of(planned, probed) for planned in one.distinct_runs()]
-    return wall_seconds(each, probed.workers) + probed.overhead
+    seconds = [seconds_of(planned, probes) for planned in design.distinct_runs()]
+    return wall_seconds(seconds, probes.workers) + probes.overhead
 
 
-def _unprobed(options: StudyOptions, facts: DatasetFacts, preset: Preset) -> ProbeResults:
-    from habitus.sweeps import device_kind, speeds_of, usual_workers
-
+def _assume_speeds(options: StudyOptions, facts: DatasetFacts, preset: Preset) -> ProbeResults:
+    """What stands in for the probes in a dry run."""
     kind = device_kind(options.device)
-    speeds: Speeds = speeds_of(None, kind, facts.inputs)
-    evaluate = {"batch": speeds.evaluate, "catalogue": speeds.evaluate}
-    workers = options.workers or usual_workers(kind)
-    common = preset.common
-    return ProbeResults(common.learning_rate, common.learning_rate_exponent, "", speeds, evaluate, 2.0, 0.0, workers)
+    speeds = speed_of_store(None, kind, facts.inputs)
+    return ProbeResults(
+        learning_rate=preset.common.learning_rate,
+        learning_rate_exponent=preset.common.learning_rate_exponent,
+        summary="",
+        speeds=speeds,
+        evaluate={"batch": speeds.evaluate, "catalogue": speeds.evaluate},
+        overhead=2.0,
+        seconds=0.0,
+        workers=options.workers or usual_workers(kind),
+    )

@@ -1,22 +1,28 @@
-"""Budgets and grids that fit the dataset and the compute given: a preset, adapted and scaled.
+"""A preset adapted to the dataset and scaled to the compute: budgets, grids, whether models copy.
 
 Letters as in sizing: widths follow C^0.3, because N* follows about C^0.6.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.sizing import contextualizer_parts, largest_num_negatives, tokens_per_item
+from habitus.store import AXES
+from habitus.studies.options import StudyOptions
 from habitus.sweeps import DatasetFacts, Design, Preset, PriorResults, SweepRequest, centred_shapes, design_axis
 
 _WIDTH_EXPONENT = 0.3
 _LEAST_SHAPES = 4  # of the allocation axis at a budget: three for a parabola, one to judge it by
 _FACTORS = tuple(10 ** (step / 8) for step in range(-48, 49))  # of the preset's budgets
-_CLOSER = 5
-_FILLED = 0.8  # an envelope counts as used from here on
+_ROUNDS = 5  # of scaling towards the envelope
+_FILLED = 0.8  # of an envelope, from which it counts as used
+_REPEATS_WORTH_COPYING = 0.05  # of the next items, from which models copy on a log of one's own unless told otherwise
+_REPEAT_WINDOWS = 64  # looked at
 # Shapes beyond the preset's own, so that scaled budgets find neighbours too.
 _LADDER = (
     (8, 1), (12, 1), (16, 1), (16, 2), (24, 2), (32, 2), (40, 2), (48, 3), (64, 3), (80, 3), (96, 4), (128, 4),
@@ -27,25 +33,48 @@ _LADDER = (
 Cost = Callable[[Sequence[Design]], float]
 
 
-def adapted(preset: Preset, dataset: Dataset) -> tuple[Preset, list[str]]:
-    """The preset with batches for the dataset's window length and queries for its size; told in words."""
+def adapt_preset(preset: Preset, dataset: Dataset) -> tuple[Preset, list[str]]:
+    """The preset with batches for the dataset's window length and queries for its size; and what was changed."""
     notes: list[str] = []
-    changed = preset
+    adapted = preset
     ratio = preset.world.seq_len / dataset.seq_len
     if ratio != 1:
-        changed = _with_batches(changed, lambda windows: max(1, round(windows * ratio)))
+        adapted = _with_batches(adapted, lambda windows: max(1, round(windows * ratio)))
         notes.append(
             f"windows of {dataset.seq_len} events instead of {preset.world.seq_len}: batches of "
-            f"{changed.batch_sequences(changed.budgets[0])} windows keep the number of slots"
+            f"{adapted.batch_sequences(adapted.budgets[0])} windows keep the number of slots"
         )
     queries = dataset.counts("validation").queries
-    if queries < changed.evaluate.queries:
-        changed = changed.model_copy(update={"evaluate": changed.evaluate.model_copy(update={"queries": queries})})
+    if queries < adapted.evaluate.queries:
+        adapted = adapted.model_copy(update={"evaluate": adapted.evaluate.model_copy(update={"queries": queries})})
         notes.append(f"evaluates on all {queries:,} validation queries")
-    return changed, notes
+    return adapted, notes
 
 
-def scaled(preset: Preset, factor: float) -> Preset:
+def choose_copying(preset: Preset, dataset: Dataset, options: StudyOptions) -> tuple[Preset, list[str]]:
+    """The preset with or without copying, as asked for or as the log suggests; and what was decided."""
+    copying, notes = preset.common.copying, []
+    if options.copying is not None:
+        copying = options.copying
+    elif options.data is not None and not copying:
+        share = repeat_share(dataset)
+        copying = share >= _REPEATS_WORTH_COPYING
+        if copying:
+            notes = [f"{share:.0%} of the next items are in the visible past: models copy (--no-copying: they do not)"]
+    # Without log_q scores are right among a batch's targets only, and copied scores too low in the whole catalogue.
+    common = preset.common.model_copy(update={"copying": copying, "log_q": preset.common.log_q or copying})
+    return preset.model_copy(update={"common": common}), notes
+
+
+def repeat_share(dataset: Dataset) -> float:
+    """The share of next items that occur earlier in the same window, over some training windows."""
+    batch = dataset.batch("train", min(_REPEAT_WINDOWS, dataset.counts("train").windows))
+    visible = (batch.segments[:, :, None] == batch.segments[:, None, :]) & np.tri(batch.items.shape[1], dtype=bool)
+    repeated = ((batch.targets[:, :, None] == batch.items[:, None, :]) & visible).any(-1)
+    return float(repeated[batch.targets >= 0].mean())
+
+
+def scale_preset(preset: Preset, factor: float) -> Preset:
     """The preset with all budgets times `factor`; widths of fixed shapes follow."""
     if factor == 1:
         return preset
@@ -54,51 +83,50 @@ def scaled(preset: Preset, factor: float) -> Preset:
     def budget(value: float) -> float:
         return float(f"{value * factor:.3g}")
 
-    def wide(width: int) -> int:
+    def widen(width: int) -> int:
         return max(head, round(width * factor**_WIDTH_EXPONENT / head) * head)
 
     axes = {
         name: getattr(preset, name).model_copy(
             update={"budgets": tuple(budget(b) for b in getattr(preset, name).budgets)}
         )
-        for name in ("share", "depth", "batch", "allocation", "negatives", "init")
+        for name in AXES
     }
     rows = [
         row.model_copy(
             update={
                 "budget": budget(row.budget),
-                "width": wide(row.width),
+                "width": widen(row.width),
                 "joint_dim": max(4, round(row.joint_dim * factor**_WIDTH_EXPONENT / 4) * 4),
             }
         )
         for row in preset.depth.rows
     ]
-    sizes = [r.model_copy(update={"budget": budget(r.budget), "width": wide(r.width)}) for r in preset.init.sizes]
-    own = preset.allocation.ladder
-    between = [s for s in _LADDER if s[0] % head == 0 and not own[0] <= s <= own[-1]]
+    sizes = [r.model_copy(update={"budget": budget(r.budget), "width": widen(r.width)}) for r in preset.init.sizes]
+    ladder = preset.allocation.ladder
+    beyond = [s for s in _LADDER if s[0] % head == 0 and not ladder[0] <= s <= ladder[-1]]
     axes["depth"] = axes["depth"].model_copy(update={"rows": tuple(rows)})
     axes["init"] = axes["init"].model_copy(update={"sizes": tuple(sizes)})
     axes["allocation"] = axes["allocation"].model_copy(
-        update={"ladder": tuple(sorted({*own, *between}, key=lambda s: s[0] ** 2 * s[1]))}
+        update={"ladder": tuple(sorted({*ladder, *beyond}, key=lambda s: s[0] ** 2 * s[1]))}
     )
     rate = preset.common.learning_rate * factor**preset.common.learning_rate_exponent
     common = preset.common.model_copy(update={"learning_rate": rate})
-    made = preset.model_copy(update={**axes, "common": common, "budgets": tuple(budget(b) for b in preset.budgets)})
+    scaled = preset.model_copy(update={**axes, "common": common, "budgets": tuple(budget(b) for b in preset.budgets)})
     doublings = round(math.log10(factor))  # the batch doubles, or halves, with every decade
-    if len(preset.batch_by_budget) > 1 or doublings == 0:  # a table of batches by budget knows by itself
-        return made
-    return _with_batches(made, lambda windows: max(1, round(windows * 2.0**doublings)), evaluation=False)
+    if len(preset.batch_by_budget) > 1 or doublings == 0:  # a table of batches by budget needs no scaling
+        return scaled
+    return _with_batches(scaled, lambda windows: max(1, round(windows * 2.0**doublings)), evaluation=False)
 
 
-def designs(preset: Preset, facts: DatasetFacts, axes: Sequence[str], allow_repeats: bool) -> list[Design]:
-    """All axes as they would be designed before anything is known; stage-2 parents are the allocation's runs."""
-    asked = SweepRequest(allow_repeats=allow_repeats)
-    found = []
-    for axis in axes:
-        one = design_axis(axis, facts, preset, request=asked)
-        drop = "allocation" in axes and axis == "negatives"
-        found.append(Design(one.axis, one.cells, one.left_out, () if drop else one.parents, one.decided))
-    return found
+def design_axes(preset: Preset, facts: DatasetFacts, axes: Sequence[str], allow_repeats: bool) -> list[Design]:
+    """All axes as they are designed in an empty store; the parents of stage 2 are runs of the allocation axis."""
+    request = SweepRequest(allow_repeats=allow_repeats)
+    designs = [design_axis(axis, facts, preset, request=request) for axis in axes]
+    return [
+        replace(design, parents=()) if design.axis == "negatives" and "allocation" in axes else design
+        for design in designs
+    ]
 
 
 @dataclass(frozen=True)
@@ -111,7 +139,7 @@ class ScaledPreset:
     cost: float
 
 
-def fitting(
+def fit_envelope(
     preset: Preset,
     facts: DatasetFacts,
     axes: Sequence[str],
@@ -127,49 +155,49 @@ def fitting(
     where none does, or where all cost more than the limit, names the least that works.
     """
 
-    low, high = promising(preset, facts, allow_repeats)
+    low, high = _usable_factors(preset, facts, allow_repeats)
 
-    def at(factor: float) -> ScaledPreset:
-        one = scaled(preset, min(max(factor, low), high))
-        if one is not preset or facts.num_items != preset.world.num_items:
-            one = with_negatives(one, facts)
-        made = designs(one, facts, axes, allow_repeats)
-        return ScaledPreset(one, one.budgets[0] / preset.budgets[0], tuple(made), cost(made))
+    def scale(factor: float) -> ScaledPreset:
+        changed = scale_preset(preset, min(max(factor, low), high))
+        if changed is not preset or facts.num_items != preset.world.num_items:
+            changed = adapt_negatives(changed, facts)
+        designs = design_axes(changed, facts, axes, allow_repeats)
+        return ScaledPreset(changed, changed.budgets[0] / preset.budgets[0], tuple(designs), cost(designs))
 
-    found = at(1.0)
+    scaled = scale(1.0)
     if limit is None:
-        return found
-    for _ in range(_CLOSER):  # runs cost their budgets, so the total follows the factor closely
-        full, capped = found.cost >= _FILLED * limit, found.factor >= 0.99 * high
-        if found.cost <= limit and (full or capped):
-            return found
-        if found.cost > limit and found.factor <= 1.01 * low:
+        return scaled
+    for _ in range(_ROUNDS):  # runs cost their budgets, so the total follows the factor closely
+        full, capped = scaled.cost >= _FILLED * limit, scaled.factor >= 0.99 * high
+        if scaled.cost <= limit and (full or capped):
+            return scaled
+        if scaled.cost > limit and scaled.factor <= 1.01 * low:
             break
-        found = at(found.factor * 0.5 * (1 + _FILLED) * limit / max(found.cost, 1e-9))
-    if found.cost <= limit:
-        return found
-    budgets = ", ".join(f"{b:.3g}" for b in found.preset.budgets)
+        scaled = scale(scaled.factor * 0.5 * (1 + _FILLED) * limit / max(scaled.cost, 1e-9))
+    if scaled.cost <= limit:
+        return scaled
+    budgets = ", ".join(f"{b:.3g}" for b in scaled.preset.budgets)
     raise ConfigError(
         f"{limit:.3g} {unit} are too little for any law",
-        expected=f"at least {found.cost:.2g} {unit}: budgets of {budgets} FLOPs",
+        expected=f"at least {scaled.cost:.2g} {unit}: budgets of {budgets} FLOPs",
         next_step=f"raise the envelope, or name fewer axes (--axis) than {', '.join(axes)}",
     )
 
 
-def promising(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> tuple[float, float]:
+def _usable_factors(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> tuple[float, float]:
     """Smallest and largest factor at which every budget of the allocation axis keeps enough shapes.
 
-    By real numbers, without building anything: enough steps, and no second pass over the data.
+    Counted in real numbers, without building anything: enough steps, and no second pass over the data.
     """
-    good = [f for f in _FACTORS if _enough_shapes(scaled(preset, f), facts, allow_repeats)]
-    if not good:
+    factors = [f for f in _FACTORS if _enough_shapes(scale_preset(preset, f), facts, allow_repeats)]
+    if not factors:
         raise ConfigError(
             f"no budget gives every law enough cells: {facts.train_windows:,} training windows of "
             f"{facts.seq_len} events are too few",
             expected="a dataset whose single pass pays three budgets with four sizes each",
-            next_step="prepare more events or shorter windows (--seq-len), or give --allow-repeats",
+            next_step="prepare more events or shorter windows (--seq-len), or allow repeats (--allow-repeats)",
         )
-    return min(good), max(good)
+    return min(factors), max(factors)
 
 
 def _enough_shapes(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> bool:
@@ -179,35 +207,37 @@ def _enough_shapes(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> 
         shapes, _ = centred_shapes(preset, PriorResults(), budget, share)
         windows = preset.batch_sequences(budget)
         slots = windows * facts.seq_len
-        kept = 0
+        affordable = 0
         for width, depth in shapes:
             p = 12 * depth * width * width
             p_e = share * p / (1 - share)
             h = max(4.0, math.sqrt(p_e / (12 * common.text_depth + 2)))
             steps = budget / (6 * slots * (t * p_e + p + 3 * slots * h))
-            long = steps * windows > facts.train_windows and not allow_repeats
-            kept += steps >= common.min_steps and not long
-        if kept < _LEAST_SHAPES:
+            repeats = steps * windows > facts.train_windows and not allow_repeats
+            affordable += steps >= common.min_steps and not repeats
+        if affordable < _LEAST_SHAPES:
             return False
     return True
 
 
-def _with_batches(preset: Preset, of: Callable[[int], int], *, evaluation: bool = True) -> Preset:
+def _with_batches(preset: Preset, resize: Callable[[int], int], *, evaluation: bool = True) -> Preset:
+    """The preset with every number of windows per batch changed."""
     evaluate = preset.evaluate
     if evaluation:
-        evaluate = evaluate.model_copy(update={"batch_sequences": of(evaluate.batch_sequences)})
-    batches = tuple(sorted({of(windows) for windows in preset.batch.batch_sequences}))
+        evaluate = evaluate.model_copy(update={"batch_sequences": resize(evaluate.batch_sequences)})
+    batches = tuple(sorted({resize(windows) for windows in preset.batch.batch_sequences}))
+    negatives = preset.negatives.model_copy(update={"batch_sequences": resize(preset.negatives.batch_sequences)})
     return preset.model_copy(
         update={
-            "batch_by_budget": tuple((budget, of(windows)) for budget, windows in preset.batch_by_budget),
+            "batch_by_budget": tuple((budget, resize(windows)) for budget, windows in preset.batch_by_budget),
             "batch": preset.batch.model_copy(update={"batch_sequences": batches}),
-            "negatives": preset.negatives.model_copy(update={"batch_sequences": of(preset.negatives.batch_sequences)}),
+            "negatives": negatives,
             "evaluate": evaluate,
         }
     )
 
 
-def with_negatives(preset: Preset, facts: DatasetFacts) -> Preset:
+def adapt_negatives(preset: Preset, facts: DatasetFacts) -> Preset:
     """The preset with numbers of negatives up to the catalogue, or to what its middle budget pays."""
     budgets = preset.budgets_of("negatives")
     budget = budgets[len(budgets) // 2]
@@ -216,10 +246,12 @@ def with_negatives(preset: Preset, facts: DatasetFacts) -> Preset:
     h = max(4, round(math.sqrt(preset.common.share * size / (12 * preset.common.text_depth + 2)) / 4) * 4)
     width = max(4, round(math.sqrt(size / 24)))
     p = sum(contextualizer_parts(h, width, 2, facts.inputs, copying=preset.common.copying).values())
-    choice = preset.negatives
-    most = largest_num_negatives(budget, p, B=choice.batch_sequences, L=facts.seq_len, h=h, min_steps=choice.min_steps)
+    settings = preset.negatives
+    most = largest_num_negatives(
+        budget, p, B=settings.batch_sequences, L=facts.seq_len, h=h, min_steps=settings.min_steps
+    )
     counts = _negatives_grid(min(facts.num_items, max(most or 0, 64)))
-    return preset.model_copy(update={"negatives": choice.model_copy(update={"num_negatives": counts})})
+    return preset.model_copy(update={"negatives": settings.model_copy(update={"num_negatives": counts})})
 
 
 def _negatives_grid(most: int) -> tuple[int, ...]:

@@ -10,21 +10,20 @@ from typing import Any
 
 from habitus.data import Dataset
 from habitus.progress import Note
-from habitus.sizing import Inputs
-from habitus.studies.options import StudyOptions, stopped
+from habitus.sizing import Inputs, SpeedModel, count_evaluations
+from habitus.studies.options import StudyOptions
+from habitus.studies.progress import interruption
 from habitus.sweeps import (
     DatasetFacts,
     PlannedRun,
     Preset,
     PriorResults,
-    Speeds,
     Store,
     SweepProgress,
     SweepResult,
     centred_shapes,
     device_kind,
-    evaluations_of,
-    speeds_of,
+    speed_of_store,
     sweep,
     usual_workers,
 )
@@ -44,8 +43,8 @@ class ProbeResults:
 
     learning_rate: float  # of the rule at 512 windows and the smallest budget, replacing the preset's
     learning_rate_exponent: float  # of the budget, likewise
-    told: str
-    speeds: Speeds
+    summary: str
+    speeds: SpeedModel
     evaluate: dict[str, float]  # seconds of one evaluation: "batch" alone, or with "catalogue"
     overhead: float  # seconds that a sweep takes beside its runs
     seconds: float  # of the probes themselves, in this call
@@ -77,36 +76,38 @@ def probe(
     middle = min(budgets, key=lambda budget: abs(math.log(budget * budget / smallest / max(budgets))))
     kind = device_kind(options.device)
     workers = options.workers or usual_workers(kind)
-    large_preset, budget = _large(preset, DatasetFacts.of(dataset), kind, workers)
+    large_preset, budget = _large_sizes(preset, DatasetFacts.of(dataset), kind, workers)
     results = []
-    for one, at in ((_small(preset), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
+    for one, at in ((_small_sizes(preset), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
         results.append(
             sweep("allocation", dataset, out / PROBES, budgets=at, preset=one, max_hours=hours_left(), **common)
         )
         if not results[-1].complete:
-            raise stopped(out, "probes", results[-1].stopped)
+            raise interruption(out, "probes", results[-1].stopped)
     small, large = results
     store = Store.open(out / PROBES)
-    rate, exponent, told = _best_rate(small, store, preset)
-    speeds = speeds_of(store, kind, Inputs.of(dataset.fields))
+    rate, exponent, summary = _best_rate(small, store, preset)
+    speeds = speed_of_store(store, kind, Inputs.of(dataset.fields))
     evaluate = {"batch": _evaluation(small, store, speeds), "catalogue": _evaluation(large, store, speeds)}
-    return ProbeResults(rate, exponent, told, speeds, evaluate, _overhead(results), time.monotonic() - began, workers)
+    return ProbeResults(
+        rate, exponent, summary, speeds, evaluate, _overhead(results), time.monotonic() - began, workers
+    )
 
 
-def seconds_of(planned: PlannedRun, probed: ProbeResults) -> float:
+def seconds_of(planned: PlannedRun, probes: ProbeResults) -> float:
     """The expected time of one run, by what it evaluates and how often."""
     regime = "catalogue" if "catalogue" in planned.recipe.evaluate.regimes else "batch"
-    speeds = replace(probed.speeds, evaluate=probed.evaluate[regime])
-    return speeds.seconds(planned.cell, evaluations_of(planned.recipe))
+    speeds = replace(probes.speeds, evaluate=probes.evaluate[regime])
+    return speeds.seconds(planned.cell, count_evaluations(planned.recipe))
 
 
-def _evaluation(result: SweepResult, store: Store, speeds: Speeds) -> float:
+def _evaluation(result: SweepResult, store: Store, speeds: SpeedModel) -> float:
     """Seconds of one evaluation, the median of these probes."""
     records = [store.record(run.planned.hash) for run in result.runs]
     return median([r.seconds.evaluate for r in records if r is not None and r.seconds] or [speeds.evaluate])
 
 
-def _small(preset: Preset) -> Preset:
+def _small_sizes(preset: Preset) -> Preset:
     """The preset with three shapes and the probe's rates on its allocation axis."""
     allocation = preset.allocation.model_copy(
         update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "regimes": ("batch",), "seeds": 1}
@@ -114,7 +115,7 @@ def _small(preset: Preset) -> Preset:
     return preset.model_copy(update={"allocation": allocation})
 
 
-def _large(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -> tuple[Preset, float]:
+def _large_sizes(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -> tuple[Preset, float]:
     """The preset with the top budget's shapes, and a budget that pays a few steps of them."""
     top = max(preset.budgets_of("allocation"))
     shapes, _ = centred_shapes(preset, PriorResults(), top, preset.common.share)
@@ -134,8 +135,8 @@ def _large(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -> tupl
     budget = float(f"{min(_LARGE_STEPS[kind] * step, top):.3g}")
     # The batch is that of the top budget, whatever the probe's own budget.
     batches = ((budget, preset.batch_sequences(top)),)
-    changed = {"allocation": allocation, "common": common, "batch_by_budget": batches}
-    return preset.model_copy(update=changed), budget
+    changes = {"allocation": allocation, "common": common, "batch_by_budget": batches}
+    return preset.model_copy(update=changes), budget
 
 
 def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float, float, str]:
@@ -156,12 +157,12 @@ def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float
     rate, exponent = rate_line(best, smallest, common.learning_rate, common.learning_rate_exponent)
     tried = ", ".join(f"{m:.2g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
     budgets = " and ".join(f"{budget:.3g}" for budget in best)
-    falling = f"·(C/{smallest:.3g})^{exponent:g}" if exponent else ""
-    told = (
-        f"learning rate {rate:g}·√(B/512){falling}, by the best of {tried} times the preset's for {len(losses)} cells "
-        f"at {budgets} FLOPs"
+    budget_factor = f"·(C/{smallest:.3g})^{exponent:g}" if exponent else ""
+    summary = (
+        f"learning rate {rate:g}·√(B/512){budget_factor}, by the best of {tried} times the preset's for "
+        f"{len(losses)} cells at {budgets} FLOPs"
     )
-    return rate, exponent, told
+    return rate, exponent, summary
 
 
 def rate_line(
@@ -179,9 +180,9 @@ def rate_line(
 
 def _overhead(results: list[SweepResult]) -> float:
     """Seconds of a sweep call that no run accounts for; of the calls that ran something."""
-    found = []
+    overheads = []
     for result in results:
         if result.counts.get("published"):
             busy = sum(run.seconds for run in result.runs) / max(1, min(result.workers, len(result.runs)))
-            found.append(max(0.0, result.seconds - busy))
-    return min(found, default=2.0)
+            overheads.append(max(0.0, result.seconds - busy))
+    return min(overheads, default=2.0)

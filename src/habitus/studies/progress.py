@@ -1,13 +1,14 @@
-"""What a study says on the way: the plan, then axis, cells done, best so far, time left."""
+"""What a study reports on the way: the plan, then axis, runs done, best so far, time left."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from habitus.errors import Interrupted
 from habitus.progress import Note
 from habitus.record import Record
-from habitus.store import direction_of
+from habitus.store import RECORD_FILE, direction_of
 from habitus.studies.state import StudyState
 from habitus.sweeps import SweepProgress, SweepResult
 from habitus.units import format_seconds
@@ -28,7 +29,7 @@ class StudyProgress:
 
 
 class StudyMonitor:
-    """Keeps the thread between sweeps: time left over all axes, and the best run so far."""
+    """Reports between and during sweeps: the plan, the time left over all axes, the best run so far."""
 
     def __init__(
         self,
@@ -40,63 +41,66 @@ class StudyMonitor:
         self.store, self.metric = store, metric
         self.progress = progress or (lambda _progress: None)
         self.note = note or (lambda _text: None)
-        self.on_state: Callable[[StudyState], None] = lambda _state: None
         self._state: StudyState | None = None
-        self._seen: dict[str, float] = {}
-        self._looked = 0.0
+        self._values: dict[str, float | None] = {}  # of the metric, by the cells that have a Record
+        self._last_look = 0.0
 
-    def stated(self, state: StudyState) -> None:
-        """Tell the plan, once."""
-        for text in state.notes:
+    def report_plan(self, state: StudyState) -> None:
+        """Note what was decided, then the plan of the study."""
+        for text in (*state.notes, *_plan_lines(state)):
             self.note(text)
-        for line in plan_lines(state):
-            self.note(line)
 
     def begin(self, state: StudyState) -> None:
+        """From here on the time left is that of all axes."""
         self._state = state
 
-    def sweeping(self, number: int, axes: int) -> Callable[[SweepProgress], None]:
-        """A listener for one sweep."""
+    def sweep_progress(self, number: int, axes: int) -> Callable[[SweepProgress], None]:
+        """A callback for the sweep of one axis; the probes are number 0."""
 
-        def heard(where: SweepProgress) -> None:
-            left = where.seconds_left
+        def report(sweep: SweepProgress) -> None:
+            left = sweep.seconds_left
             if self._state is not None and left is not None:
                 left += sum(cost.seconds for cost in self._state.costs[number:])
-            name = "probes" if number == 0 else where.axis
-            self.progress(StudyProgress(name, number, axes, where.done, where.total, where.failed, self._best(), left))
+            name = "probes" if number == 0 else sweep.axis
+            self.progress(StudyProgress(name, number, axes, sweep.done, sweep.total, sweep.failed, self._best(), left))
 
-        return heard
+        return report
 
-    def finished(self, result: SweepResult) -> None:
-        failed = result.number("failed")
-        ran = sum(result.counts.get(name, 0) for name in ("published",))
-        told = f"{result.axis}: {len(result.runs)} runs, {ran} of them now in {result.seconds:.0f} s"
-        told += f", {failed} failed" if failed else ""
-        left_out = len(result.design.left_out)
-        told += f"; {left_out} cell{'s' * (left_out > 1)} not run, the report says why" if left_out else ""
-        self.note(told)
-        for text in result.design.decided:
-            self.note(f"  {text}")
+    def finish_axis(self, result: SweepResult) -> None:
+        """Note how the sweep of an axis ended."""
+        failed, left_out = result.number("failed"), len(result.design.left_out)
+        published = result.counts.get("published", 0)
+        text = f"{result.axis}: {len(result.runs)} runs, {published} of them now in {result.seconds:.0f} s"
+        text += f", {failed} failed" if failed else ""
+        text += f"; {left_out} cell{'s' * (left_out > 1)} not run, the report says why" if left_out else ""
+        self.note(text)
+        for decision in result.design.decided:
+            self.note(f"  {decision}")
 
     def _best(self) -> str:
-        """The best value of the metric among the Records so far; looked up now and then."""
-        if time.monotonic() - self._looked > 2.0:
-            self._looked = time.monotonic()
-            for path in self.store.glob("cells/*/record.json"):
-                if path.parent.name not in self._seen:
-                    record = Record.read(path)
-                    measured = record.metrics.get(self.metric) or record.metrics.get("batch/loss")
-                    if measured is not None:
-                        name = self.metric if self.metric in record.metrics else "batch/loss"
-                        self._seen[path.parent.name] = measured.value if name == self.metric else float("nan")
-        values = [value for value in self._seen.values() if value == value]
+        """The best value of the metric among the Records so far; looked up every two seconds."""
+        if time.monotonic() - self._last_look > 2.0:
+            self._last_look = time.monotonic()
+            for path in self.store.glob(f"cells/*/{RECORD_FILE}"):
+                if path.parent.name not in self._values:
+                    metric = Record.read(path).metrics.get(self.metric)
+                    self._values[path.parent.name] = None if metric is None else metric.value
+        values = [value for value in self._values.values() if value is not None]
         if not values:
             return ""
         best = min(values) if direction_of(self.metric) == "min" else max(values)
         return f"{self.metric} {best:.4g}"
 
 
-def plan_lines(state: StudyState) -> list[str]:
+def interruption(out: Path, where: str, why: str) -> Interrupted:
+    """The error of a study that stops before its end."""
+    return Interrupted(
+        f"{why or 'stopped'} during the {where}; what is finished stays in {out}",
+        next_step="run the same command again: it goes on where it stopped",
+    )
+
+
+def _plan_lines(state: StudyState) -> list[str]:
     """The study's plan as a table: axis, runs, FLOPs, time."""
     lines = [f"{'axis':<12}{'runs':>6}{'FLOPs':>11}{'time':>9}"]
     for cost in state.costs:

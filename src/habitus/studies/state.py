@@ -29,7 +29,7 @@ class StudyState(Typed):
 
     version: int = STATE_VERSION
     dataset_checksum: str
-    request: dict[str, Any] = Field(description="What was asked for, as far as it decides the runs.")
+    request: dict[str, Any] = Field(description="The options that decide the runs.")
     preset: Preset = Field(description="With the budgets and the learning rate that were chosen.")
     axes: tuple[str, ...]
     costs: tuple[AxisCost, ...]
@@ -46,32 +46,31 @@ class StudyState(Typed):
         return sum(cost.seconds for cost in self.costs)
 
 
-def request_of(options: StudyOptions) -> dict[str, Any]:
+def request_values(options: StudyOptions) -> dict[str, Any]:
     """What must be the same when a study is continued."""
+    optional = {name: getattr(options, name) for name in ("flops", "gpu_hours", "copying", "items", "users")}
     return {
         "preset": options.preset,
         "axes": list(options.chosen_axes()),
-        **({} if options.flops is None else {"flops": options.flops}),
-        **({} if options.gpu_hours is None else {"gpu_hours": options.gpu_hours}),
-        **({} if options.copying is None else {"copying": options.copying}),
+        **{name: value for name, value in optional.items() if value is not None},
         "allow_repeats": options.allow_repeats,
         "seed": options.seed,
         "embedded_world": options.data is None,
     }
 
 
-def read_state(out: Path, options: StudyOptions, checksum: str) -> StudyState | None:
-    """The decisions of an earlier call in this folder; refused where something else was asked for then."""
+def load_state(out: Path, options: StudyOptions, checksum: str) -> StudyState | None:
+    """The decisions of an earlier call in this folder; None where there are none, refused where the options differ."""
     path = out / STATE_FILE
     if not path.exists():
         return None
     state = StudyState.read(path)
-    now = request_of(options)
+    now = request_values(options)
     changed = [key for key in sorted({*now, *state.request}) if now.get(key) != state.request.get(key)]
     if changed:
-        told = "; ".join(f"{key} was {state.request.get(key)!r} and is {now.get(key)!r}" for key in changed)
+        differences = "; ".join(f"{key} was {state.request.get(key)!r} and is {now.get(key)!r}" for key in changed)
         raise ConfigError(
-            f"{out} holds another study: {told}",
+            f"{out} holds another study: {differences}",
             expected="the options that the study was begun with",
             next_step="give them again, or another --out",
         )

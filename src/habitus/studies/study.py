@@ -13,25 +13,22 @@ from shlex import quote
 from types import FrameType
 
 from habitus.data import Dataset
-from habitus.errors import Interrupted
+from habitus.errors import ConfigError, FitError, Interrupted
+from habitus.laws import fit
+from habitus.planning import PlanOptions, register_plan
+from habitus.planning import plan as make_plan
 from habitus.progress import Note
-from habitus.studies.design import decide
-from habitus.studies.finishing import (
-    DATASET,
-    PLAN,
-    RECIPE,
-    STORE,
-    check_metric,
-    fit_all,
-    fit_loss,
-    identified,
-    plan_next,
-    write_report,
-)
-from habitus.studies.options import StudyOptions, stopped
-from habitus.studies.progress import StudyMonitor, StudyProgress
-from habitus.studies.state import StudyState, read_state
+from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan, RegisteredPlan, headline_metrics
+from habitus.studies.design import design_study
+from habitus.studies.options import StudyOptions
+from habitus.studies.progress import StudyMonitor, StudyProgress, interruption
+from habitus.studies.state import StudyState, load_state
 from habitus.sweeps import Preset, load_preset, preset_dataset, sweep, usual_workers
+
+STORE, DATASET, RECIPE, PLAN, REPORT = "store", "dataset", "recipe", "plan.json", "report.html"
+# The laws that a recipe rests on.
+_RECIPE_LAWS = ("share_law", "share_optimum", "depth_optimum", "critical_batch", "size_law", "size_optimum",
+                "loss_law", "negatives_law", "negatives_optimum")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,6 @@ class StudyResult:
         return train_command(program(), self.recipes, self.data, self.out)
 
 
-def train_command(name: str, recipes: Sequence[Path], data: Path, out: Path) -> str:
-    """The command that trains the recipes of a study into its folder."""
-    words = [name, "train", *map(str, recipes), "--data", str(data), "--out", str(out / "run")]
-    return " ".join(map(quote, words))
-
-
-def program() -> str:
-    """What a shell calls this program: its name, or where it was started from when the name alone finds nothing."""
-    started = Path(sys.argv[0])
-    return str(started) if started.name == "habitus" and shutil.which("habitus") is None else "habitus"
-
-
 def study(
     out: str | Path,
     options: StudyOptions | None = None,
@@ -80,7 +65,6 @@ def study(
     """Probe, state a plan, sweep, fit, plan and report into a folder; the same call goes on where it stopped."""
     options = options or StudyOptions()
     options.check()
-    check_metric(options.metric)
     out, began = Path(out), time.monotonic()
     preset = load_preset(options.preset)
 
@@ -89,25 +73,25 @@ def study(
             return None
         return max(1e-9, options.max_minutes / 60 - (time.monotonic() - began) / 3600)
 
-    story = StudyMonitor(out / STORE, options.metric, progress, note)
-    with _stoppable():
-        dataset = _dataset(out, options, preset, story)
-        state = read_state(out, options, dataset.checksum)
+    monitor = StudyMonitor(out / STORE, options.metric, progress, note)
+    with _stop_on_signal():
+        dataset = _open_dataset(out, options, preset, monitor.note)
+        state = load_state(out, options, dataset.checksum)
         continued = state is not None
         if state is None:
-            state = decide(out, options, preset, dataset, story, hours_left)
+            state = design_study(out, options, preset, dataset, monitor, hours_left)
         if options.dry_run:
             return StudyResult(out, state, data=dataset.path, seconds=time.monotonic() - began, dry_run=True)
-        swept = _sweep_all(out, options, state, dataset, story, hours_left)
-        laws = fit_all(out, options, dataset)
-        made = plan_next(out, options, laws, dataset)
-        recipes = tuple(made.write_recipes(out / RECIPE))
+        swept = _sweep_axes(out, options, state, dataset, monitor, hours_left)
+        laws = _fit_laws(out / STORE, options, dataset)
+        plan = _plan_next(out, options, laws, dataset)
+        recipes = tuple(plan.write_recipes(out / RECIPE))
         # The page is kept and passed on: it calls the program by its name.
-        page = write_report(out, options.metric, train_command("habitus", recipes, dataset.path, out))
+        page = _write_report(out, options.metric, train_command("habitus", recipes, dataset.path, out))
     return StudyResult(
         out=out,
         state=state,
-        laws=out / STORE / "laws.json",
+        laws=out / STORE / LAWS_FILE,
         plan=out / PLAN,
         recipes=recipes,
         report=page,
@@ -115,37 +99,58 @@ def study(
         seconds=time.monotonic() - began,
         swept=swept,
         continued=continued,
-        identified=identified(laws, options.metric),
+        identified=_recipe_laws(laws, options.metric),
     )
 
 
-def _dataset(out: Path, options: StudyOptions, preset: Preset, story: StudyMonitor) -> Dataset:
+def train_command(name: str, recipes: Sequence[Path], data: Path, out: Path) -> str:
+    """The command that trains the recipes of a study into its folder."""
+    arguments = [name, "train", *map(str, recipes), "--data", str(data), "--out", str(out / "run")]
+    return " ".join(map(quote, arguments))
+
+
+def program() -> str:
+    """What a shell calls this program: its name, or where it was started from when the name alone finds nothing."""
+    started = Path(sys.argv[0])
+    return str(started) if started.name == "habitus" and shutil.which("habitus") is None else "habitus"
+
+
+def _open_dataset(out: Path, options: StudyOptions, preset: Preset, note: Note) -> Dataset:
+    """The user's dataset, or the synthetic world of the study, generated where it does not exist yet."""
     if options.data is not None:
         return Dataset.open(options.data)
     path = out / DATASET
+    size = {"num_items": options.items or preset.world.num_items, "num_users": options.users or preset.world.num_users}
     if not path.exists():
-        world = preset.world
-        story.note(f"making a synthetic world of {world.num_items:,} items and {world.num_users:,} users in {path}")
+        note(f"making a synthetic world of {size['num_items']:,} items and {size['num_users']:,} users in {path}")
     out.mkdir(parents=True, exist_ok=True)
-    return preset_dataset(preset, path, seed=options.seed, threads=usual_workers("cpu"))
+    sized = preset.model_copy(update={"world": preset.world.model_copy(update=size)})
+    dataset = preset_dataset(sized, path, seed=options.seed, threads=usual_workers("cpu"))
+    if dataset.num_items != size["num_items"]:
+        raise ConfigError(
+            f"{path} holds a world of {dataset.num_items:,} items",
+            expected=f"{size['num_items']:,} items",
+            next_step="give --items as before, or another --out",
+        )
+    return dataset
 
 
-def _sweep_all(
+def _sweep_axes(
     out: Path,
     options: StudyOptions,
     state: StudyState,
     dataset: Dataset,
-    story: StudyMonitor,
+    monitor: StudyMonitor,
     hours_left: Callable[[], float | None],
 ) -> float:
     """Run every axis in its turn; the seconds that they took."""
-    story.begin(state)
+    monitor.begin(state)
     began = time.monotonic()
     for number, (axis, cost) in enumerate(zip(state.axes, state.costs, strict=True)):
         if not cost.budgets:
-            story.note(f"{axis}: no cell can be run at these budgets; the axis is left out")
+            monitor.note(f"{axis}: no cell can be run at these budgets; the axis is left out")
             continue
-        fit_loss(out / STORE, options.allow_repeats)
+        _fit_loss(out / STORE, options.allow_repeats)
         result = sweep(
             axis,
             dataset,
@@ -157,27 +162,94 @@ def _sweep_all(
             device=options.device,
             max_hours=hours_left(),
             allow_repeats=options.allow_repeats,
-            progress=story.sweeping(1 + number, 1 + len(state.axes)),
-            note=story.note,
+            progress=monitor.sweep_progress(1 + number, 1 + len(state.axes)),
+            note=monitor.note,
         )
         if not result.complete:
-            raise stopped(out, f"{axis} axis", result.stopped)
-        story.finished(result)
+            raise interruption(out, f"{axis} axis", result.stopped)
+        monitor.finish_axis(result)
     return time.monotonic() - began
 
 
+def _fit_loss(store: Path, allow_repeats: bool) -> None:
+    """Write the laws of the loss alone, all that the next axis needs; the others are fitted once, at the end."""
+    records = [path.stat().st_mtime for path in store.glob(f"cells/*/{RECORD_FILE}")]
+    laws = store / LAWS_FILE
+    if not records or (laws.exists() and laws.stat().st_mtime >= max(records)):
+        return
+    try:
+        fit(store, ["batch/loss"], allow_repeats=allow_repeats).write(laws)
+    except FitError:  # the sweep says what it does without laws
+        return
+
+
+def _fit_laws(store: Path, options: StudyOptions, dataset: Dataset) -> Laws:
+    """The laws of the store, with the dataset they belong to."""
+    laws = fit(store, allow_repeats=options.allow_repeats)
+    metrics = [name for name in headline_metrics() if name in laws.metrics]
+    if options.metric not in metrics:
+        if not any(options.metric in run.metrics for run in laws.runs):
+            raise ConfigError(
+                f"no Record of {store} has --metric {options.metric}", expected=f"one of {', '.join(metrics)}"
+            )
+        laws = fit(store, [*metrics, options.metric], allow_repeats=options.allow_repeats)
+    laws = laws.model_copy(update={"extra": {**laws.extra, "dataset_checksum": dataset.checksum}})
+    laws.write(store / LAWS_FILE)
+    return laws
+
+
+def _plan_next(out: Path, options: StudyOptions, laws: Laws, dataset: Dataset) -> Plan:
+    """The recipe for the next larger budget, registered before anyone runs it."""
+    largest = max(run.budget for run in laws.runs)
+    plan = make_plan(
+        options.plan_flops or float(f"{10 * largest:.3g}"),
+        options.metric,
+        PlanOptions(laws=out / STORE / LAWS_FILE, dataset=dataset, gpu=options.gpu),
+    )
+    path = out / PLAN
+    if path.exists() and not _predicts_the_same(RegisteredPlan.read(path), plan):
+        path.replace(path.with_name("plan-before.json"))
+    if not path.exists():
+        register_plan(plan, path)
+    return plan
+
+
+def _predicts_the_same(one: Plan, other: Plan) -> bool:
+    """Whether two plans have the same recipes and predictions; the hours may differ, since machines do."""
+    return (one.stage1, one.stage2, one.predictions) == (other.stage1, other.stage2, other.predictions)
+
+
+def _write_report(out: Path, metric: str, next_command: str) -> Path:
+    from habitus.reporting import report
+
+    name = out.resolve().name
+    title = f"Scaling study for {metric}" + (f": {name}" if name != "study" else "")
+    return report(out / STORE, out / REPORT, plan=out / PLAN, title=title, next_command=next_command)
+
+
+def _recipe_laws(laws: Laws, metric: str) -> dict[str, str]:
+    """The laws that the recipe rests on, and whether each is identified."""
+    statuses: dict[str, str] = {}
+    for name in _RECIPE_LAWS:
+        for entry in laws.entries:
+            if entry.name == name and entry.metric in (metric, "batch/loss", "catalogue/loss"):
+                at = "" if entry.budget is None else f" at {entry.budget:.3g}"
+                statuses[f"{name} of {entry.metric}{at}"] = entry.law.status
+    return statuses
+
+
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def _stop_on_signal() -> Iterator[None]:
     """Turn SIGTERM into an exception, so that workers are asked to save before this process ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted("asked to stop", next_step="give the same command again: it goes on where it stopped")
+        raise Interrupted("asked to stop", next_step="run the same command again: it goes on where it stopped")
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
