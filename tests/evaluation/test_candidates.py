@@ -11,7 +11,7 @@ from habitus.evaluation.candidates import Candidates, _sums, candidate_scores
 from habitus.evaluation.ranks import Ranks
 from habitus.evaluation.scores import dense_scores
 from habitus.softmax import topk
-from habitus.softmax.lean_scan import LeanScan
+from habitus.softmax.cpu_scan import CpuScan
 from habitus.softmax.tiles import Sums, merge_sums
 
 
@@ -122,22 +122,22 @@ def test_a_sample_of_the_first_block_never_shows_in_the_lists(order: str, k: int
 
 
 def test_a_sample_that_promised_too_much_is_made_up_for() -> None:
-    def scan() -> LeanScan:
-        return LeanScan(torch.tensor([[1.0], [-1.0]]), None, None, 100, 256)
+    def scan() -> CpuScan:
+        return CpuScan(torch.tensor([[1.0], [-1.0]]), None, None, 100, 256)
 
     table = torch.arange(4500, dtype=torch.float32)[:, None]
     table[: 17 * 80 : 17] += 1e6  # eighty of those that are sampled are above all else
     first = scan()
-    first._sample(table, None)
+    first._set_thresholds(table, None)
     assert first.sampled and (table[:, 0] > first.threshold[0]).sum() < 100  # the first query would be short
     assert (-table[:, 0] > first.threshold[1]).sum() >= 100
     whole = scan()
-    whole.see(table, None, 0)
-    keys = whole.leaders()
+    whole.update(table, None, 0)
+    keys = whole.topk_keys()
     assert keys is not None
     order = torch.sort(table[:, 0], descending=True, stable=True).indices
-    assert torch.equal(topk.ids_of(keys[0]), order[:100])
-    assert torch.equal(topk.ids_of(keys[1]), order.flip(0)[:100])
+    assert torch.equal(topk.decode_ids(keys[0]), order[:100])
+    assert torch.equal(topk.decode_ids(keys[1]), order.flip(0)[:100])
 
 
 def test_what_is_not_finite_is_named() -> None:
@@ -161,8 +161,8 @@ def test_scores_that_float32_cannot_hold_are_refused() -> None:
 
 def test_a_process_without_rows_adds_nothing_however_low_the_scores() -> None:
     queries, table = torch.full((3, 1), 100.0), torch.tensor([[-10.0], [-11.0], [-12.0]])
-    full, empty = (LeanScan(queries, table, None, 2, 256) for _ in range(2))
-    full.see(table, None, 0)
+    full, empty = (CpuScan(queries, table, None, 2, 256) for _ in range(2))
+    full.update(table, None, 0)
     wanted = full.target_scores()
     assert wanted is not None
     parts = [_sums(scan, wanted) for scan in (full, empty)]

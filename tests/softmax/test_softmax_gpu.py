@@ -15,7 +15,7 @@ from habitus.softmax import (
     targets_among,
     top_k,
 )
-from habitus.softmax.tile_scan import slots_for
+from habitus.softmax.triton_scan import buffer_slots
 
 pytestmark = [
     pytest.mark.gpu,
@@ -168,7 +168,7 @@ def test_ranks_and_top_k_equal_a_full_sort(d, case):
 
 
 def test_rising_scores_overflow_the_slots_and_are_still_exact():
-    V = 40 * slots_for(10)
+    V = 40 * buffer_slots(10)
     h = torch.ones(200, 64, device="cuda", dtype=torch.bfloat16)
     e = torch.zeros(V, 64, device="cuda", dtype=torch.bfloat16)
     e[:, 0] = torch.arange(V, device="cuda") // 200

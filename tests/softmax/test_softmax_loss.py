@@ -86,9 +86,9 @@ def test_sharding_changes_the_result_by_rounding_only(backend, pieces, monkeypat
     y = torch.arange(64) * 7  # a target in every shard
     rows = -(-len(e) // pieces)
     monkeypatch.setattr(attention, "shard_rows", lambda *_: rows)
-    monkeypatch.setattr(chunked, "BLOCK_SCORES", max(64, rows) * 64)
-    monkeypatch.setattr(chunked, "shards", lambda size, _: _cut(size, rows if size == 448 else size))
-    monkeypatch.setattr(attention, "shards", _cut)
+    monkeypatch.setattr(chunked, "_BLOCK_SCORES", max(64, rows) * 64)
+    monkeypatch.setattr(chunked, "shard_ranges", lambda size, _: _cut(size, rows if size == 448 else size))
+    monkeypatch.setattr(attention, "shard_ranges", _cut)
     loss, entropy, *_ = candidate_softmax(h, e, y, entropy=True, backend=backend)
     loss.sum().backward()
     truth = twin(h, e, y)
@@ -190,19 +190,19 @@ def test_kept_scores_come_block_by_block(scores_per_block, monkeypatch, twin):
 def test_more_scores_than_are_kept_give_the_same(monkeypatch):
     found = []
     for most in (37 * 501, 37 * 501 - 1):
-        monkeypatch.setattr(cached_scores, "KEPT_SCORES", most)
-        cached_scores._spare.clear()
+        monkeypatch.setattr(cached_scores, "MAX_CACHED_SCORES", most)
+        cached_scores._spare_buffers.clear()
         h, e, y = draw()
         loss = candidate_softmax(h, e, y).loss
         loss.sum().backward()
-        found.append((loss, h.grad, e.grad, len(cached_scores._spare)))
+        found.append((loss, h.grad, e.grad, len(cached_scores._spare_buffers)))
     assert [used for *_, used in found] == [1, 0]
     for one, other in zip(found[0][:3], found[1][:3], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_kept_memory_is_used_again_and_by_one_at_a_time():
-    cached_scores._spare.clear()
+    cached_scores._spare_buffers.clear()
     h, e, y = draw(seed=1)
     expected = torch.autograd.grad(candidate_softmax(h, e, y, backend="cpu").loss.sum(), (h, e))
     first, second = (candidate_softmax(h, e, y).loss.sum() for _ in range(2))  # both are alive
@@ -215,9 +215,9 @@ def test_kept_memory_is_used_again_and_by_one_at_a_time():
     found = torch.autograd.grad(second, (h, e))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    place = cached_scores._spare[0].data_ptr()
+    place = cached_scores._spare_buffers[0].data_ptr()
     candidate_softmax(h, e, y).loss.sum().backward()
-    assert [memory.data_ptr() for memory in cached_scores._spare] == [place]
+    assert [memory.data_ptr() for memory in cached_scores._spare_buffers] == [place]
 
 
 def test_a_second_derivative_is_refused_rather_than_wrong():

@@ -91,7 +91,7 @@ def test_a_pool_too_small_is_refused_by_the_softmax():
 
 
 def test_bad_requests_are_clear_errors():
-    with pytest.raises(ModelError, match="11 distinct negatives were asked for and there are 10 items"):
+    with pytest.raises(ModelError, match="11 distinct negatives cannot be drawn from 10 items"):
         sample_negatives(10, 11, torch.Generator())
     with pytest.raises(ModelError, match="eight int64 keys"):
         sample_negatives(10, 1, torch.zeros(3))

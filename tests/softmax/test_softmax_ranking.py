@@ -40,7 +40,7 @@ def sorted_by_hand(h, e, y):
 @pytest.mark.parametrize("shape", [(37, 501, 20), (300, 5000, 16), (5, 10, 3), (3, 1, 4)])
 @pytest.mark.parametrize("columns", [256, 2048])
 def test_all_read_outs_equal_a_full_sort(case, shape, columns, monkeypatch, twin):
-    monkeypatch.setattr(ranking, "PLAIN_COLUMNS", columns)
+    monkeypatch.setattr(ranking, "_COLUMNS", columns)
     h, e, y = draw(*shape, case)
     k = min(100, shape[1])
     order, reached = sorted_by_hand(h, e, y)
@@ -90,9 +90,9 @@ def test_candidates_may_live_anywhere(place, tmp_path):
 
 def test_working_memory_follows_the_argument(monkeypatch):
     seen = []
-    plain = ranking.PlainScan
+    plain = ranking.TorchScan
     monkeypatch.setattr(
-        ranking, "PlainScan", lambda *given, **options: seen.append(plain(*given, **options)) or seen[-1]
+        ranking, "TorchScan", lambda *given, **options: seen.append(plain(*given, **options)) or seen[-1]
     )
     h, e, y = draw(300, 5000, 16)
     catalogue_scores(h, e, y, k=10, memory_bytes=1 << 20)
@@ -142,11 +142,11 @@ def test_bfloat16_scores_are_compared_in_float32():
 def test_keys_sort_like_score_then_position():
     scores = torch.tensor([-torch.inf, -2.0, -1e-40, -0.0, 0.0, 1e-40, 3.0, 3.0, torch.inf])
     ids = torch.tensor([5, 5, 5, 2, 9, 5, 9, 2, 1])
-    keys = topk.keys_of(scores, ids)
+    keys = topk.encode_keys(scores, ids)
     assert keys.argsort().tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8]
-    assert torch.equal(topk.scores_of(keys), scores.abs() * scores.sign())
-    assert torch.equal(topk.ids_of(keys), ids)
-    assert topk.scores_of(topk.no_leaders(1, 1, torch.device("cpu"))).item() == -torch.inf
+    assert torch.equal(topk.decode_scores(keys), scores.abs() * scores.sign())
+    assert torch.equal(topk.decode_ids(keys), ids)
+    assert topk.decode_scores(topk.empty_topk(1, 1, torch.device("cpu"))).item() == -torch.inf
 
 
 @pytest.mark.parametrize(

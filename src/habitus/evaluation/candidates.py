@@ -22,17 +22,17 @@ from habitus.evaluation.scores import Scores
 from habitus.softmax import (
     SCAN_GROUP,
     CandidateTable,
-    LeanScan,
-    PlainScan,
+    CpuScan,
     SoftmaxBackend,
     Sums,
-    TileScan,
+    TorchScan,
+    TritonScan,
+    buffer_slots,
     check_scale,
-    largest,
+    has_nonfinite,
+    max_abs,
     merge_sums,
-    not_finite,
-    refusal,
-    slots_for,
+    refusal_reason,
     topk,
 )
 
@@ -77,7 +77,7 @@ def candidate_scores(
     with torch.autocast(queries.device.type, enabled=False):
         for start, block in _blocks(candidates, queries, memory_bytes):
             for scan in scans:
-                scan.see(block, None, start)
+                scan.update(block, None, start)
     parts = [_merged(scan, ranks) for scan in scans]
     sums = Sums(*(torch.cat(column) for column in zip(*(sums for sums, _, _ in parts), strict=True)))
     wanted = torch.cat([wanted for _, wanted, _ in parts])
@@ -85,7 +85,7 @@ def candidate_scores(
     if past is not None:
         sums, best = past.sums(sums), past.leaders(best)
         wanted = wanted - past.target_bias + past.raised
-    top = topk.ids_of(best).cpu().numpy()
+    top = topk.decode_ids(best).cpu().numpy()
     log_total = sums.total.log()
     return Scores(
         loss=(sums.top + log_total - wanted).cpu().numpy() if losses else None,
@@ -101,9 +101,9 @@ def _blocks(candidates: Candidates, queries: Tensor, memory_bytes: int) -> Itera
         return  # more processes than candidates
     table = CandidateTable(candidates.pieces)
     rows = max(4096, memory_bytes // 4 // (table.width * queries.element_size()))
-    reach = largest(queries)
+    reach = max_abs(queries)
     for start, block in table.blocks(rows, queries.device):
-        most = largest(block)
+        most = max_abs(block)
         if not math.isfinite(most):
             raise ModelError(
                 f"the candidates hold NaN or infinity between places {candidates.first + start} and "
@@ -119,28 +119,28 @@ def _blocks(candidates: Candidates, queries: Tensor, memory_bytes: int) -> Itera
 
 def _begin(
     queries: Tensor, target_rows: Tensor, bias: Tensor | None, k: int, memory_bytes: int, losses: bool
-) -> list[PlainScan] | list[TileScan]:
+) -> list[TorchScan] | list[TritonScan]:
     """A fresh scan per batch of queries. All batches but the last have one size, which depends on no block."""
-    tiled = not refusal(SoftmaxBackend.TRITON, queries.device, queries.dtype, queries.shape[1], False)
+    tiled = not refusal_reason(SoftmaxBackend.TRITON, queries.device, queries.dtype, queries.shape[1], False)
     if tiled:
-        most = max(128, memory_bytes // 2 // (8 * (2 * slots_for(k) + 2 * k)) // 128 * 128) if k else len(queries)
+        most = max(128, memory_bytes // 2 // (8 * (2 * buffer_slots(k) + 2 * k)) // 128 * 128) if k else len(queries)
         batch = -(-len(queries) // -(-len(queries) // most))
         batch = -(-batch // 128) * 128
         return [
-            TileScan(queries[at : at + batch], target_rows[at : at + batch], _part(bias, at, batch), k)
+            TritonScan(queries[at : at + batch], target_rows[at : at + batch], _part(bias, at, batch), k)
             for at in range(0, len(queries), batch)
         ]
     tile_bytes = 3 * PLAIN_ROWS * torch.promote_types(queries.dtype, torch.float32).itemsize
     columns = max(4 * SCAN_GROUP, min(PLAIN_COLUMNS, memory_bytes // tile_bytes) // SCAN_GROUP * SCAN_GROUP)
-    plain: list[PlainScan] = []
+    plain: list[TorchScan] = []
     for at in range(0, len(queries), PLAIN_ROWS):
         part, rows = queries[at : at + PLAIN_ROWS], target_rows[at : at + PLAIN_ROWS]
         if queries.device.type != "cpu":
-            plain.append(PlainScan(part, rows, _part(bias, at, PLAIN_ROWS), k, columns, losses=losses))
+            plain.append(TorchScan(part, rows, _part(bias, at, PLAIN_ROWS), k, columns, losses=losses))
             continue
-        scan = LeanScan(part, rows, _part(bias, at, PLAIN_ROWS), k, columns, losses=losses)
+        scan = CpuScan(part, rows, _part(bias, at, PLAIN_ROWS), k, columns, losses=losses)
         if plain:
-            scan.share_scratch(cast(LeanScan, plain[0]))
+            scan.share_scratch(cast(CpuScan, plain[0]))
         plain.append(scan)
     return plain
 
@@ -149,22 +149,22 @@ def _part(bias: Tensor | None, at: int, size: int) -> Tensor | None:
     return None if bias is None else bias[at : at + size]
 
 
-def _merged(scan: PlainScan | TileScan, ranks: Ranks) -> tuple[Sums, Tensor, Tensor]:
+def _merged(scan: TorchScan | TritonScan, ranks: Ranks) -> tuple[Sums, Tensor, Tensor]:
     """Sums over all processes in float64, the targets' scores, and the keys of the best candidates."""
-    wanted, best = scan.target_scores(), scan.leaders()
+    wanted, best = scan.target_scores(), scan.topk_keys()
     assert wanted is not None
     best = torch.empty(len(wanted), 0, dtype=torch.int64, device=wanted.device) if best is None else best
     own = _sums(scan, wanted)
     stacked = torch.stack([own.top, own.total, own.dot, own.reached])
     everyone = torch.stack(ranks.gathered(stacked), 1)  # [4, W, M]
     keys = ranks.gathered(best)
-    merged = best if len(keys) == 1 else topk.merge_leaders(keys[0], torch.cat(keys[1:], 1))
+    merged = best if len(keys) == 1 else topk.merge_topk(keys[0], torch.cat(keys[1:], 1))
     return merge_sums(Sums(*everyone)), wanted.double(), merged
 
 
-def _sums(scan: PlainScan | TileScan, wanted: Tensor) -> Sums:
+def _sums(scan: TorchScan | TritonScan, wanted: Tensor) -> Sums:
     """A scan's sums in float64; a process without rows adds nothing, at the level of the target's score."""
-    started = scan.started if isinstance(scan, PlainScan) else scan.running is not None
+    started = scan.started if isinstance(scan, TorchScan) else scan.running is not None
     if not started:
         zero = torch.zeros_like(wanted, dtype=torch.float64)
         return Sums(wanted.double(), zero, zero, zero)
@@ -179,5 +179,5 @@ def _check(queries: Tensor, target_rows: Tensor) -> None:
             f"vectors of targets {tuple(target_rows.shape)} of {target_rows.dtype}",
             expected="one vector per query, of one width and type, and at least one query",
         )
-    if bool(not_finite(queries)):
+    if bool(has_nonfinite(queries)):
         raise ModelError("the queries hold NaN or infinity", next_step="check the run: did its training diverge?")

@@ -73,10 +73,10 @@ class Past:
 
     def _leaders(self, best: Tensor) -> Tensor:
         raised = torch.where(self.scores - self.plain < _NOTHING, -1, self.places)
-        keys = topk.keys_of(self.scores.float(), raised.clamp(min=0))
+        keys = topk.encode_keys(self.scores.float(), raised.clamp(min=0))
         keys = torch.where(raised >= 0, keys, topk.EMPTY)
-        again = (topk.ids_of(best)[:, :, None] == raised[:, None]).any(-1)
-        return topk.merge_leaders(torch.where(again, topk.EMPTY, best), keys)
+        again = (topk.decode_ids(best)[:, :, None] == raised[:, None]).any(-1)
+        return topk.merge_topk(torch.where(again, topk.EMPTY, best), keys)
 
 
 @torch.no_grad()

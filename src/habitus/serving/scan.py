@@ -11,18 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from habitus.softmax import CandidateTable, LeanScan, PlainScan, SoftmaxBackend, TileScan, refusal, topk
+from habitus.softmax import CandidateTable, CpuScan, SoftmaxBackend, TorchScan, TritonScan, refusal_reason, topk
 
 # Added to the score of a candidate that must not be found: far below every score, above the scans' own masks.
 HIDDEN = -1.0e28
-# One or a few queries leave a tile of LeanScan, which has 16 rows at least, mostly empty. On one core of an EPYC, a
-# million candidates of width 64: 14 ms for one query against 136 ms; from nine queries on LeanScan is ahead.
+# One or a few queries leave a tile of CpuScan, which has 16 rows at least, mostly empty. On one core of an EPYC, a
+# million candidates of width 64: 14 ms for one query against 136 ms; from nine queries on CpuScan is ahead.
 NARROW = 8
 NARROW_COLUMNS = 1 << 16
 BLOCK_ROWS = 1 << 18
 
 
-class Found(NamedTuple):
+class ScanResult(NamedTuple):
     """Per query: the best scores and their rows, best first, -1 beyond the last; log-sum-exp over the candidates."""
 
     scores: Tensor  # float32 [M, k]
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 @torch.no_grad()
-def exact_search(queries: Tensor, pieces: Sequence[Tensor], k: int, bias: Tensor | None = None) -> Found:
+def exact_search(queries: Tensor, pieces: Sequence[Tensor], k: int, bias: Tensor | None = None) -> ScanResult:
     """The k best candidates of queries [M, d]; `pieces` are one table of any stored type, on any device.
 
     `bias` [V] on the queries' device is added to the scores; HIDDEN hides a candidate.
@@ -43,25 +43,25 @@ def exact_search(queries: Tensor, pieces: Sequence[Tensor], k: int, bias: Tensor
             for _, block in CandidateTable(piece).blocks(BLOCK_ROWS, queries.device):
                 for at in range(0, len(block), BLOCK_ROWS):  # what is on the device comes as one block
                     part = block[at : at + BLOCK_ROWS].to(queries.dtype)
-                    scan.see(part, None if bias is None else bias[first : first + len(part)], first)
+                    scan.update(part, None if bias is None else bias[first : first + len(part)], first)
                     first += len(part)
-    keys = scan.leaders()
+    keys = scan.topk_keys()
     assert keys is not None
-    scores, rows = topk.scores_of(keys), topk.ids_of(keys)
+    scores, rows = topk.decode_scores(keys), topk.decode_ids(keys)
     gone = (keys == topk.EMPTY) | (scores < HIDDEN / 2)
     sums = scan.sums()
     lse = sums.top.double() + sums.total.double().log()
-    return Found(scores.masked_fill(gone, -torch.inf), rows.masked_fill(gone, -1), lse)
+    return ScanResult(scores.masked_fill(gone, -torch.inf), rows.masked_fill(gone, -1), lse)
 
 
-def _scan_for(queries: Tensor, k: int) -> "NarrowScan | PlainScan | TileScan":
+def _scan_for(queries: Tensor, k: int) -> "NarrowScan | TorchScan | TritonScan":
     if queries.device.type == "cpu":
         if len(queries) <= NARROW:
             return NarrowScan(queries, k)
-        return LeanScan(queries, None, None, k, 1 << 14 if len(queries) <= 64 else 1 << 12)
-    if not refusal(SoftmaxBackend.TRITON, queries.device, queries.dtype, queries.shape[1], False):
-        return TileScan(queries, None, None, k)
-    return PlainScan(queries, None, None, k, 1 << 14)
+        return CpuScan(queries, None, None, k, 1 << 14 if len(queries) <= 64 else 1 << 12)
+    if not refusal_reason(SoftmaxBackend.TRITON, queries.device, queries.dtype, queries.shape[1], False):
+        return TritonScan(queries, None, None, k)
+    return TorchScan(queries, None, None, k, 1 << 14)
 
 
 class _NarrowSums(NamedTuple):
@@ -74,12 +74,12 @@ class NarrowScan:
 
     def __init__(self, queries: Tensor, k: int) -> None:
         self.queries = queries
-        self.best = topk.no_leaders(len(queries), k, queries.device)
+        self.best = topk.empty_topk(len(queries), k, queries.device)
         self.threshold = queries.new_full((len(queries),), -torch.inf)
         self.top = queries.new_full((len(queries),), -torch.inf, dtype=torch.float64)
         self.total = torch.zeros_like(self.top)
 
-    def see(self, block: Tensor, bias: Tensor | None, first_id: int) -> None:
+    def update(self, block: Tensor, bias: Tensor | None, first_id: int) -> None:
         """Take in the next candidates, whose ids start at `first_id`."""
         for at in range(0, len(block), NARROW_COLUMNS):
             z = self.queries @ block[at : at + NARROW_COLUMNS].T
@@ -88,7 +88,7 @@ class NarrowScan:
             self._lead(z, first_id + at)
             self._add(z)
 
-    def leaders(self) -> Tensor:
+    def topk_keys(self) -> Tensor:
         """The keys [M, k] of the best candidates so far, best first."""
         return self.best
 
@@ -104,7 +104,7 @@ class NarrowScan:
             threshold = torch.maximum(threshold, torch.nextafter(worst, torch.full_like(worst, -torch.inf)))
         rows, columns = (z > threshold[:, None]).nonzero(as_tuple=True)
         if len(rows):
-            self.best = topk.merge_loose(self.best, rows, topk.keys_of(z[rows, columns], first_id + columns))
+            self.best = topk.merge_topk_pairs(self.best, rows, topk.encode_keys(z[rows, columns], first_id + columns))
             self.threshold = topk.thresholds(self.best)
 
     def _add(self, z: Tensor) -> None:

@@ -1,10 +1,10 @@
 """Scores over candidates: loss, entropy, gradients, ranks and top-k, in flat memory whatever their number."""
 
-from habitus.softmax.backend import SoftmaxBackend, choose_backend, refusal
-from habitus.softmax.checks import check_scale, largest, not_finite
+from habitus.softmax.backend import SoftmaxBackend, choose_backend, refusal_reason
+from habitus.softmax.cpu_scan import CpuScan
 from habitus.softmax.extras import extras_softmax
-from habitus.softmax.latch import Cause, Latch, explain
-from habitus.softmax.lean_scan import LeanScan
+from habitus.softmax.inputs import check_scale, has_nonfinite, max_abs
+from habitus.softmax.latch import Cause, Latch, explain_cause
 from habitus.softmax.loss import SoftmaxResult, candidate_softmax
 from habitus.softmax.negatives import (
     NUM_KEYS,
@@ -14,11 +14,11 @@ from habitus.softmax.negatives import (
     sample_negatives,
     targets_among,
 )
-from habitus.softmax.plain_scan import SCAN_GROUP, PlainScan
 from habitus.softmax.ranking import CatalogueScores, TopK, catalogue_scores, ranks, top_k
 from habitus.softmax.table import CandidateTable
-from habitus.softmax.tile_scan import TileScan, slots_for
 from habitus.softmax.tiles import Sums, merge_sums
+from habitus.softmax.torch_scan import SCAN_GROUP, TorchScan
+from habitus.softmax.triton_scan import TritonScan, buffer_slots
 
 __all__ = [
     "NUM_KEYS",
@@ -27,29 +27,29 @@ __all__ = [
     "CandidateTable",
     "CatalogueScores",
     "Cause",
+    "CpuScan",
     "Latch",
-    "LeanScan",
-    "PlainScan",
     "SoftmaxBackend",
     "SoftmaxResult",
     "Sums",
-    "TileScan",
     "TopK",
+    "TorchScan",
+    "TritonScan",
+    "buffer_slots",
     "candidate_pool",
     "candidate_softmax",
     "catalogue_scores",
     "check_scale",
     "choose_backend",
-    "explain",
+    "explain_cause",
     "extras_softmax",
-    "largest",
+    "has_nonfinite",
+    "max_abs",
     "merge_sums",
     "negative_keys",
-    "not_finite",
     "ranks",
-    "refusal",
+    "refusal_reason",
     "sample_negatives",
-    "slots_for",
     "targets_among",
     "top_k",
 ]

@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from habitus.softmax.merging import SHARD_ROWS, Merger, Part, shards
+from habitus.softmax.merging import SHARD_ROWS, Merger, PartialSoftmax, shard_ranges
 
 Kernel = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # q, k, v of [1, 1, rows, w] -> o, lse
 
-COPY_BYTES = 64 << 20  # of keys that must be copied (padded, biased or widened) at a time
+_COPY_BYTES = 64 << 20  # of keys that must be copied (padded, biased or widened) at a time
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel) -> Part:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, kernel: Kernel) -> PartialSoftmax:
     """The average value [M, d], log-sum-exp and (where values are keys) entropy of softmax(queries keys^T + bias)."""
     M, d = queries.shape
     dtype = working_dtype(queries)
@@ -31,19 +31,19 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, k
     ones = None if bias is None else torch.ones_like(bias[:1], dtype=dtype).expand(M, 1)
     wide_queries = _widen(queries.to(dtype), ones, width)
     merger = Merger()
-    for start, stop in shards(len(keys), shard_rows(keys, dtype, width)):
-        parts = None if bias is None else _parts(bias[start:stop], dtype)
-        wide_keys = _widen(keys[start:stop].to(dtype), parts, width)
+    for start, stop in shard_ranges(len(keys), shard_rows(keys, dtype, width)):
+        columns = None if bias is None else _bias_columns(bias[start:stop], dtype)
+        wide_keys = _widen(keys[start:stop].to(dtype), columns, width)
         wide_values = wide_keys if values is keys else _widen(values[start:stop].to(dtype), None, width)
         mean, lse = kernel(wide_queries[None, None], wide_keys[None, None], wide_values[None, None])
-        merger.add(Part(mean.reshape(M, width), lse.reshape(-1)[:M], lse.new_empty(0)))
+        merger.add(PartialSoftmax(mean.reshape(M, width), lse.reshape(-1)[:M], lse.new_empty(0)))
     mean, lse, _ = merger.result()
     # All columns count here: where values are keys, the last ones hold the average bias.
     entropy = lse - torch.linalg.vecdot(wide_queries.to(lse.dtype), mean.to(lse.dtype))
-    return Part(mean[:, :d].contiguous(), lse, entropy)
+    return PartialSoftmax(mean[:, :d].contiguous(), lse, entropy)
 
 
-def pull(
+def candidate_gradient(
     candidates: Tensor, bias: Tensor | None, queries: Tensor, weighted: Tensor, lse: Tensor, kernel: Kernel
 ) -> Tensor:
     """sum_i exp(z_ij + bias_j - lse_i) weighted_i for every candidate j, as [V, d]."""
@@ -74,20 +74,20 @@ def working_dtype(queries: Tensor) -> torch.dtype:
 
 
 def kernel_width(d: int, dtype: torch.dtype, biased: bool) -> int:
-    """Columns the kernel is given: the vector, the bias parts, and zeros up to a multiple of 8 in bfloat16."""
+    """Columns the kernel is given: the vector, the bias columns, and zeros up to a multiple of 8 in bfloat16."""
     if dtype != torch.bfloat16:
         return d + 1 if biased else d
     return -(-(d + 3 if biased else d) // 8) * 8
 
 
 def shard_rows(keys: Tensor, dtype: torch.dtype, width: int) -> int:
-    """Keys per kernel call: a full shard where they are used in place, COPY_BYTES of them where they are copied."""
+    """Keys per kernel call: a full shard where they are used in place, _COPY_BYTES of them where they are copied."""
     if keys.dtype == dtype and keys.shape[1] == width:
         return SHARD_ROWS
-    return min(SHARD_ROWS, max(64, COPY_BYTES // (width * dtype.itemsize)))
+    return min(SHARD_ROWS, max(64, _COPY_BYTES // (width * dtype.itemsize)))
 
 
-def _parts(bias: Tensor, dtype: torch.dtype) -> Tensor:
+def _bias_columns(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Columns of `dtype` whose sum is the bias: high, middle and low parts in bfloat16, itself otherwise."""
     if dtype != torch.bfloat16:
         return bias[:, None].to(dtype)
@@ -98,7 +98,7 @@ def _parts(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _widen(rows: Tensor, columns: Tensor | None, width: int) -> Tensor:
-    """Rows, then columns (one column is repeated as bfloat16 parts need), then zeros up to `width`."""
+    """Rows, then columns (one column is repeated for the parts of a bfloat16 bias), then zeros up to `width`."""
     d = rows.shape[1]
     if columns is None:
         return rows.contiguous() if d == width else F.pad(rows, (0, width - d))

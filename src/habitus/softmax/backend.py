@@ -2,8 +2,8 @@
 
     M  queries      V  candidates      d  width of a vector
 
-Every backend answers the same two questions: what are the average candidate, the log-sum-exp and the entropy; and,
-knowing the log-sum-exp, what are the gradients.
+Every backend has the same two functions: forward gives the average candidate, the log-sum-exp and the entropy;
+backward, given the log-sum-exp, the gradients.
 """
 
 import functools
@@ -17,20 +17,20 @@ from habitus.errors import ModelError
 from habitus.softmax.attention import (
     Kernel,
     attend,
+    candidate_gradient,
     cpu_kernel,
     cudnn_kernel,
     flash_kernel,
     kernel_width,
-    pull,
     working_dtype,
 )
 from habitus.softmax.chunked import chunked_backward, chunked_forward
-from habitus.softmax.merging import Part
+from habitus.softmax.merging import PartialSoftmax
 from habitus.softmax.tiles import tiled_backward, tiled_forward
 
 log = logging.getLogger(__name__)
 
-FUSED_WIDTH = 256  # the widest vector that fused attention on CUDA takes
+_FUSED_WIDTH = 256  # the widest vector that fused attention on CUDA takes
 
 
 class SoftmaxBackend(StrEnum):
@@ -51,50 +51,50 @@ KERNELS: dict[SoftmaxBackend, Kernel] = {
 
 
 def choose_backend(queries: Tensor, *, biased: bool, backend: SoftmaxBackend | str | None = None) -> str:
-    """The first backend in the order that takes these tensors, or the one asked for if it does.
+    """The first backend in the order that takes these tensors, or the requested one if it does.
 
     `biased` says that bias columns will be needed: for a bias, or for the gradient of the candidates.
     """
     # A compiled step may hold the width as a symbol; the choice depends on its value, and len() makes it a number.
     width = len(range(queries.shape[1]))
-    return _chosen(queries.device, queries.dtype, width, biased, backend)
+    return _choose(queries.device, queries.dtype, width, biased, backend)
 
 
 @torch.compiler.assume_constant_result  # a compiled step chooses when it is traced
-def _chosen(device: torch.device, dtype: torch.dtype, d: int, biased: bool, backend: str | None) -> str:
+def _choose(device: torch.device, dtype: torch.dtype, d: int, biased: bool, backend: str | None) -> str:
     if backend is None:
         return _first_that_works(device, dtype, d, biased)
     try:
-        wanted = SoftmaxBackend(backend)
+        choice = SoftmaxBackend(backend)
     except ValueError:
         raise ModelError(
             f"There is no softmax backend called '{backend}'.", expected=", ".join(SoftmaxBackend)
         ) from None
-    reason = refusal(wanted, device, dtype, d, biased)
+    reason = refusal_reason(choice, device, dtype, d, biased)
     if reason:
         raise ModelError(
-            f"The softmax backend '{wanted}' cannot be used here: {reason}.",
-            next_step="Leave backend=None to let the first that works be chosen.",
+            f"The softmax backend '{choice}' cannot be used here: {reason}.",
+            next_step="Omit backend: the first that works is then chosen.",
         )
-    return str(wanted)
+    return str(choice)
 
 
 @functools.cache
 def _first_that_works(device: torch.device, dtype: torch.dtype, d: int, biased: bool) -> str:
     refused: list[str] = []
-    for wanted in SoftmaxBackend:
-        reason = refusal(wanted, device, dtype, d, biased)
+    for choice in SoftmaxBackend:
+        reason = refusal_reason(choice, device, dtype, d, biased)
         if not reason:
             bias = " with a bias" if biased else ""
             passed_over = "; ".join(refused) or "none"
-            log.info("softmax on %s, %s, width %d%s: %s (refused: %s)", device, dtype, d, bias, wanted, passed_over)
-            return str(wanted)
-        refused.append(f"{wanted}: {reason}")
+            log.info("softmax on %s, %s, width %d%s: %s (refused: %s)", device, dtype, d, bias, choice, passed_over)
+            return str(choice)
+        refused.append(f"{choice}: {reason}")
     raise ModelError(f"No softmax backend takes {dtype} on {device}: {'; '.join(refused)}.")
 
 
 @functools.cache
-def refusal(backend: SoftmaxBackend, device: torch.device, dtype: torch.dtype, d: int, biased: bool) -> str:
+def refusal_reason(backend: SoftmaxBackend, device: torch.device, dtype: torch.dtype, d: int, biased: bool) -> str:
     """Why a backend does not take such tensors, or an empty string if it does. Tried once on a tiny example."""
     if backend is SoftmaxBackend.CHUNKED:
         return ""
@@ -107,8 +107,8 @@ def refusal(backend: SoftmaxBackend, device: torch.device, dtype: torch.dtype, d
             return f"{dtype} is not a type of its tensor-core products"
     elif dtype != torch.bfloat16:
         return f"{dtype} is not bfloat16"
-    elif kernel_width(d, dtype, biased) > FUSED_WIDTH:
-        return f"width {d} is more than {FUSED_WIDTH - 8 if biased else FUSED_WIDTH}"
+    elif kernel_width(d, dtype, biased) > _FUSED_WIDTH:
+        return f"width {d} is more than {_FUSED_WIDTH - 8 if biased else _FUSED_WIDTH}"
     return _trial(backend, device, dtype, d)
 
 
@@ -123,12 +123,12 @@ def _trial(backend: SoftmaxBackend, device: torch.device, dtype: torch.dtype, d:
     return ""
 
 
-def forward(backend: str, queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> Part:
-    """The average candidate [M, d] ([0, d]: not needed, or left to `backward`), log-sum-exp [M] and entropy [M]."""
+def forward(backend: str, queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> PartialSoftmax:
+    """The average choice [M, d] ([0, d]: not needed, or left to `backward`), log-sum-exp [M] and entropy [M]."""
     with torch.autocast(queries.device.type, enabled=False):
         if backend == SoftmaxBackend.TRITON:
             lse, entropy = tiled_forward(queries, candidates, bias)
-            return Part(queries.new_empty(0, queries.shape[1]), lse, entropy)
+            return PartialSoftmax(queries.new_empty(0, queries.shape[1]), lse, entropy)
         if backend == SoftmaxBackend.CHUNKED:
             return chunked_forward(queries, candidates, bias, need_mean)
         return attend(queries, candidates, candidates, bias, KERNELS[SoftmaxBackend(backend)])
@@ -157,4 +157,4 @@ def backward(
             return nothing, chunked_backward(queries, candidates, bias, lse, weights)
         weighted = (queries.to(lse.dtype) * weights[:, None]).to(working_dtype(queries))
         kernel = KERNELS[SoftmaxBackend(backend)]
-        return nothing, pull(candidates, bias, queries, weighted, lse, kernel)
+        return nothing, candidate_gradient(candidates, bias, queries, weighted, lse, kernel)

@@ -3,16 +3,16 @@
     M  queries      V  candidates      d  width of a vector
 
 The last backend in the order, and the one that float32 on CUDA gets. Scores are float32 at least (tensor-core products
-of bfloat16 are asked for in float32), so it has no rounding that the fused backends lack.
+of bfloat16 accumulate and return float32), so it has no rounding that the fused backends lack.
 """
 
 import torch
 from torch import Tensor
 
-from habitus.softmax.merging import Merger, Part, shards
+from habitus.softmax.merging import Merger, PartialSoftmax, shard_ranges
 
-BLOCK_SCORES = 1 << 24  # 64 MiB of float32
-BLOCK_ROWS = 4096
+_BLOCK_SCORES = 1 << 24  # 64 MiB of float32
+_BLOCK_ROWS = 4096
 
 
 def block_scores(queries: Tensor, candidates: Tensor, bias: Tensor | None) -> Tensor:
@@ -27,31 +27,33 @@ def block_scores(queries: Tensor, candidates: Tensor, bias: Tensor | None) -> Te
     return z if bias is None else z.add_(bias.to(z.dtype))
 
 
-def chunked_forward(queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> Part:
+def chunked_forward(queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> PartialSoftmax:
     """The average candidate [M, d] ([0, d] if not needed), the log-sum-exp [M] and the entropy [M]."""
-    blocks = [_forward_block(queries[a:b], candidates, bias, need_mean) for a, b in shards(len(queries), BLOCK_ROWS)]
-    return Part(*(torch.cat(column) for column in zip(*blocks, strict=True)))
+    blocks = [
+        _forward_block(queries[a:b], candidates, bias, need_mean) for a, b in shard_ranges(len(queries), _BLOCK_ROWS)
+    ]
+    return PartialSoftmax(*(torch.cat(column) for column in zip(*blocks, strict=True)))
 
 
-def _forward_block(queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> Part:
+def _forward_block(queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> PartialSoftmax:
     merger = Merger()
-    for start, stop in shards(len(candidates), max(64, BLOCK_SCORES // len(queries))):
+    for start, stop in shard_ranges(len(candidates), max(64, _BLOCK_SCORES // len(queries))):
         part = candidates[start:stop]
         z = block_scores(queries, part, None if bias is None else bias[start:stop])
         lse = torch.logsumexp(z, dim=1)
         p = z.sub_(lse[:, None]).exp()
         # z is log p by now, so the entropy needs no difference of large numbers.
         mean = _product(p, part) if need_mean else z.new_empty(len(z), 0)
-        merger.add(Part(mean, lse, -torch.linalg.vecdot(p, z)))
+        merger.add(PartialSoftmax(mean, lse, -torch.linalg.vecdot(p, z)))
     mean, lse, entropy = merger.result()
-    return Part(mean.reshape(-1, queries.shape[1]), lse, entropy)
+    return PartialSoftmax(mean.reshape(-1, queries.shape[1]), lse, entropy)
 
 
 def chunked_backward(queries: Tensor, candidates: Tensor, bias: Tensor | None, lse: Tensor, weights: Tensor) -> Tensor:
     """sum_i weights_i exp(z_ij + bias_j - lse_i) h_i for every candidate j, as [V, d]."""
     result = lse.new_zeros(candidates.shape)
-    for a, b in shards(len(queries), BLOCK_ROWS):
-        for start, stop in shards(len(candidates), max(64, BLOCK_SCORES // (b - a))):
+    for a, b in shard_ranges(len(queries), _BLOCK_ROWS):
+        for start, stop in shard_ranges(len(candidates), max(64, _BLOCK_SCORES // (b - a))):
             p = block_scores(queries[a:b], candidates[start:stop], None if bias is None else bias[start:stop])
             p = p.sub_(lse[a:b, None]).exp_().mul_(weights[a:b, None])
             result[start:stop] += _product(p.T, queries[a:b])

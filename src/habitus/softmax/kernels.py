@@ -46,7 +46,7 @@ def scan_kernel(
     RANKS: tl.constexpr,
     TOP: tl.constexpr,
 ):
-    """Per query and split: max, sum of p = exp(z - max), sum of p (z - max), how many reach the target; leaders."""
+    """Per query and split: max, sum of p = exp(z - max), sum of p (z - max), how many reach the target; top-k keys."""
     row = tl.program_id(0) * BM
     rows = row + tl.arange(0, BM)
     split = tl.program_id(1)
@@ -56,10 +56,10 @@ def scan_kernel(
     total = tl.zeros([BM], tl.float32)
     dot = tl.zeros([BM], tl.float32)
     count = tl.zeros([BM], tl.int32)
-    wanted = tl.full([BM], 0.0, tl.float32)
-    threshold = tl.full([BM], 3.0e38, tl.float32)  # padding rows lead nobody
+    target_score = tl.full([BM], 0.0, tl.float32)
+    threshold = tl.full([BM], 3.0e38, tl.float32)  # padding rows collect nothing
     if RANKS:
-        wanted = tl.load(target_scores + rows, mask=inside, other=0.0)
+        target_score = tl.load(target_scores + rows, mask=inside, other=0.0)
     if TOP:
         threshold = tl.load(thresholds + rows, mask=inside, other=3.0e38)
     resident = H.load([row, 0])
@@ -85,15 +85,15 @@ def scan_kernel(
         total = total * shrink + tl.sum(p, 1)
         top = new_top
         if RANKS:
-            count += tl.sum((z >= wanted[:, None]).to(tl.int32), 1)
+            count += tl.sum((z >= target_score[:, None]).to(tl.int32), 1)
         if TOP:  # noqa: SIM102  (one condition is decided at compile time, the other in the loop)
             if tl.max((tile_top > threshold).to(tl.int32), 0) > 0:
-                leads = z > threshold[:, None]
+                beats = z > threshold[:, None]
                 slots = fill + rows[:, None] + tl.zeros([BM, BN], tl.int32)
-                slot = tl.atomic_add(slots, 1, mask=leads, sem="relaxed")
+                slot = tl.atomic_add(slots, 1, mask=beats, sem="relaxed")
                 place = buffer + wide[:, None] * capacity + slot
                 ids = first_id + columns.to(tl.int64)
-                tl.store(place, _key(z, ids[None, :]), mask=leads & (slot < capacity))
+                tl.store(place, _key(z, ids[None, :]), mask=beats & (slot < capacity))
     at = split.to(tl.int64) * M + wide
     tl.store(out_max + at, top, mask=inside)
     tl.store(out_sum + at, total, mask=inside)

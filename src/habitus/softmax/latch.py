@@ -1,7 +1,7 @@
 """A flag on the device that remembers the first bad step of a captured loop, for the host to read now and then.
 
 Inside a captured step nothing may wait for the host, so a bad target or a NaN cannot raise there. The latch records
-the step and the cause once, everything after it is masked to zero, and `read` raises when the host next looks.
+the step and the cause once, everything after it is masked to zero, and `read` raises when the host calls it.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Cause(IntFlag):
     NO_VALID_CANDIDATE = 16
 
 
-EXPLANATIONS = {
+_EXPLANATIONS = {
     Cause.TARGET_OUT_OF_RANGE: "a target lies outside the candidate table",
     Cause.QUERIES_NOT_FINITE: "the queries hold NaN or infinity",
     Cause.CANDIDATES_NOT_FINITE: "the candidates hold NaN or infinity, or a score overflows",
@@ -49,20 +49,20 @@ class Latch:
 
     @property
     def ok(self) -> Tensor:
-        """Whether nothing bad has been seen so far, as a bool on the device."""
+        """Whether no step has been bad so far, as a bool on the device."""
         return self.state[1] < 0
 
     def record(self, cause: Tensor) -> Tensor:
-        """Latch a cause (int64, a sum of `Cause` values; zero is none) unless an earlier one is held; returns `ok`."""
-        step, first, held = self.state.unbind()
+        """Record causes (int64, a sum of `Cause`, zero: none) unless there is an earlier one; returns `ok`."""
+        step, first, recorded = self.state.unbind()
         # A second softmax of the same step may add its cause to the first one's.
         fresh = (cause > 0) & ((first < 0) | (first == step))
         self.state[1].copy_(torch.where(fresh, step, first))
-        self.state[2].copy_(torch.where(fresh, held | cause, held))
+        self.state[2].copy_(torch.where(fresh, recorded | cause, recorded))
         return self.ok
 
     def gate(self, tensors: Iterable[Tensor | None]) -> None:
-        """Set every tensor to zero, in place, if something bad has been seen. NaN is overwritten too."""
+        """Set every tensor to zero, in place, if some step was bad. NaN is overwritten too."""
         ok = self.ok
         for tensor in tensors:
             if tensor is not None:
@@ -78,11 +78,11 @@ class Latch:
         if first < 0:
             return int(step)
         raise ModelError(
-            f"Step {first} was bad: {explain(cause)}. Updates from that step on were masked.",
+            f"Step {first} was bad: {explain_cause(cause)}. Updates from that step on were masked.",
             next_step="Look at that step's batch and at the learning rate, and resume from a checkpoint before it.",
         )
 
 
-def explain(cause: int) -> str:
-    """The causes in words."""
-    return "; ".join(text for flag, text in EXPLANATIONS.items() if cause & flag)
+def explain_cause(cause: int) -> str:
+    """The causes as text."""
+    return "; ".join(text for flag, text in _EXPLANATIONS.items() if cause & flag)

@@ -14,7 +14,7 @@ from torch import Tensor
 from habitus.errors import ModelError
 from habitus.randomness import Stream, permute_index, shuffle_keys
 
-MAX_ITEMS = 1 << 62  # beyond it the permutation's products leave int64
+_MAX_ITEMS = 1 << 62  # beyond it the permutation's products leave int64
 NUM_KEYS = 8
 
 
@@ -33,11 +33,11 @@ def sample_negatives(num_items: int, k: int, generator: torch.Generator | Tensor
     `generator` is a torch.Generator or the eight keys of `negative_keys`. Keys may be changed in place between
     replays of a captured step. The cost grows with k alone: the ids are the first k of a keyed permutation.
     """
-    if not 0 <= k <= num_items or num_items >= MAX_ITEMS:
+    if not 0 <= k <= num_items or num_items >= _MAX_ITEMS:
         raise ModelError(
-            f"{k} distinct negatives were asked for and there are {num_items} items.",
+            f"{k} distinct negatives cannot be drawn from {num_items} items.",
             expected="at least as many items as negatives",
-            next_step="Lower num_negatives, or score the whole catalogue.",
+            next_step="Lower num_negatives, or score the full catalogue.",
         )
     keys = generator
     if isinstance(generator, torch.Generator):
@@ -71,9 +71,9 @@ def candidate_pool(targets: Tensor, negatives: Tensor, *, capacity: int | None =
     capacity = len(targets) if capacity is None else capacity
     negatives = negatives.to(torch.int64)
     ordered, origin = targets.to(torch.int64).sort()
-    fresh = torch.ones_like(ordered, dtype=torch.bool)
-    fresh[1:] = ordered[1:] != ordered[:-1]
-    number = fresh.cumsum(0) - 1
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    number = is_first.cumsum(0) - 1
     positions = torch.empty_like(number).scatter_(0, origin, number)
     num_targets = number[-1] + 1
     # Where a negative would stand among the sorted targets: if it is there already, it is one of them.

@@ -32,7 +32,7 @@ def softmax_backward(
     backend: str,
     trainable: bool,
 ) -> tuple[Tensor, Tensor]:
-    """What `forward` left out for the queries [M, d] or [0, d], and the candidates' part [V, d] or [0, d]."""
+    """The queries' gradient [M, d] where `forward` left it out, else [0, d], and the candidates' [V, d] or [0, d]."""
     return backends.backward(backend, queries, candidates, bias, lse, weights, trainable)
 
 

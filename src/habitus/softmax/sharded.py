@@ -1,9 +1,9 @@
-"""Candidates spread over ranks: every rank scores everybody's queries against its own rows.
+"""Candidates sharded over ranks: every rank scores the queries of all ranks against its own rows.
 
     W  ranks      m  queries of this rank      M = W m  queries of all      V_r  candidates of rank r
 
 Queries are gathered, each rank computes its part, and parts merge by their log-sum-exp. Gradients of the queries are
-summed back to the rank that owns them; gradients of the candidates are born where the rows live.
+summed back to the rank that owns them; gradients of the candidates are computed where the rows live.
 """
 
 import torch
@@ -13,37 +13,37 @@ from torch import Tensor
 from habitus.errors import ModelError
 
 
-class Alone:
-    """One process: nothing to gather, nothing to sum."""
+class FullCandidates:
+    """One process holds all candidates: nothing to gather, nothing to sum."""
 
-    offset = 0  # position of this rank's first candidate in the joint table
+    offset = 0  # position of this rank's first candidate in the full table
 
     def __init__(self, num_candidates: int) -> None:
         self.num_candidates = num_candidates
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def all_gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, in rank order."""
         return rows
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_sum(self, values: Tensor) -> Tensor:
         """The sum over ranks."""
         return values
 
-    def merged(self, lse: Tensor) -> Tensor:
+    def merge_lse(self, lse: Tensor) -> Tensor:
         """The log-sum-exp over the candidates of all ranks."""
         return lse
 
-    def own(self, rows: Tensor) -> Tensor:
-        """This rank's rows of something all ranks hold."""
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """This rank's rows of a tensor that all ranks hold."""
         return rows
 
-    def own_total(self, rows: Tensor) -> Tensor:
+    def sum_own_rows(self, rows: Tensor) -> Tensor:
         """This rank's rows of the sum over ranks."""
         return rows
 
 
-class Spread(Alone):
-    """A process group whose ranks hold consecutive pieces of the candidate table."""
+class ShardedCandidates(FullCandidates):
+    """A process group whose ranks hold consecutive shards of the candidate table."""
 
     def __init__(self, group: dist.ProcessGroup, queries: Tensor, candidates: Tensor) -> None:
         self.group = group
@@ -55,40 +55,40 @@ class Spread(Alone):
                 expected="the same number of queries on every rank",
                 next_step="Pad the shorter batches with queries of weight zero.",
             )
-        pieces = [pieces for _, pieces, _ in sizes]
-        self.offset = sum(pieces[: self.rank])
-        super().__init__(sum(pieces))
+        shard_sizes = [candidates for _, candidates, _ in sizes]
+        self.offset = sum(shard_sizes[: self.rank])
+        super().__init__(sum(shard_sizes))
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def all_gather(self, rows: Tensor) -> Tensor:
         """The rows of all ranks, in rank order."""
-        everything = rows.new_empty(self.world * len(rows), *rows.shape[1:])
-        dist.all_gather(list(everything.chunk(self.world)), rows.contiguous(), group=self.group)
-        return everything
+        all_rows = rows.new_empty(self.world * len(rows), *rows.shape[1:])
+        dist.all_gather(list(all_rows.chunk(self.world)), rows.contiguous(), group=self.group)
+        return all_rows
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_sum(self, values: Tensor) -> Tensor:
         """The sum over ranks."""
         values = values.clone()
         dist.all_reduce(values, group=self.group)
         return values
 
-    def merged(self, lse: Tensor) -> Tensor:
+    def merge_lse(self, lse: Tensor) -> Tensor:
         """The log-sum-exp over the candidates of all ranks."""
-        return torch.logsumexp(self.gather(lse[None].double()), dim=0).to(lse.dtype)
+        return torch.logsumexp(self.all_gather(lse[None].double()), dim=0).to(lse.dtype)
 
-    def own(self, rows: Tensor) -> Tensor:
-        """This rank's rows of something all ranks hold."""
+    def own_rows(self, rows: Tensor) -> Tensor:
+        """This rank's rows of a tensor that all ranks hold."""
         return rows.chunk(self.world)[self.rank].clone()
 
-    def own_total(self, rows: Tensor) -> Tensor:
+    def sum_own_rows(self, rows: Tensor) -> Tensor:
         """This rank's rows of the sum over ranks."""
         if dist.get_backend(self.group) == "gloo":  # has no reduce-scatter for every type
-            return self.own(self.total(rows))
+            return self.own_rows(self.all_sum(rows))
         result = torch.empty_like(rows.chunk(self.world)[self.rank])
         dist.reduce_scatter_tensor(result, rows.contiguous(), group=self.group)
         return result
 
 
-_seen: dict[tuple[int, int, int, int], list[tuple[int, int, int]]] = {}
+_cached_sizes: dict[tuple[int, int, int, int], list[tuple[int, int, int]]] = {}
 
 
 def _sizes(group: dist.ProcessGroup, world: int, queries: Tensor, candidates: Tensor) -> list[tuple[int, int, int]]:
@@ -96,17 +96,17 @@ def _sizes(group: dist.ProcessGroup, world: int, queries: Tensor, candidates: Te
 
     The host must wait for this, so inside graph capture the answer of the warm-up call with the same shapes is used.
     """
-    local = (len(queries), len(candidates), queries.shape[1])
-    key = (id(group), *local)
+    own = (len(queries), len(candidates), queries.shape[1])
+    key = (id(group), *own)
     if queries.is_cuda and torch.cuda.is_current_stream_capturing():
-        if key not in _seen:
+        if key not in _cached_sizes:
             raise ModelError(
                 "A softmax over ranks was captured without a warm-up call of the same shapes.",
                 next_step="Run the step once before capturing it.",
             )
-        return _seen[key]
-    mine = torch.tensor([local], dtype=torch.int64, device=queries.device)
-    everyone = [torch.empty_like(mine) for _ in range(world)]
-    dist.all_gather(everyone, mine, group=group)
-    _seen[key] = [(m, v, d) for m, v, d in torch.cat(everyone).tolist()]
-    return _seen[key]
+        return _cached_sizes[key]
+    sent = torch.tensor([own], dtype=torch.int64, device=queries.device)
+    received = [torch.empty_like(sent) for _ in range(world)]
+    dist.all_gather(received, sent, group=group)
+    _cached_sizes[key] = [(m, v, d) for m, v, d in torch.cat(received).tolist()]
+    return _cached_sizes[key]

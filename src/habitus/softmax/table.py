@@ -47,13 +47,13 @@ class CandidateTable:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows start..stop as one tensor where they live; a view if one piece holds them all."""
-        found, offset = [], 0
+        parts, offset = [], 0
         for piece in self.pieces:
             low, high = max(start - offset, 0), min(stop - offset, len(piece))
             if low < high:
-                found.append(_tensor(piece[low:high]))
+                parts.append(_tensor(piece[low:high]))
             offset += len(piece)
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def gather(self, positions: Tensor, device: torch.device) -> Tensor:
         """The rows at some positions, on the device."""
@@ -62,17 +62,17 @@ class CandidateTable:
         for piece in self.pieces:
             here = ((positions >= offset) & (positions < offset + len(piece))).nonzero().flatten()
             if len(here):
-                wanted = positions[here] - offset
+                local = positions[here] - offset
                 if isinstance(piece, Tensor):
-                    rows = piece[wanted.to(piece.device)]
+                    rows = piece[local.to(piece.device)]
                 else:
-                    rows = torch.from_numpy(piece[wanted.cpu().numpy()])
+                    rows = torch.from_numpy(piece[local.cpu().numpy()])
                 result[here.to(device)] = rows.to(device)
             offset += len(piece)
         return result
 
     def blocks(self, rows: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-        """(first position, rows on the device) of consecutive blocks; a table already there is handed out as it is."""
+        """(first position, rows on the device) of consecutive blocks; a table already there is one block."""
         here = all(isinstance(piece, Tensor) and piece.device.type == device.type for piece in self.pieces)
         if here and len(self.pieces) == 1:
             yield 0, self.rows(0, self.num_rows)
@@ -100,13 +100,13 @@ class CandidateTable:
             return block, done
 
         with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(fetch, 0)
+            pending = reader.submit(fetch, 0)
             for number, start in enumerate(starts):
-                block, done = coming.result()
+                block, done = pending.result()
                 # The copy must be over before its staging buffer is filled again, two blocks on.
                 done.synchronize()
                 if number + 1 < len(starts):
-                    coming = reader.submit(fetch, number + 1)
+                    pending = reader.submit(fetch, number + 1)
                 torch.cuda.current_stream(device).wait_event(done)
                 block.record_stream(torch.cuda.current_stream(device))
                 yield start, block

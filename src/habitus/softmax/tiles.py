@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from habitus.softmax.merging import SHARD_ROWS, shards
+from habitus.softmax.merging import SHARD_ROWS, shard_ranges
 
-BLOCK_BYTES = 1 << 30  # of probabilities at a time
+_BLOCK_BYTES = 1 << 30  # of probabilities at a time
 
 
 class Tile(NamedTuple):
@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Per query, over the candidates seen. Fields are [M], or [S, M] before merging."""
+    """Per query, over the candidates so far. Fields are [M], or [S, M] before merging."""
 
     top: Tensor  # max of the scores z
     total: Tensor  # sum of exp(z - top)
@@ -38,11 +38,11 @@ class Sums(NamedTuple):
     reached: Tensor  # how many scores are at least the target's
 
 
-class Leaders(NamedTuple):
+class TopKBuffer(NamedTuple):
     """Where a scan puts the candidates that beat each query's threshold."""
 
     thresholds: Tensor  # [M] float32
-    buffer: Tensor  # [M, slots] int64, keys of habitus.softmax.topk
+    keys: Tensor  # [M, slots] int64, as in habitus.softmax.topk
     fill: Tensor  # [M] int32; more than `slots` means that some were lost
 
 
@@ -61,7 +61,7 @@ def scan(
     bias: Tensor | None,
     *,
     target_scores: Tensor | None = None,
-    leaders: Leaders | None = None,
+    topk_buffer: TopKBuffer | None = None,
     first_id: int = 0,
     tile: Tile | None = None,
 ) -> Sums:
@@ -69,7 +69,7 @@ def scan(
     from habitus.softmax import kernels
 
     M, N = len(queries), len(candidates)
-    queries, candidates = _aligned(queries), _aligned(candidates)
+    queries, candidates = _align(queries), _align(candidates)
     d = queries.shape[1]
     tile = tile or scan_tile(d)
     row_tiles = -(-M // tile.rows)
@@ -82,22 +82,22 @@ def scan(
     top, total, dot = (queries.new_empty(splits, M, dtype=torch.float32) for _ in range(3))
     count = queries.new_zeros(splits, M, dtype=torch.int32)
     kernels.scan_kernel[(row_tiles, splits)](
-        _described(queries, tile.rows, tile.slice),
-        _described(candidates, tile.columns, tile.slice),
+        _describe(queries, tile.rows, tile.slice),
+        _describe(candidates, tile.columns, tile.slice),
         empty if bias is None else bias,
         empty if target_scores is None else target_scores,
-        empty if leaders is None else leaders.thresholds,
+        empty if topk_buffer is None else topk_buffer.thresholds,
         top,
         total,
         dot,
         count,
-        empty if leaders is None else leaders.buffer,
-        empty if leaders is None else leaders.fill,
+        empty if topk_buffer is None else topk_buffer.keys,
+        empty if topk_buffer is None else topk_buffer.fill,
         M,
         N,
         length,
         first_id,
-        0 if leaders is None else leaders.buffer.shape[1],
+        0 if topk_buffer is None else topk_buffer.keys.shape[1],
         D=d,
         BM=tile.rows,
         BN=tile.columns,
@@ -107,7 +107,7 @@ def scan(
         BIASED=bias is not None,
         RAGGED=N % tile.columns != 0,
         RANKS=target_scores is not None,
-        TOP=leaders is not None,
+        TOP=topk_buffer is not None,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -118,13 +118,13 @@ def target_scores(queries: Tensor, rows: Tensor, bias: Tensor | None, *, tile: T
     """The score of every query with its own row [M], bit for bit what `scan` computes for that pair."""
     from habitus.softmax import kernels
 
-    queries, rows = _aligned(queries), _aligned(rows)
+    queries, rows = _align(queries), _align(rows)
     M, d = queries.shape
     tile = tile or scan_tile(d)
     out = queries.new_empty(M, dtype=torch.float32)
     kernels.target_kernel[(-(-M // tile.rows),)](
-        _described(queries, tile.rows, tile.slice),
-        _described(rows, tile.columns, tile.slice),
+        _describe(queries, tile.rows, tile.slice),
+        _describe(rows, tile.columns, tile.slice),
         out if bias is None else bias,
         out,
         M,
@@ -146,15 +146,15 @@ def probabilities(
     from habitus.softmax import kernels
 
     M, N = len(queries), len(candidates)
-    queries, candidates = _aligned(queries), _aligned(candidates)
+    queries, candidates = _align(queries), _align(candidates)
     tile = tile or Tile(128, 256, 64, 8, 4)
     out = queries.new_empty(M, -(-N // 8) * 8)
     kernels.probability_kernel[(-(-M // tile.rows) * -(-N // tile.columns),)](
-        _described(queries, tile.rows, tile.slice),
-        _described(candidates, tile.columns, tile.slice),
+        _describe(queries, tile.rows, tile.slice),
+        _describe(candidates, tile.columns, tile.slice),
         lse if bias is None else bias,
         lse,
-        _described(out, tile.rows, tile.columns),
+        _describe(out, tile.rows, tile.columns),
         M,
         N,
         D=queries.shape[1],
@@ -173,31 +173,31 @@ def tiled_forward(queries: Tensor, candidates: Tensor, bias: Tensor | None) -> t
     """The log-sum-exp [M] and the entropy [M] of each query's softmax."""
     parts = [
         scan(queries, candidates[start:stop], None if bias is None else bias[start:stop])
-        for start, stop in shards(len(candidates), SHARD_ROWS)
+        for start, stop in shard_ranges(len(candidates), SHARD_ROWS)
     ]
-    return readout(merge_sums(Sums(*(torch.stack(column) for column in zip(*parts, strict=True)))))
+    return lse_and_entropy(merge_sums(Sums(*(torch.stack(column) for column in zip(*parts, strict=True)))))
 
 
 def tiled_backward(
     queries: Tensor, candidates: Tensor, bias: Tensor | None, lse: Tensor, weights: Tensor, *, trainable: bool
 ) -> tuple[Tensor, Tensor]:
     """weights_i sum_j p_ij e_j as [M, d] and, where trainable, sum_i weights_i p_ij h_i as [V, d], in float32."""
-    columns = max(1024, BLOCK_BYTES // (2 * len(queries)) // 256 * 256)
+    columns = max(1024, _BLOCK_BYTES // (2 * len(queries)) // 256 * 256)
     weighted = (queries.float() * weights[:, None]).to(queries.dtype)
-    to_queries = torch.empty(queries.shape, dtype=torch.float32, device=queries.device)
-    to_candidates = torch.empty(candidates.shape if trainable else (0, 0), dtype=torch.float32, device=queries.device)
-    for start, stop in shards(len(candidates), min(columns, SHARD_ROWS)):
+    query_grad = torch.empty(queries.shape, dtype=torch.float32, device=queries.device)
+    candidate_grad = torch.empty(candidates.shape if trainable else (0, 0), dtype=torch.float32, device=queries.device)
+    for start, stop in shard_ranges(len(candidates), min(columns, SHARD_ROWS)):
         part = candidates[start:stop]
         p = probabilities(queries, part, None if bias is None else bias[start:stop], lse)
         beta = 1 if start else 0  # the first block writes, the others add
-        torch.ops.aten.addmm.dtype_out(to_queries, p, part, torch.float32, beta=beta, out=to_queries)
+        torch.ops.aten.addmm.dtype_out(query_grad, p, part, torch.float32, beta=beta, out=query_grad)
         if trainable:
-            torch.ops.aten.mm.dtype_out(p.T, weighted, torch.float32, out=to_candidates[start:stop])
-    return to_queries.mul_(weights[:, None]), to_candidates
+            torch.ops.aten.mm.dtype_out(p.T, weighted, torch.float32, out=candidate_grad[start:stop])
+    return query_grad.mul_(weights[:, None]), candidate_grad
 
 
 def merge_sums(parts: Sums) -> Sums:
-    """The sums [M] over parts [S, M], in float64 from two parts on: float32 sums of many shards would drift."""
+    """The sums [M] over parts [S, M], in float64 from two parts on: float32 sums of many shard_ranges would drift."""
     if len(parts.top) == 1:
         return Sums(*(column[0] for column in parts))
     tops = parts.top.double()
@@ -208,19 +208,19 @@ def merge_sums(parts: Sums) -> Sums:
     return Sums(top, (parts.total * scale).sum(0), dot, parts.reached.sum(0))
 
 
-def readout(sums: Sums) -> tuple[Tensor, Tensor]:
+def lse_and_entropy(sums: Sums) -> tuple[Tensor, Tensor]:
     """The log-sum-exp and the entropy, in float32."""
     log_total = sums.total.log()
     return (sums.top + log_total).float(), (log_total - sums.dot / sums.total).float()
 
 
-def _aligned(rows: Tensor) -> Tensor:
+def _align(rows: Tensor) -> Tensor:
     """Rows whose length is a multiple of 16 bytes, as the copy engine needs them; a copy only where they are not."""
     rest = -rows.shape[1] % 8
     return F.pad(rows, (0, rest)) if rest else rows.contiguous()
 
 
-def _described(matrix: Tensor, rows: int, columns: int) -> Any:
+def _describe(matrix: Tensor, rows: int, columns: int) -> Any:
     """A descriptor of a matrix that is read or written in tiles of rows x columns."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
