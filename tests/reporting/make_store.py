@@ -13,6 +13,7 @@ import numpy as np
 
 from habitus.recipe import Recipe
 from habitus.record import Record
+from habitus.store import Plan
 from habitus.typed import content_hash
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables"
@@ -102,6 +103,19 @@ def _record(row: Row, digest: str, seed: int) -> Record:
             "seconds": {"warmup": 1.0, "train": 20.0, "evaluate": 3.0},
         }
     )  # fmt: skip
+
+
+def small_plan(**fields: Any) -> Plan:
+    """A plan with no more than it must have, and the fields named."""
+    recipe = {
+        "model": {"joint_dim": 32, "width": 96, "depth": 4},
+        "train": {"batch_sequences": 64, "steps": 1200, "learning_rate": 0.002},
+    }
+    required = {
+        "metric": "catalogue/recall@10", "flops": 1e13, "stage1_flops": 1e13, "stage2_flops": 0.0, "optimizer": "adamw",
+        "laws": "planted", "quantities": {}, "stage1": recipe,
+    }  # fmt: skip
+    return Plan.parse({**required, **fields}, "test")
 
 
 # --- (b) a planted study ---------------------------------------------------------------------------------------------
@@ -200,11 +214,11 @@ def planted_rows(noise: float = 0.002, seed: int = 0) -> list[Row]:
 
 def _metrics(loss: float, noise: float, rng: np.random.Generator) -> dict[str, float]:
     """Every headline metric in both regimes, and six history lengths of three of them."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for regime, lift, scale in (("batch", 0.0, 1.0), ("catalogue", 5.0, 0.2)):
         value = lift + loss * (1 + noise * rng.standard_normal())
         hit = scale * np.exp(-0.5 * loss) * (1 + noise * rng.standard_normal())
-        found |= {
+        metrics |= {
             f"{regime}/loss": value, f"{regime}/perplexity": np.exp(value),
             f"{regime}/entropy": 1.1 * value + 0.02 * rng.standard_normal(),
             f"{regime}/recall@10": hit, f"{regime}/ndcg@10": 0.66 * hit * (1 + noise * rng.standard_normal()),
@@ -214,14 +228,14 @@ def _metrics(loss: float, noise: float, rng: np.random.Generator) -> dict[str, f
         }  # fmt: skip
         for length in LENGTHS:
             more = 0.3 * np.log(100 / length) * 0.2
-            found[f"{regime}/loss/history={length}"] = value + more + 0.02 * rng.standard_normal()
-            found[f"{regime}/recall@10/history={length}"] = (
+            metrics[f"{regime}/loss/history={length}"] = value + more + 0.02 * rng.standard_normal()
+            metrics[f"{regime}/recall@10/history={length}"] = (
                 hit * np.exp(-more) * (1 + 2 * noise * rng.standard_normal())
             )
-            found[f"{regime}/ndcg@10/history={length}"] = (
+            metrics[f"{regime}/ndcg@10/history={length}"] = (
                 0.66 * hit * np.exp(-more) * (1 + 3 * noise * rng.standard_normal())
             )
-    return found
+    return metrics
 
 
 def _batch_row(batch: float, noise: float, rng: np.random.Generator) -> Row:

@@ -36,22 +36,22 @@ class _Reader(HTMLParser):
         self.into: str = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
+        attributes = {name: value or "" for name, value in attrs}
         self.tags.append(tag)
-        self.addresses += [found[name] for name in ("src", "href", "action") if name in found]
-        if "id" in found:
-            self.ids.append(found["id"])
+        self.addresses += [attributes[name] for name in ("src", "href", "action") if name in attributes]
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
         if tag == "article":
-            self.article = self.articles.setdefault(found["id"], Article(found["id"]))
+            self.article = self.articles.setdefault(attributes["id"], Article(attributes["id"]))
         if self.article is None:
             return
-        if "data-m" in found:
-            self.article.metrics.append(found["data-m"])
-        if found.get("class") == "panel":
+        if "data-m" in attributes:
+            self.article.metrics.append(attributes["data-m"])
+        if attributes.get("class") == "panel":
             self.article.drawings += 1
         if tag == "h3":
             self.into = "title"
-        elif found.get("class") == "reading":
+        elif attributes.get("class") == "reading":
             self.article.readings.append("")
             self.into = "reading"
         elif tag == "table":
@@ -91,9 +91,9 @@ class Page:
 
     def sheet(self, key: str) -> list[dict[str, str]]:
         """The data behind an article."""
-        found = re.search(r'<script type="application/json" id="sheets">(.*?)</script>', self.text, re.S)
-        assert found is not None
-        return list(csv.DictReader(io.StringIO(json.loads(found[1])[key])))
+        match = re.search(r'<script type="application/json" id="sheets">(.*?)</script>', self.text, re.S)
+        assert match is not None
+        return list(csv.DictReader(io.StringIO(json.loads(match[1])[key])))
 
 
 def read_page(path: Path) -> Page:

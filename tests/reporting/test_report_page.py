@@ -16,9 +16,9 @@ from habitus.laws import fit
 from habitus.planning import PlanOptions, plan
 from habitus.reporting import report
 from habitus.reporting.format import significant
-from habitus.store import Laws
+from habitus.store import Laws, RegisteredPlan
 
-from .make_store import HOSTILE, planted_rows, write_store
+from .make_store import HOSTILE, planted_rows, small_plan, write_store
 from .reading import Page, read_page
 
 ORDER = """plan answer map share share-law share-table batch batch-table isoflop frontiers allocation-table exponents
@@ -58,8 +58,8 @@ def test_critical_batch_sizes_are_the_printed_ones(paper: Page) -> None:
     loss = rows["batch/loss"]
     assert loss[3:9] == ["7,700", "3,250", "1,950", "1,450", "1,300", "1,550"]
     assert loss[9].startswith("574 [") and "300 log space" in loss[9] and "968 without largest batch" in loss[9]
-    found = {metric: row[9].split(" ")[0] for metric, row in rows.items()}
-    assert found == {
+    b_crits = {metric: row[9].split(" ")[0] for metric, row in rows.items()}
+    assert b_crits == {
         "batch/loss": "574", "batch/recall@10": "544", "batch/ndcg@10": "274", "batch/mrr@10": "201",
         "batch/entropy": "not",
     }  # fmt: skip
@@ -104,11 +104,11 @@ def test_exponents_and_their_errors_are_the_printed_ones(paper: Page) -> None:
 
 def test_numbers_of_negatives_are_the_printed_ones(paper: Page) -> None:
     table = paper.articles["negatives-table"]
-    found = {row[0]: [cell.split(" ")[0] for cell in row[1:]] for row in table.tables[0][1:]}
-    assert found["catalogue/loss"][0] == "360k" and found["catalogue/loss"][2] == "403k"
-    assert found["catalogue/recall@10"][1:4] == ["437k", "249k", "632k"]
-    assert found["catalogue/ndcg@10"][:3] == ["125k", "412k", "245k"]
-    assert found["catalogue/mrr@10"][:4] == ["212k", "420k", "237k", "489k"]
+    optima = {row[0]: [cell.split(" ")[0] for cell in row[1:]] for row in table.tables[0][1:]}
+    assert optima["catalogue/loss"][0] == "360k" and optima["catalogue/loss"][2] == "403k"
+    assert optima["catalogue/recall@10"][1:4] == ["437k", "249k", "632k"]
+    assert optima["catalogue/ndcg@10"][:3] == ["125k", "412k", "245k"]
+    assert optima["catalogue/mrr@10"][:4] == ["212k", "420k", "237k", "489k"]
     assert "beyond the sweep" in table.row("catalogue/loss")[2]
 
 
@@ -142,7 +142,7 @@ def test_an_interval_without_ends_judges_no_forecast(paper: Page) -> None:
     assert f"of {judged} values that a law had not seen" in paper.articles["calibration"].readings[0]
 
 
-def test_the_order_is_the_protocols(paper: Page, tiny: Page) -> None:
+def test_the_order_is_the_papers(paper: Page, tiny: Page) -> None:
     for page in (paper, tiny):
         places = [ORDER.index(key) for key in page.articles]
         assert places == sorted(places)
@@ -228,28 +228,26 @@ def test_laws_are_read_when_fresh_and_fitted_when_old(tiny_store: Path, tmp_path
 
 
 def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, tmp_path: Path) -> None:
-    plan = {
-        "metric": "catalogue/recall@10", "flops": 1e13, "quantities": {
+    plan = small_plan(
+        quantities={
             "params": {"value": 2.5e6, "low": 2e6, "high": 3e6, "source": "this study", "how": "size_law"},
             "learning_rate": {"value": 0.002, "source": "default", "how": "2e-3·√(B/512)"},
         },
-        "predictions": [
+        predictions=[
             {"metric": "catalogue/recall@10", "stage": 2, "value": 0.071, "low": 0.06, "source": "default", "how": "x"}
         ],
-        "differences": [{"knob": "params", "ours": 2.5e6, "published": 1.9e6, "ratio": 1.3, "inside": False}],
-        "extrapolation": {"budget": 1e13, "largest": 3e11, "factor": 33.3}, "warnings": [f"too far {HOSTILE}"],
-        "stage1": {
-            "model": {"joint_dim": 32, "width": 96, "depth": 4}, "train": {"steps": 1200, "learning_rate": 0.002},
-        },
-    }  # fmt: skip
+        differences=[{"knob": "params", "ours": 2.5e6, "published": 1.9e6, "ratio": 1.3, "inside": False}],
+        extrapolation={"budget": 1e13, "smallest": 1e11, "largest": 3e11, "factor": 33.3},
+        warnings=[f"too far {HOSTILE}"],
+    )
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(plan))
+    plan.write(path)
     page = read_page(report(tiny_store, tmp_path / "report.html", plan=path))
+    assert report(tiny_store, tmp_path / "object.html", plan=plan).read_text() == page.text
     named = report(
         tiny_store, tmp_path / "named.html", plan=path, title="A shop", next_command="habitus train a --out b"
-    )
-    told = named.read_text(encoding="utf-8")
-    assert "<h1>A shop</h1>" in told and "<li>Next: habitus train a --out b</li>" in told
+    ).read_text(encoding="utf-8")
+    assert "<h1>A shop</h1>" in named and "<li>Next: habitus train a --out b</li>" in named
     article = page.articles["plan"]
     assert article.readings == [
         "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. N rests on the size_law. "
@@ -268,42 +266,47 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
 def test_the_papers_store_has_a_recipe_that_the_budget_pays_beside_the_printed_one(
     paper_store: Path, tmp_path: Path, flops: float, ratio: str
 ) -> None:
-    made = plan(flops, "batch/loss", PlanOptions(laws=paper_store / "laws.json"))
-    made.write(tmp_path / "plan.json")
+    next_plan = plan(flops, "batch/loss", PlanOptions(laws=paper_store / "laws.json"))
+    next_plan.write(tmp_path / "plan.json")
     page = read_page(report(paper_store, tmp_path / "report.html", plan=tmp_path / "plan.json"))
     article = page.articles["plan"]
     # Equation 1 of the planned recipe is the budget; the printed one costs several budgets.
-    spent = made.stage1_flops + made.stage2_flops
+    spent = next_plan.stage1_flops + next_plan.stage2_flops
     assert spent == pytest.approx(flops, rel=0.01)
-    told = html.unescape(page.text)
-    assert "The paper's printed recipe at this budget: N " in told
-    assert f"{ratio} (6ND convention), share 2.0%, batch 2,048" in told
-    price = re.search(r"FLOPs for it, ([\d.]+) times the budget", told)
+    text = html.unescape(page.text)
+    assert "The paper's printed recipe at this budget: N " in text
+    assert f"{ratio} (6ND convention), share 2.0%, batch 2,048" in text
+    price = re.search(r"FLOPs for it, ([\d.]+) times the budget", text)
     assert price is not None and 3.5 < float(price[1]) < 40  # protocol: 3.6 to 40 times at B = 2048
     for warning in (
         "the law misses 10¹⁹ by 0.64 times",
         "the law misses 10¹⁹ by +7.6%",
         "depends on the convention: 300 log space",
     ):
-        assert warning in told
+        assert warning in text
     # The printed ratios, 222 and 36, come from optima before rounding; the recipe table quotes them as printed.
-    assert "344 265 222 110 36 at 10¹⁵ 10¹⁶ 10¹⁷ 10¹⁸ 10¹⁹ (6ND convention)" in told
-    assert article.row("D/N")[1].split(" ")[0] == significant(made["data_ratio"].value)
+    assert "344 265 222 110 36 at 10¹⁵ 10¹⁶ 10¹⁷ 10¹⁸ 10¹⁹ (6ND convention)" in text
+    assert article.row("D/N")[1].split(" ")[0] == significant(next_plan["data_ratio"].value)
 
 
-def test_a_plan_in_the_store_is_found(tiny_store: Path, tmp_path: Path) -> None:
+def test_a_plan_in_the_store_is_shown(tiny_store: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(tiny_store, store)
-    (store / "plan.json").write_text(json.dumps({"metric": "batch/loss", "flops": 1e12, "quantities": {}}))
-    assert "plan" in read_page(report(store, tmp_path / "report.html")).articles
-    for slip, match in (
+    path = store / "plan.json"
+    for written in (small_plan(), RegisteredPlan.of(small_plan(), "2026-11-16T12:00:00+00:00")):
+        written.write(path)
+        page = read_page(report(store, tmp_path / "report.html"))
+        assert page.articles["plan"].title.endswith("Recipe for 10¹³ FLOPs")
+        assert page.articles["plan"].tables == []  # what a plan lacks is not shown
+    values = small_plan().to_values()
+    for text, match in (
         ("[1]", r"plan\.json holds a list"),
         ("{", r"plan\.json cannot be read"),
-        ('{"metric": "batch/loss", "flops": 1e12, "quantities": [1]}', "plan cannot be shown"),
-        ('{"metric": "batch/loss", "flops": "much"}', "plan cannot be shown"),
-        ('{"metric": "batch/loss", "flops": 1e12, "predictions": [{}]}', "plan cannot be shown"),
+        (json.dumps({**values, "quantities": [1]}), r"plan\.json: .*quantities"),
+        (json.dumps({**values, "flops": "much"}), r"plan\.json: .*flops"),
+        (json.dumps({**values, "predictions": [{}]}), r"plan\.json: .*predictions"),
     ):
-        (store / "plan.json").write_text(slip)
+        path.write_text(text)
         with pytest.raises(ConfigError, match=match):
             report(store, tmp_path / "report.html")
 
@@ -323,7 +326,7 @@ def test_the_command_writes_the_page_and_the_figures(tiny_store: Path, tmp_path:
 
 @pytest.mark.parametrize("axis", ["share", "depth", "batch", "allocation", "negatives", "init"])
 def test_one_axis_alone_is_reported(axis: str, tmp_path: Path) -> None:
-    kept = (
+    names = (
         "batch/loss",
         "catalogue/loss",
         "catalogue/recall@10",
@@ -333,8 +336,8 @@ def test_one_axis_alone_is_reported(axis: str, tmp_path: Path) -> None:
     )
     rows = [row for row in planted_rows() if row["axis"] == axis and row["budget"] < 5e17]
     for row in rows:
-        row["metrics"] = {m: v for m, v in row.get("metrics", {}).items() if m in kept}
-        row["trajectory"] = [point for point in row.get("trajectory", ()) if point[1] in kept]
+        row["metrics"] = {m: v for m, v in row.get("metrics", {}).items() if m in names}
+        row["trajectory"] = [point for point in row.get("trajectory", ()) if point[1] in names]
     rows = [row for row in rows if row["metrics"]]
     page = read_page(report(write_store(tmp_path / "store", rows), tmp_path / "report.html"))
     first = {"share": "share", "depth": "depth", "batch": "batch", "allocation": "isoflop", "negatives": "negatives"}

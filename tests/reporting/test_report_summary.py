@@ -3,19 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-from habitus.laws.correlation import correlation_by_budget
-from habitus.laws.power_law import power_law
+from habitus.laws import MeasuredRun, correlation_by_budget, power_law
 from habitus.laws.result import refused
-from habitus.laws.runs import Run
-from habitus.reporting.allocation import _frontier_words
+from habitus.reporting.allocation import _describe_frontier
 from habitus.reporting.correlations import correlation_tables
-from habitus.reporting.glossary import WORDS
-from habitus.reporting.page import _words
-from habitus.reporting.planned import plan_words
+from habitus.reporting.page import GLOSSARY, _glossary
+from habitus.reporting.plan import describe_plan
 from habitus.reporting.study import Study
 from habitus.reporting.summary import answer
-from habitus.reporting.valleys import optimum_reading
+from habitus.reporting.valleys import describe_optima
 from habitus.store import Law, LawEntry, Laws, LawStatus, NamedTables, Residuals
+
+from .make_store import small_plan
 
 
 def optimum(name: str, metric: str, budget: float | None, status: LawStatus, **values: float) -> LawEntry:
@@ -25,7 +24,7 @@ def optimum(name: str, metric: str, budget: float | None, status: LawStatus, **v
 
 def study_of(*entries: LawEntry) -> Study:
     metrics = ("catalogue/recall@10", "batch/recall@10", "batch/loss")
-    run = Run(axis="allocation", budget=6e11, cell_id="a", learning_rate=0.01, seed=0)
+    run = MeasuredRun(axis="allocation", budget=6e11, cell_id="a", learning_rate=0.01, seed=0)
     return Study("store", Laws(source="store", seed=0, metrics=metrics, entries=entries), (run,))
 
 
@@ -61,20 +60,18 @@ def test_an_exponent_that_its_error_swallows_is_no_growth() -> None:
         LawEntry(name=name, metric="batch/loss", axis="allocation", law=law)
         for name, law in (("size_law", swallowed), ("data_law", grown))
     ]
-    words = _frontier_words(study_of(*entries), "batch/loss", {})
+    words = _describe_frontier(study_of(*entries), "batch/loss", {})
     assert words.startswith("N* for batch/loss shows no trend above its error: exponent 0.011 [")
     assert "D* as realised grows as C to the power 1.021 [" in words
 
 
 def test_the_opening_says_which_laws_the_recipe_rests_on() -> None:
-    plan = {
-        "metric": "catalogue/recall@10", "flops": 6e12, "quantities": {
-            "params": {"value": 125e3, "source": "this study", "how": "size law of batch/loss, exponent 0.347"},
-            "embedder_share": {"value": 0.02, "source": "published", "how": "the printed recipe; printed optima of x"},
-            "num_negatives": {"value": 2000, "source": "default", "how": "no law of negatives: in-batch only"},
-        },
-    }  # fmt: skip
-    assert plan_words(plan) == (
+    plan = small_plan(flops=6e12, quantities={
+        "params": {"value": 125e3, "source": "this study", "how": "size law of batch/loss, exponent 0.347"},
+        "embedder_share": {"value": 0.02, "source": "published", "how": "the printed recipe; printed optima of x"},
+        "num_negatives": {"value": 2000, "source": "default", "how": "no law of negatives: in-batch only"},
+    })  # fmt: skip
+    assert describe_plan(plan) == (
         "For catalogue/recall@10 at 6·10¹² FLOPs: train N = 125k, share 2.0% and K = 2,000. "
         "N rests on the size law of batch/loss, the share on the printed recipe (published)."
     )
@@ -82,9 +79,9 @@ def test_the_opening_says_which_laws_the_recipe_rests_on() -> None:
 
 def test_the_page_and_the_docs_explain_the_same_words() -> None:
     docs = Path(__file__).parents[2].joinpath("docs", "words.md").read_text(encoding="utf-8").replace("\\*", "*")
-    for word, meaning in WORDS:
-        assert f"| {word} | {meaning} |" in docs
-    assert "<dt>slot</dt><dd>one place in a training window" in _words()
+    for term, meaning in GLOSSARY:
+        assert f"| {term} | {meaning} |" in docs
+    assert "<dt>slot</dt><dd>one place in a training window" in _glossary()
 
 
 def test_every_refused_budget_has_its_own_reason() -> None:
@@ -95,7 +92,7 @@ def test_every_refused_budget_has_its_own_reason() -> None:
         1e11: law("flat", "p = 0.31"), 2e11: law("flat", "p = 0.48"), 4e11: law("too_few", "2 points"),
         6e11: law("too_few", "2 points"),
     }  # fmt: skip
-    assert optimum_reading(study_of(), laws, "batch/loss", "share", "percent") == (
+    assert describe_optima(study_of(), laws, "batch/loss", "share", "percent") == (
         "Not identified for batch/loss: 10¹¹: flat (p = 0.31); 2·10¹¹: flat (p = 0.48); "
         "4·10¹¹ and 6·10¹¹: too few points (2 points)."
     )
@@ -112,9 +109,9 @@ def test_all_evaluations_are_a_row_of_their_own_only_where_they_differ() -> None
             for runs, tables in (("best learning rate only", best), ("all evaluations", everything))
         )
         laws = study.laws.model_copy(update={"correlations": named})
-        (block,) = correlation_tables(replace(study, laws=laws))
-        assert block.views[0].table is not None
-        labels = [row[0] for row in block.views[0].table.rows]
+        (exhibit,) = correlation_tables(replace(study, laws=laws))
+        assert exhibit.views[0].table is not None
+        labels = [row[0] for row in exhibit.views[0].table.rows]
         assert labels.count("10¹¹") == rows, labels
 
 

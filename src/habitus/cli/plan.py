@@ -56,15 +56,15 @@ def plan(
 
     console = Console(highlight=False, soft_wrap=True)
     if check is not None:
-        from habitus.planning import check as check_run
+        from habitus.planning import check_plan
 
-        result = check_run(check, against)
+        result = check_plan(check, against)
         _print_check(result, json_output, console)
         return
     options = _options(laws, published, data, gpu, gpus, stage2_share, extrapolate, seed)
     budget = _budget(flops, hours, gpu, gpus)
     from habitus.planning import plan as make_plan
-    from habitus.planning import register as register_plan
+    from habitus.planning import register_plan
 
     made = make_plan(budget, metric, options)
     if register is not None:
@@ -213,9 +213,9 @@ def _interval(q: "Quantity | object", form: str) -> str:
 
 
 def _word(value: float, form: str) -> str:
-    from habitus.reporting import number
+    from habitus.reporting import format_number
 
-    return form.format(value) if "{" in form else number(value, form)
+    return form.format(value) if "{" in form else format_number(value, form)
 
 
 def _print_memory(made: "Plan", console: "Console") -> None:

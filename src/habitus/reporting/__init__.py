@@ -1,9 +1,9 @@
 """One HTML page from a store: figures, tables, what they say, and what was not measured."""
 
-from habitus.reporting.format import number
-from habitus.reporting.verb import report
+from habitus.reporting.format import format_number
+from habitus.reporting.report import report
 
 __all__ = [
-    "number",
+    "format_number",
     "report",
 ]

@@ -4,14 +4,22 @@ from typing import Any
 
 from habitus.laws import NO_TREND, trend
 from habitus.reporting.curves import optima, power_line, reach, saturating_line
-from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Sheet, View
-from habitus.reporting.format import exponent, number, power_of_ten, raised, reason, sentence, significant
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, View
+from habitus.reporting.format import (
+    format_exponent,
+    format_number,
+    power_of_ten,
+    reason,
+    sentence,
+    significant,
+    superscript,
+)
 from habitus.reporting.powers import compute_axis, paper_marks, paper_optima, why_no_law
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import optimum_reading, run_sheet, valley_panel, views
+from habitus.reporting.valleys import describe_optima, make_views, run_sheet, valley_panel
 from habitus.store import Law
 
-SIZE = Axis("model size N (parameters without vocabulary)", log=True, kind="count")
+SIZE = PlotAxis("model size N (parameters without vocabulary)", log=True, kind="count")
 KNOBS = (
     "params",
     "slots_seen",
@@ -25,32 +33,32 @@ KNOBS = (
 )
 
 
-def isoflop(study: Study) -> Block | None:
+def isoflop(study: Study) -> Exhibit | None:
     """Iso-FLOP curves per metric, with the shared-shape optima and the range that nobody can tell apart."""
     metrics = study.fitted_metrics("allocation", "params")
 
     def view(metric: str) -> View | None:
         panel = valley_panel(study, "allocation", "params", metric, "size_optimum", SIZE)
-        laws = study.by_budget("size_optimum", metric)
-        words = optimum_reading(study, laws, metric, "model size", "count", "size_parabola")
+        laws = study.laws_by_budget("size_optimum", metric)
+        reading = describe_optima(study, laws, metric, "model size", "count", "size_parabola")
         if panel is None:
             return None
-        return View(words, metric, (Panel(panel.title, panel.x, panel.y, (*_flat(study, laws), *panel.marks)),))
+        return View(reading, metric, (Panel(panel.title, panel.x, panel.y, (*_flat(study, laws), *panel.marks)),))
 
-    found = views(metrics, view)
-    sheet = run_sheet(study.chosen("allocation"), metrics, KNOBS)
+    views = make_views(metrics, view)
+    sheet = run_sheet(study.best_rate_runs("allocation"), metrics, KNOBS)
     how = (
         "Lines are valleys whose shape all budgets share; diamonds are optima with 95% intervals; the thick bar at the "
         "bottom of a valley holds all sizes within 0.1% of the best."
     )
-    return Block("isoflop", "Iso-FLOP curves", found, sheet, how) if found else None
+    return Exhibit("isoflop", "Iso-FLOP curves", views, sheet, how) if views else None
 
 
-def frontiers(study: Study) -> Block | None:
+def frontiers(study: Study) -> Exhibit | None:
     """N*(C), D*(C), D/N(C) and the metric along the frontier."""
-    metrics = [m for m in study.metrics if study.by_budget("size_optimum", m)]
+    metrics = [m for m in study.metrics if study.laws_by_budget("size_optimum", m)]
     raw: list[tuple[Any, ...]] = []
-    found = views(metrics, lambda metric: _frontier_view(study, metric, raw))
+    views = make_views(metrics, lambda metric: _frontier_view(study, metric, raw))
     header = (
         "metric",
         "flops_budget",
@@ -68,7 +76,7 @@ def frontiers(study: Study) -> Block | None:
         + ("; grey diamonds: the paper's own optima" if printed else "")
         + ". C = 6ND overstates D wherever compute is not 6ND."
     )
-    return Block("frontiers", "Frontiers: N*, D*, D/N", found, Sheet(header, tuple(raw)), how) if found else None
+    return Exhibit("frontiers", "Frontiers: N*, D*, D/N", views, Sheet(header, tuple(raw)), how) if views else None
 
 
 def _flat(study: Study, laws: dict[float, Law]) -> list[Mark]:
@@ -81,8 +89,8 @@ def _flat(study: Study, laws: dict[float, Law]) -> list[Mark]:
 
 
 def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View | None:
-    laws = {b: law for b, law in study.by_budget("size_optimum", metric).items() if "x_opt" in law.values}
-    parabolas = study.by_budget("size_parabola", metric)
+    laws = {b: law for b, law in study.laws_by_budget("size_optimum", metric).items() if "x_opt" in law.values}
+    parabolas = study.laws_by_budget("size_parabola", metric)
     size, data, by_6nd = (study.law(n, metric) for n in ("size_law", "data_law", "data_law_6nd"))
     if not laws:
         return View(sentence(f"Not identified for {metric}: {why_no_law(size)}"), metric)
@@ -98,7 +106,7 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
     by_parabola = study.law("size_law_parabola", metric)
     panels = [
         Panel(
-            "model size N*", compute_axis(study), Axis("N*", log=True, kind="count"),
+            "model size N*", compute_axis(study), PlotAxis("N*", log=True, kind="count"),
             (*power_line(by_parabola, low, high, "muted", "parabolas", dashed=True),
              *power_line(size, low, high, "main"), *optima(laws, "main", "count"), *paper_marks(printed, "count")),
         )
@@ -111,7 +119,7 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
     data_marks += [*_dots(realised, "main", "count", "D realised"), *paper_marks(paper_data, "count")]
     if data_marks:
         panels.append(
-            Panel("data D* (slots)", compute_axis(study), Axis("D*", log=True, kind="count"), tuple(data_marks))
+            Panel("data D* (slots)", compute_axis(study), PlotAxis("D*", log=True, kind="count"), tuple(data_marks))
         )
     ratios = {b: d / float(laws[b]["x_opt"]) for b, d in realised.items() if b in laws}
     ratios_six = {b: d / float(laws[b]["x_opt"]) for b, d in six.items() if b in laws}
@@ -123,15 +131,17 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
             ratio_marks += _dots(values, colour, "plain", f"D/N {word}", hollow=dashed)
     ratio_marks += paper_marks(paper_ratio, "plain")
     if ratio_marks:
-        panels.append(Panel("data per parameter D/N", compute_axis(study), Axis("D/N", log=True), tuple(ratio_marks)))
+        panels.append(
+            Panel("data per parameter D/N", compute_axis(study), PlotAxis("D/N", log=True), tuple(ratio_marks))
+        )
     panels.append(_height_panel(study, laws, metric, low, high))
-    return View(_frontier_words(study, metric, ratios), metric, tuple(panels))
+    return View(_describe_frontier(study, metric, ratios), metric, tuple(panels))
 
 
 def _height_panel(study: Study, laws: dict[float, Law], metric: str, low: float, high: float) -> Panel:
     law = study.law("loss_law", metric)
     marks = [*saturating_line(law, low, high, "main"), *optima(laws, "main", "plain", "y_opt")]
-    return Panel(f"best {metric}", compute_axis(study), Axis(metric), tuple(marks))
+    return Panel(f"best {metric}", compute_axis(study), PlotAxis(metric), tuple(marks))
 
 
 def _points_of(law: Law | None) -> dict[float, float]:
@@ -141,40 +151,40 @@ def _points_of(law: Law | None) -> dict[float, float]:
 def _dots(values: dict[float, float], colour: str, kind: str, word: str, hollow: bool = False) -> list[Mark]:
     if not values:
         return []
-    tips = [f"{power_of_ten(b)}: {word} {number(v, kind)}" for b, v in values.items()]
+    tips = [f"{power_of_ten(b)}: {word} {format_number(v, kind)}" for b, v in values.items()]
     return [Points(list(values), list(values.values()), colour, tips, hollow=hollow)]
 
 
 def _grows(law: Law) -> str:
-    """A power in words, unless its own error swallows it."""
+    """'grows as C to the power 0.617', or that there is no trend above its error."""
     if trend(law) == "none":
-        return f"shows {NO_TREND}: exponent {exponent(law)}"
-    return f"{'falls' if trend(law) == 'falls' else 'grows'} as C to the power {exponent(law)}"
+        return f"shows {NO_TREND}: exponent {format_exponent(law)}"
+    return f"{'falls' if trend(law) == 'falls' else 'grows'} as C to the power {format_exponent(law)}"
 
 
-def _frontier_words(study: Study, metric: str, ratios: dict[float, float]) -> str:
-    law, paper = study.law("size_law", metric), study.paper("size_law", metric)
+def _describe_frontier(study: Study, metric: str, ratios: dict[float, float]) -> str:
+    law, paper = study.law("size_law", metric), study.paper_law("size_law", metric)
     printed = ""
     if paper is not None:
-        told_paper = paper.details.get("printed", paper.values)
-        printed = f"the paper: {told_paper['exponent']:.3f} ± {told_paper['exponent_se']:.3f} (1 SE)"
+        numbers = paper.details.get("printed", paper.values)
+        printed = f"the paper: {numbers['exponent']:.3f} ± {numbers['exponent_se']:.3f} (1 SE)"
     if law is None or "exponent" not in law.values:
         return sentence(f"N*(C) is not identified for {metric}: {why_no_law(law)}", printed)
-    words = [f"N* for {metric} {_grows(law)}, from {law.residuals.n} budgets"]
+    clauses = [f"N* for {metric} {_grows(law)}, from {law.residuals.n} budgets"]
     data = study.law("data_law", metric)
     if data is not None and "exponent" in data.values:
-        words.append(f"D* as realised {_grows(data)}")
+        clauses.append(f"D* as realised {_grows(data)}")
     if ratios:
         first, last = min(ratios), max(ratios)
-        words.append(
+        clauses.append(
             f"D/N goes from {significant(ratios[first], 3)} at {power_of_ten(first)} to "
             f"{significant(ratios[last], 3)} at {power_of_ten(last)}"
         )
     height = study.law("loss_law", metric)
     if height is not None and height.ok:
         sign = "+" if height.details.get("direction") == "min" else "−"
-        falling = f"{significant(float(height['coefficient']), 3)}·C{raised(-height['exponent'])}"
-        words.append(f"along the frontier {metric} is {significant(float(height['floor']))} {sign} {falling}")
+        falling = f"{significant(float(height['coefficient']), 3)}·C{superscript(-height['exponent'])}"
+        clauses.append(f"along the frontier {metric} is {significant(float(height['floor']))} {sign} {falling}")
     elif height is not None:
-        words.append(f"how {metric} goes on along the frontier is not identified: {reason(height)}")
-    return sentence(*words, printed)
+        clauses.append(f"how {metric} goes on along the frontier is not identified: {reason(height)}")
+    return sentence(*clauses, printed)

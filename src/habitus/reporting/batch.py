@@ -5,57 +5,53 @@ from typing import Any
 import numpy as np
 
 from habitus.laws import EWMA_HALF_LIFE, smoothed, steps_to_target
-from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Rule, Sheet, Table, View
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Rule, Sheet, Table, View
 from habitus.reporting.format import (
-    interval,
-    listed,
-    number,
+    describe_status,
+    format_interval,
+    format_number,
+    join_words,
     plural,
     power_of_ten,
     reason,
     sentence,
     significant,
-    state,
 )
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import better, views
+from habitus.reporting.valleys import better, make_views
 from habitus.store import Law, direction_of
 
-_MOST = 160  # points of a drawn trajectory; a screen shows no more
+_MAX_POINTS = 160  # of a drawn trajectory; a screen shows no more
 
 
-def batch_fits(study: Study) -> Block | None:
+def batch_fits(study: Study) -> Exhibit | None:
     """Steps to target against batch size with S_min·(1 + B_crit/B)."""
-    found = views(_metrics(study), lambda metric: _fit_view(study, metric))
+    views = make_views(_metrics(study), lambda metric: _fit_view(study, metric))
     raw: list[tuple[Any, ...]] = []
     for metric in _metrics(study):
-        for budget, law in study.by_budget("critical_batch", metric).items():
+        for budget, law in study.laws_by_budget("critical_batch", metric).items():
             pairs = zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
             raw += [(metric, budget, law.details.get("target"), b, s) for b, s in pairs]
     sheet = Sheet(("metric", "flops_budget", "target", "batch_sequences", "steps_to_target"), tuple(raw))
     how = "Right of the dashed line doubling the batch saves less than half of the steps it could save."
-    return Block("batch", "Critical batch size", found, sheet, how) if any(v.panels for v in found) else None
+    return Exhibit("batch", "Critical batch size", views, sheet, how) if any(v.panels for v in views) else None
 
 
-def batch_table(study: Study) -> Block | None:
+def batch_table(study: Study) -> Exhibit | None:
     rows, raw = [], []
     metrics = _metrics(study)
     sizes = sorted(
         {
             b
             for m in metrics
-            for law in study.by_budget("critical_batch", m).values()
+            for law in study.laws_by_budget("critical_batch", m).values()
             for b in law.points.get("batch", ())
         }
     )
     for metric in metrics:
-        for budget, law in study.by_budget("critical_batch", metric).items():
-            paper = study.paper("critical_batch", metric, 1e17)
-            printed = "–"
-            if paper is not None:
-                told = paper.details.get("printed", {})
-                printed = f"{number(told['b_crit'])} (R² {told['r2']:g})" if told.get("b_crit") else state(paper)
-                printed = printed.replace(".0 (", " (")
+        for budget, law in study.laws_by_budget("critical_batch", metric).items():
+            paper = study.paper_law("critical_batch", metric, 1e17)
+            printed = "–" if paper is None else _printed_b_crit(paper)
             steps = dict(zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True))
             others = law.details.get("other_conventions", {})
             lines = [f"{'none' if v is None else f'{v:,.0f}'} {k.replace('_', ' ')}" for k, v in others.items()]
@@ -84,52 +80,60 @@ def batch_table(study: Study) -> Block | None:
         ("metric", "flops_budget", "target", "b_crit", "low95", "high95", "s_min", "r2", "status"),
         tuple(raw),
     )
-    held = [law for m in metrics for law in study.by_budget("critical_batch", m).values() if law.ok]
-    words = f"{len(held)} of {plural(len(rows), 'critical batch size')} are identified"
-    if not held:
-        words += f": {reason(study.by_budget('critical_batch', metrics[0]).popitem()[1])}"
-    rules = {str(law.details["target_rule"]) for law in held if "target_rule" in law.details}
-    told_rules = tuple(f"Target: {rule}." for rule in sorted(rules))
-    return Block(
+    identified = [law for m in metrics for law in study.laws_by_budget("critical_batch", m).values() if law.ok]
+    reading = f"{len(identified)} of {plural(len(rows), 'critical batch size')} are identified"
+    if not identified:
+        reading += f": {reason(study.laws_by_budget('critical_batch', metrics[0]).popitem()[1])}"
+    rules = {str(law.details["target_rule"]) for law in identified if "target_rule" in law.details}
+    notes = tuple(f"Target: {rule}." for rule in sorted(rules))
+    return Exhibit(
         "batch-table",
         "Critical batch sizes",
-        (View(sentence(words), table=Table(header, tuple(rows), told_rules)),),
+        (View(sentence(reading), table=Table(header, tuple(rows), notes)),),
         sheet,
     )
 
 
-def trajectories(study: Study) -> Block | None:
+def trajectories(study: Study) -> Exhibit | None:
     """Smoothed metric against steps for every batch size, with the target."""
     metrics = [
-        m for m in study.metrics if any(name == m for row in study.chosen("batch") for _, name, _ in row.trajectory)
+        m
+        for m in study.metrics
+        if any(name == m for row in study.best_rate_runs("batch") for _, name, _ in row.trajectory)
     ]
     raw: list[tuple[Any, ...]] = []
-    found = views(metrics, lambda metric: _trajectory_view(study, metric, raw))
+    views = make_views(metrics, lambda metric: _trajectory_view(study, metric, raw))
     sheet = Sheet(("metric", "flops_budget", "batch_sequences", "seed", "step", "smoothed"), tuple(raw))
-    how = (
-        f"Exponentially weighted means, half-life {EWMA_HALF_LIFE:g} evaluations; a dot marks the first at the target."
-    )
-    return Block("trajectories", "Trajectories per batch size", found, sheet, how) if found else None
+    means = f"Exponentially weighted means, half-life {EWMA_HALF_LIFE:g} evaluations"
+    how = f"{means}; a dot marks the first one at the target."
+    return Exhibit("trajectories", "Trajectories per batch size", views, sheet, how) if views else None
 
 
 def _metrics(study: Study) -> list[str]:
-    return [m for m in study.metrics if study.by_budget("critical_batch", m)]
+    return [m for m in study.metrics if study.laws_by_budget("critical_batch", m)]
+
+
+def _printed_b_crit(paper: Law) -> str:
+    printed = paper.details.get("printed", {})
+    if not printed.get("b_crit"):
+        return describe_status(paper)
+    return f"{format_number(printed['b_crit'])} (R² {printed['r2']:g})".replace(".0 (", " (")
 
 
 def _b_crit(law: Law) -> str:
     if "b_crit" not in law.values:
         above = law.details.get("b_crit_above")
-        return f"{state(law)}, likely above {above:,.0f}" if above else state(law)
-    value, ends = f"{law['b_crit']:,.0f}", interval(law, "b_crit", "count")
-    return f"{value} {ends}" + ("" if law.ok else f" ({state(law)})")
+        return f"{describe_status(law)}, likely above {above:,.0f}" if above else describe_status(law)
+    value, ends = f"{law['b_crit']:,.0f}", format_interval(law, "b_crit", "count")
+    return f"{value} {ends}" + ("" if law.ok else f" ({describe_status(law)})")
 
 
 def _fit_view(study: Study, metric: str) -> View | None:
     marks: list[Mark] = []
-    words = []
-    laws = study.by_budget("critical_batch", metric)
+    clauses = []
+    laws = study.laws_by_budget("critical_batch", metric)
     ticks = tuple(sorted({b for law in laws.values() for b in law.points.get("batch", ())}))
-    for budget, law in study.by_budget("critical_batch", metric).items():
+    for budget, law in study.laws_by_budget("critical_batch", metric).items():
         batches, steps = law.points.get("batch", ()), law.points.get("steps", ())
         if batches:
             tips = [
@@ -142,36 +146,40 @@ def _fit_view(study: Study, metric: str) -> View | None:
                 curve = law["s_min"] * (1 + law["b_crit"] / fine)
                 marks.append(Line(fine.tolist(), curve.tolist(), "main"))
                 marks.append(Rule(law["b_crit"], "x", "main", f"B_crit {law['b_crit']:,.0f}"))
-        words.append(_fit_words(law, metric, budget))
-    paper = study.paper("critical_batch", metric, 1e17)
+        clauses.append(_describe_fit(law, metric, budget))
+    paper = study.paper_law("critical_batch", metric, 1e17)
     printed = ""
     if paper is not None:
-        told = paper.details.get("printed", {}).get("b_crit")
-        printed = f"the paper prints {told:,.0f} at 10¹⁷" if told else "the paper finds none for this metric at 10¹⁷"
+        b_crit = paper.details.get("printed", {}).get("b_crit")
+        printed = (
+            f"the paper prints {b_crit:,.0f} at 10¹⁷" if b_crit else "the paper finds none for this metric at 10¹⁷"
+        )
     panel = Panel(
-        f"steps until {metric} reaches its target", Axis("batch size B (sequences)", log=True, ticks=ticks),
-        Axis("optimizer steps S", log=True, kind="count"), tuple(marks),
+        f"steps until {metric} reaches its target", PlotAxis("batch size B (sequences)", log=True, ticks=ticks),
+        PlotAxis("optimizer steps S", log=True, kind="count"), tuple(marks),
     )  # fmt: skip
-    return View(sentence(*words, printed), metric, (panel,) if marks else ())
+    return View(sentence(*clauses, printed), metric, (panel,) if marks else ())
 
 
-def _fit_words(law: Law, metric: str, budget: float) -> str:
+def _describe_fit(law: Law, metric: str, budget: float) -> str:
     if law.ok:
-        words = (
+        reading = (
             f"For {metric} at {power_of_ten(budget)} the critical batch size is {law['b_crit']:,.0f} sequences "
-            f"{interval(law, 'b_crit', 'count')}, R² {significant(law['r2'], 2)}"
+            f"{format_interval(law, 'b_crit', 'count')}, R² {significant(law['r2'], 2)}"
         )
         others = {k: v for k, v in law.details.get("other_conventions", {}).items() if v is not None}
         if others:
-            words += "; by other conventions " + listed(f"{v:,.0f} ({k.replace('_', ' ')})" for k, v in others.items())
-        return words
+            reading += "; by other conventions " + join_words(
+                f"{v:,.0f} ({k.replace('_', ' ')})" for k, v in others.items()
+            )
+        return reading
     return f"not identified for {metric} at {power_of_ten(budget)}: {reason(law)}"
 
 
 def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View | None:
-    panels, words = [], []
-    for budget, law in study.by_budget("critical_batch", metric).items():
-        rows = study.chosen("batch", budget, ["batch_sequences"])
+    panels, clauses = [], []
+    for budget, law in study.laws_by_budget("critical_batch", metric).items():
+        rows = study.best_rate_runs("batch", budget, ["batch_sequences"])
         rows.sort(key=lambda row: row.knobs["batch_sequences"])
         sizes = sorted({row.knobs["batch_sequences"] for row in rows})
         target = law.details.get("target")
@@ -183,7 +191,7 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
                 continue
             batch = row.knobs["batch_sequences"]
             steps, values = [p[0] for p in path], smoothed(np.array([p[1] for p in path]), EWMA_HALF_LIFE).tolist()
-            keep = sorted({round(i) for i in np.linspace(0, len(path) - 1, min(_MOST, len(path)))})
+            keep = sorted({round(i) for i in np.linspace(0, len(path) - 1, min(_MAX_POINTS, len(path)))})
             colour = f"s{sizes.index(batch) % 8}"
             xs, ys = [steps[i] for i in keep], [values[i] for i in keep]
             raw += [(metric, budget, batch, row.seed, x, y) for x, y in zip(xs, ys, strict=True)]
@@ -197,10 +205,10 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
             continue
         if target is not None:
             marks.append(Rule(target, "y", "soft", f"target {significant(target)}"))
-            words.append(
+            clauses.append(
                 f"{len(reached)} of {len(sizes)} batch sizes reach the target {significant(target)} of {metric}; "
                 f"batch {law.details.get('limiting_batch', 0):g} limits it"
             )
-        steps_axis = Axis("optimizer step", log=True, kind="count")
-        panels.append(Panel(better(metric), steps_axis, Axis(metric), tuple(marks), labels="margin"))
-    return View(sentence(*words), metric, tuple(panels)) if panels else None
+        steps_axis = PlotAxis("optimizer step", log=True, kind="count")
+        panels.append(Panel(better(metric), steps_axis, PlotAxis(metric), tuple(marks), labels="margin"))
+    return View(sentence(*clauses), metric, tuple(panels)) if panels else None

@@ -20,29 +20,29 @@ DARK = {
 }  # fmt: skip
 
 
-def budgets(num: int, dark: bool = False) -> list[str]:
-    """So many colours of the budgets' scale, smallest first."""
+def budget_colours(num: int, dark: bool = False) -> list[str]:
+    """A colour per budget, the smallest first."""
     anchors = _BUDGETS_DARK if dark else _BUDGETS_LIGHT
     if num == 1:
         return [anchors[2]]
-    return [_along(anchors, i / (num - 1)) for i in range(num)]
+    return [_interpolate(anchors, i / (num - 1)) for i in range(num)]
 
 
-def series(dark: bool = False) -> tuple[str, ...]:
+def series_colours(dark: bool = False) -> tuple[str, ...]:
     """Colours of series that have no order."""
     return _SERIES_DARK if dark else _SERIES_LIGHT
 
 
-def named(num_budgets: int, dark: bool = False) -> dict[str, str]:
-    """Every colour name of a figure with its value."""
+def colour_values(num_budgets: int, dark: bool = False) -> dict[str, str]:
+    """The value of every colour name that a figure may use."""
     page = DARK if dark else LIGHT
-    found = {f"b{i}": colour for i, colour in enumerate(budgets(max(num_budgets, 1), dark))}
-    found |= {f"s{i}": colour for i, colour in enumerate(series(dark))}
-    return found | {name: page[name] for name in ("main", "paper", "muted", "ink", "soft")}
+    values = {f"b{i}": colour for i, colour in enumerate(budget_colours(max(num_budgets, 1), dark))}
+    values |= {f"s{i}": colour for i, colour in enumerate(series_colours(dark))}
+    return values | {name: page[name] for name in ("main", "paper", "muted", "ink", "soft")}
 
 
-def diverging(value: float, faded: bool = False) -> tuple[str, str]:
-    """Cell and text colour of a correlation from -1 to 1; the same by day and by night."""
+def correlation_colours(value: float, faded: bool = False) -> tuple[str, str]:
+    """Cell and text colour of a correlation from -1 to 1; the same in light and dark."""
     value = max(-1.0, min(1.0, value))
     middle, end = "#f4f2ee", "#1f5fa8" if value < 0 else "#b8500f"
     share = abs(value) ** 1.2 * (0.25 if faded else 1.0)
@@ -58,11 +58,11 @@ def contrast(first: str, second: str) -> float:
 
 def style_variables(num_budgets: int, dark: bool = False) -> str:
     """The style sheet's variables for one of the two appearances."""
-    page = {**(DARK if dark else LIGHT), **named(num_budgets, dark)}
+    page = {**(DARK if dark else LIGHT), **colour_values(num_budgets, dark)}
     return "".join(f"--{name}:{value};" for name, value in page.items())
 
 
-def _along(anchors: tuple[str, ...], share: float) -> str:
+def _interpolate(anchors: tuple[str, ...], share: float) -> str:
     pairs = list(pairwise(anchors))
     at = min(int(share * len(pairs)), len(pairs) - 1)
     return _mix(*pairs[at], share * len(pairs) - at)

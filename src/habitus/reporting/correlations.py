@@ -1,17 +1,17 @@
-"""Do metrics rank the runs alike? Correlations by stage, budget, regime; surrogacy of the training loss."""
+"""Do metrics rank the runs alike, and do short and long histories? Correlations by stage, budget and history slice."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from habitus.reporting.figure import Axis, Block, Heat, Line, Mark, Panel, Points, Sheet, Table, View
-from habitus.reporting.format import minus, power_of_ten, sentence
+from habitus.reporting.figure import Exhibit, Heat, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
+from habitus.reporting.format import power_of_ten, sentence, typeset_minus
 from habitus.reporting.powers import compute_axis
 from habitus.reporting.study import Study
-from habitus.store import CorrelationTable, NamedTables
+from habitus.reporting.valleys import make_views
+from habitus.store import REGIMES, CorrelationStage, CorrelationTable, NamedTables
 
-BEST = "best learning rate only"
-STAGE_AXES = {"stage1": ("share", "depth", "allocation"), "stage2": ("negatives",)}
-STAGE_WORDS = {"stage1": "stage 1, batch regime", "stage2": "stage 2, catalogue regime"}
+BEST_RATE = "best learning rate only"
+STAGES: dict[CorrelationStage, str] = {"stage1": "stage 1, batch regime", "stage2": "stage 2, catalogue regime"}
 
 
 def bare(metric: str) -> str:
@@ -19,7 +19,7 @@ def bare(metric: str) -> str:
     return metric.split("/", 1)[1] if "/" in metric else metric
 
 
-def tables_of(study: Study, name: str, runs: str = BEST) -> tuple[CorrelationTable, ...]:
+def tables_of(study: Study, name: str, runs: str = BEST_RATE) -> tuple[CorrelationTable, ...]:
     for named in study.laws.correlations:
         if named.name == name and named.runs == runs:
             return named.tables
@@ -34,17 +34,17 @@ def matrix(table: CorrelationTable, title: str) -> Panel:
     values, tips = [], []
     for i, row in enumerate(rows):
         line: list[float | None] = []
-        words = []
+        line_tips = []
         for j, column in enumerate(columns):
             pair = pairs.get(frozenset((row, column))) if j <= i else None
             line.append(None if pair is None else pair.rho)
             if pair is None or pair.rho is None:
-                words.append("")
+                line_tips.append("")
             else:
                 chance = "" if pair.beyond_chance else ", within chance"
-                words.append(f"{bare(column)} and {bare(row)}: ρ = {pair.rho:+.2f}, n = {pair.n}{chance}")
+                line_tips.append(f"{bare(column)} and {bare(row)}: ρ = {pair.rho:+.2f}, n = {pair.n}{chance}")
         values.append(tuple(line))
-        tips.append(tuple(words))
+        tips.append(tuple(line_tips))
     return Panel(
         title, heat=Heat(tuple(_short(r) for r in rows), tuple(_short(c) for c in columns), tuple(values), tuple(tips))
     )
@@ -60,30 +60,32 @@ def _length(name: str) -> float:
     return float(digits) if digits.isdigit() else float("inf")
 
 
-def correlation_matrices(study: Study) -> Block | None:
+def correlation_matrices(study: Study) -> Exhibit | None:
     """Stage 1 and stage 2 matrices over all budgets."""
-    panels, words = [], []
-    for stage, where in STAGE_WORDS.items():
+    panels, clauses = [], []
+    for stage, where in STAGES.items():
         tables = tables_of(study, stage)
         pooled = next((t for t in tables if t.label == "pooled"), None)
         if pooled is None:
             continue
         panels.append(matrix(pooled, f"{where}, pooled, n = {pooled.num_rows}"))
-        words.append(_least(pooled, where))
+        clauses.append(_describe_extremes(pooled, where))
     if not panels:
         return None
-    sheet = pairs_sheet([n for n in study.laws.correlations if n.name in STAGE_WORDS], "pooled")
+    sheet = pair_sheet([n for n in study.laws.correlations if n.name in STAGES], "pooled")
     how = (
         "Spearman's ρ. Losses fall where ranking metrics rise, so −1 is agreement between a loss and a ranking metric."
     )
-    return Block("correlations", "Correlation of metrics", (View(sentence(*words), panels=tuple(panels)),), sheet, how)
+    return Exhibit(
+        "correlations", "Correlation of metrics", (View(sentence(*clauses), panels=tuple(panels)),), sheet, how
+    )
 
 
-def correlation_by_budget(study: Study) -> Block | None:
+def correlation_by_budget(study: Study) -> Exhibit | None:
     """ρ of the loss with every other metric, budget by budget."""
-    panels, words = [], []
+    panels, clauses = [], []
     raw: list[tuple[Any, ...]] = []
-    for stage, where in STAGE_WORDS.items():
+    for stage, where in STAGES.items():
         tables = [t for t in tables_of(study, stage) if t.label != "pooled"]
         if not tables:
             continue
@@ -93,38 +95,41 @@ def correlation_by_budget(study: Study) -> Block | None:
             continue
         marks: list[Mark] = []
         for i, other in enumerate(others):
-            known = [(float(t.label), t.rho(loss, other), t.num_rows) for t in tables if other in t.names]
-            there = [(b, r, n) for b, r, n in known if r is not None]
-            if there:
-                xs, ys = [b for b, _, _ in there], [r for _, r, _ in there]
-                tips = [f"{power_of_ten(b)}: loss and {bare(other)} ρ = {r:+.2f}, n = {n}" for b, r, n in there]
+            points = [
+                (float(t.label), rho, t.num_rows)
+                for t in tables
+                if other in t.names and (rho := t.rho(loss, other)) is not None
+            ]
+            if points:
+                xs, ys = [b for b, _, _ in points], [r for _, r, _ in points]
+                tips = [f"{power_of_ten(b)}: loss and {bare(other)} ρ = {r:+.2f}, n = {n}" for b, r, n in points]
                 colour = f"s{i % 8}"
                 marks += [Line(xs, ys, colour, bare(other)), Points(xs, ys, colour, tips)]
-                raw += [(stage, b, other, n, r) for b, r, n in there]
+                raw += [(stage, b, other, n, r) for b, r, n in points]
         if marks:
             panels.append(
                 Panel(
                     where,
                     compute_axis(study),
-                    Axis("ρ with the loss", low=-1.08, high=1.08, ticks=(-1, -0.5, 0, 0.5, 1)),
+                    PlotAxis("ρ with the loss", low=-1.08, high=1.08, ticks=(-1, -0.5, 0, 0.5, 1)),
                     tuple(marks),
                 )
             )
-            words.append(_wandering(tables, loss, others, where))
+            clauses.append(_describe_widest_range(tables, loss, others, where))
     if not panels:
         return None
     sheet = Sheet(("set", "flops_budget", "metric", "n", "rho"), tuple(raw))
-    return Block(
+    return Exhibit(
         "correlations-budget", "Correlation with the loss by budget",
-        (View(sentence(*words), panels=tuple(panels)),), sheet,
+        (View(sentence(*clauses), panels=tuple(panels)),), sheet,
         "Within a budget, where compute does not help every metric at once.",
     )  # fmt: skip
 
 
-def correlation_tables(study: Study) -> list[Block]:
+def correlation_tables(study: Study) -> list[Exhibit]:
     """The same as tables, with n, for the best rate only and for all evaluations."""
-    blocks = []
-    for stage, where in STAGE_WORDS.items():
+    exhibits = []
+    for stage, where in STAGES.items():
         named = [n for n in study.laws.correlations if n.name == stage]
         if not named:
             continue
@@ -148,13 +153,13 @@ def correlation_tables(study: Study) -> list[Block]:
         if not rows:
             continue
         header = ("budget", "runs", "n", *(f"ρ(loss, {bare(m)})" for m in others))
-        reading = sentence(_least(named[0].tables[-1], where))
+        reading = sentence(_describe_extremes(named[0].tables[-1], where))
         view = View(reading, table=Table(header, tuple(rows)))
-        blocks.append(Block(f"correlations-{stage}", f"Correlations, {where}", (view,), pairs_sheet(named)))
-    return blocks
+        exhibits.append(Exhibit(f"correlations-{stage}", f"Correlations, {where}", (view,), pair_sheet(named)))
+    return exhibits
 
 
-def pairs_sheet(named: Sequence[NamedTables], only: str = "") -> Sheet:
+def pair_sheet(named: Sequence[NamedTables], only: str = "") -> Sheet:
     """One line per pair of columns; `only` keeps the tables of that label."""
     raw = [
         (n.name, n.runs, t.label, p.first, p.second, p.n, p.rho, p.chance_low, p.chance_high)
@@ -166,16 +171,18 @@ def pairs_sheet(named: Sequence[NamedTables], only: str = "") -> Sheet:
     return Sheet(("set", "runs", "budget", "first", "second", "n", "rho", "chance_low", "chance_high"), tuple(raw))
 
 
-def _least(table: CorrelationTable, where: str) -> str:
-    """The pair of a table that agrees least, in absolute value."""
-    known = [p for p in table.pairs if p.rho is not None]
-    if not known:
+def _describe_extremes(table: CorrelationTable, where: str) -> str:
+    """The pairs of a table that agree least and most, in absolute value."""
+    pairs = [p for p in table.pairs if p.rho is not None]
+    if not pairs:
         return f"{where}: no pair could be correlated"
-    if len(known) == 1:
-        (p,) = known
-        return minus(f"{where} ({table.label}): ρ of {bare(p.first)} and {bare(p.second)} is {p.rho:+.2f}, n = {p.n}")
-    low = min(known, key=lambda p: abs(p.rho or 0.0))
-    high = max(known, key=lambda p: abs(p.rho or 0.0))
+    if len(pairs) == 1:
+        (p,) = pairs
+        return typeset_minus(
+            f"{where} ({table.label}): ρ of {bare(p.first)} and {bare(p.second)} is {p.rho:+.2f}, n = {p.n}"
+        )
+    low = min(pairs, key=lambda p: abs(p.rho or 0.0))
+    high = max(pairs, key=lambda p: abs(p.rho or 0.0))
     return (
         f"{where} ({table.label}): {bare(low.first)} and {bare(low.second)} agree least "
         f"(ρ = {low.rho:+.2f}, n = {low.n}), "
@@ -183,17 +190,83 @@ def _least(table: CorrelationTable, where: str) -> str:
     ).replace("-0.", "−0.").replace("-1.", "−1.")  # fmt: skip
 
 
-def _wandering(tables: Sequence[CorrelationTable], loss: str, others: Sequence[str], where: str) -> str:
-    spans = {}
+def _describe_widest_range(tables: Sequence[CorrelationTable], loss: str, others: Sequence[str], where: str) -> str:
+    ranges = {}
     for other in others:
-        known = [r for t in tables if other in t.names and (r := t.rho(loss, other)) is not None]
-        if known:
-            spans[other] = (min(known), max(known))
-    if not spans:
+        rhos = [r for t in tables if other in t.names and (r := t.rho(loss, other)) is not None]
+        if rhos:
+            ranges[other] = (min(rhos), max(rhos))
+    if not ranges:
         return f"{where}: nothing could be correlated"
-    worst = max(spans, key=lambda m: spans[m][1] - spans[m][0])
-    low, high = spans[worst]
-    words = (
+    worst = max(ranges, key=lambda m: ranges[m][1] - ranges[m][0])
+    low, high = ranges[worst]
+    reading = (
         f"{where}: the loss's correlation changes most over budgets for {bare(worst)}, from {low:+.2f} to {high:+.2f}"
     )
-    return words.replace("-0.", "−0.").replace("-1.", "−1.")
+    return reading.replace("-0.", "−0.").replace("-1.", "−1.")
+
+
+def worst_agreement(study: Study) -> Exhibit | None:
+    """The lowest ρ between any two slices, against compute."""
+    panels, clauses = [], []
+    raw: list[tuple[Any, ...]] = []
+    for regime in REGIMES:
+        marks: list[Mark] = []
+        lowest: list[tuple[float, str, float, str]] = []
+        for i, metric in enumerate(_sliced_metrics(study, regime)):
+            points = []
+            for table in tables_of(study, f"slices:{metric}"):
+                worst = table.worst()
+                if worst is not None and worst.rho is not None:
+                    points.append((float(table.label), worst.rho, f"{worst.first} and {worst.second}", worst.n))
+            if points:
+                colour = f"s{i % 8}"
+                xs, ys = [p[0] for p in points], [p[1] for p in points]
+                tips = [
+                    f"{metric} at {power_of_ten(b)}: {pair} agree least, ρ = {r:+.2f}, n = {n}"
+                    for b, r, pair, n in points
+                ]
+                marks += [Line(xs, ys, colour, bare(metric)), Points(xs, ys, colour, tips)]
+                raw += [(metric, b, pair, n, r) for b, r, pair, n in points]
+                lowest += [(r, metric, b, pair) for b, r, pair, _ in points]
+        if marks:
+            axis = PlotAxis("worst ρ between slices", high=1.01)
+            panels.append(Panel(f"{regime} regime", compute_axis(study), axis, tuple(marks)))
+            r, metric, b, pair = min(lowest)
+            clauses.append(f"{regime}: the slices agree least for {metric} at {power_of_ten(b)} ({pair}, ρ = {r:+.2f})")
+    if not panels:
+        return None
+    sheet = Sheet(("metric", "flops_budget", "pair", "n", "rho"), tuple(raw))
+    reading = sentence(*clauses).replace("= -", "= −")
+    how = "A value near 1: whichever history length is looked at, the same cells win."
+    return Exhibit("slices", "Worst agreement of history slices", (View(reading, panels=tuple(panels)),), sheet, how)
+
+
+def slice_matrices(study: Study, regime: str) -> Exhibit | None:
+    """One matrix per budget for each metric of a regime."""
+
+    def view(metric: str) -> View | None:
+        tables = tables_of(study, f"slices:{metric}")
+        panels = tuple(
+            matrix(table, f"{metric} at {power_of_ten(float(table.label))}, n = {table.num_rows}")
+            for table in tables
+            if len(table.names) > 1
+        )
+        worst = [w for w in (t.worst() for t in tables) if w is not None and w.rho is not None]
+        if not panels or not worst:
+            return None
+        low = min(worst, key=lambda w: w.rho or 0.0)
+        pair = f"{low.first} and {low.second}"
+        reading = f"for {metric} the slices {pair} agree least over all budgets: ρ = {low.rho:+.2f}, n = {low.n}"
+        return View(sentence(reading).replace("= -", "= −"), metric, panels)
+
+    views = make_views(_sliced_metrics(study, regime), view)
+    sheet = pair_sheet(
+        [n for n in study.laws.correlations if n.runs == BEST_RATE and n.name.startswith(f"slices:{regime}/")]
+    )
+    how = "Spearman's ρ of the same metric at different history lengths (events visible to the query), within a budget."
+    return Exhibit(f"slices-{regime}", f"History slices, {regime} regime", views, sheet, how) if views else None
+
+
+def _sliced_metrics(study: Study, regime: str) -> list[str]:
+    return [m for m in study.metrics if m.startswith(regime + "/") and tables_of(study, f"slices:{m}")]

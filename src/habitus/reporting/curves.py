@@ -7,7 +7,7 @@ import numpy as np
 
 from habitus.laws import predict_power_law, predict_saturating, sign_of
 from habitus.reporting.figure import Band, Line, Mark, Points
-from habitus.reporting.format import interval, number, power_of_ten, state
+from habitus.reporting.format import describe_optimum, power_of_ten
 from habitus.store import Law
 
 _STEPS = 36
@@ -43,60 +43,49 @@ def power_line(
         return []
     x = np.geomspace(low, high, 24).tolist()
     if {"log_x", "log_y", "weights"} <= set(law.points):
-        told = [predict_power_law(law, value) for value in x]
-        band: list[Mark] = [Band(x, [t[1] for t in told], [t[2] for t in told], colour)] if not dashed else []
-        return [*band, Line(x, [t[0] for t in told], colour, label, dashed)]
+        curve = [predict_power_law(law, value) for value in x]
+        band: list[Mark] = [Band(x, [t[1] for t in curve], [t[2] for t in curve], colour)] if not dashed else []
+        return [*band, Line(x, [t[0] for t in curve], colour, label, dashed)]
     y = [law["coefficient"] * value ** law["exponent"] for value in x]
     return [Line(x, y, colour, label, dashed)]
 
 
-def saturating_line(law: Law | None, low: float, high: float, colour: str, label: str = "") -> list[Mark]:
+def saturating_line(law: Law | None, low: float, high: float, colour: str) -> list[Mark]:
     """L*(C) and its 95% band."""
     if law is None or not law.values:
         return []
     x = np.geomspace(low, high, 16).tolist()
-    told = [predict_saturating(law, value) for value in x]
-    marks: list[Mark] = [Line(x, [t[0] for t in told], colour, label)]
-    if all(math.isfinite(t[1]) and math.isfinite(t[2]) for t in told):
-        marks.insert(0, Band(x, [t[1] for t in told], [t[2] for t in told], colour))
+    curve = [predict_saturating(law, value) for value in x]
+    marks: list[Mark] = [Line(x, [t[0] for t in curve], colour)]
+    if all(math.isfinite(t[1]) and math.isfinite(t[2]) for t in curve):
+        marks.insert(0, Band(x, [t[1] for t in curve], [t[2] for t in curve], colour))
     return marks
 
 
-def optima(
-    laws: dict[float, Law], colour: str, kind: str, name: str = "x_opt", label: str = "", **look: bool
-) -> list[Mark]:
+def optima(laws: dict[float, Law], colour: str, kind: str, name: str = "x_opt") -> list[Mark]:
     """Optima over budgets with their 95% intervals; those that do not hold are hollow."""
     marks: list[Mark] = []
     for holds in (True, False):
-        kept = [(b, law) for b, law in laws.items() if name in law.values and law.ok is holds]
-        if not kept:
+        shown = [(b, law) for b, law in laws.items() if name in law.values and law.ok is holds]
+        if not shown:
             continue
-        ends = [law.interval(name) for _, law in kept]
+        ends = [law.interval(name) for _, law in shown]
         marks.append(
             Points(
-                [b for b, _ in kept],
-                [float(law[name]) for _, law in kept],
+                [b for b, _ in shown],
+                [float(law[name]) for _, law in shown],
                 colour,
-                [f"{power_of_ten(b)}: {told(law, kind, name)}" for b, law in kept],
+                [f"{power_of_ten(b)}: {describe_optimum(law, kind, name)}" for b, law in shown],
                 [low for low, _ in ends],
                 [high for _, high in ends],
                 hollow=not holds,
                 large=True,
-                label=label if holds else "",
             )
         )
     return marks
 
 
-def told(law: Law, kind: str = "plain", name: str = "x_opt") -> str:
-    """'2.4% [1.9%, 3.0%]', with its status where it does not hold."""
-    words = number(float(law[name]), kind) if name in law.values else "–"
-    return " ".join(
-        part for part in (words, interval(law, name, kind), f"({state(law)})" if not law.ok else "") if part
-    )
-
-
 def reach(values: Sequence[float]) -> tuple[float, float]:
     """The smallest and largest positive value."""
-    known = [v for v in values if v > 0]
-    return min(known), max(known)
+    positive = [v for v in values if v > 0]
+    return min(positive), max(positive)

@@ -1,84 +1,93 @@
 """The depth axis: layers moved between text encoder and contextualizer at a constant sum."""
 
-from habitus.laws import Run
-from habitus.reporting.curves import parabola, told
-from habitus.reporting.figure import Axis, Block, Mark, Panel, Points, Sheet, Table, View
-from habitus.reporting.format import listed, percent, power_of_ten, sentence, significant, state, value_of
+from habitus.laws import MeasuredRun
+from habitus.reporting.curves import parabola
+from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, Points, Sheet, Table, View
+from habitus.reporting.format import (
+    describe_optimum,
+    describe_status,
+    join_words,
+    law_value,
+    percent,
+    power_of_ten,
+    sentence,
+    significant,
+)
 from habitus.reporting.share import FLOP_SHARE, SHARE
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import (
     best_row,
     better,
-    optimum_reading,
+    describe_optima,
+    make_views,
     run_sheet,
     run_tip,
     valley_panel,
-    views,
 )
 
 KNOBS = ("embedder_share", "embedder_flop_share", "depth", "text_depth", "params", "slots_seen")
 
 
-def depth_parabolas(study: Study) -> Block | None:
+def depth_parabolas(study: Study) -> Exhibit | None:
     """The metric against share along the depth diagonal, with parabolas in log s."""
     metrics = study.fitted_metrics("depth", "embedder_share")
 
     def view(metric: str) -> View | None:
         panel = valley_panel(study, "depth", "embedder_share", metric, "depth_optimum", SHARE, parabola)
-        laws = study.by_budget("depth_optimum", metric)
-        words = optimum_reading(study, laws, metric, "share along the depth axis", "percent", "depth_optimum")
-        return None if panel is None else View(words, metric, (panel,))
+        laws = study.laws_by_budget("depth_optimum", metric)
+        reading = describe_optima(study, laws, metric, "share along the depth axis", "percent", "depth_optimum")
+        return None if panel is None else View(reading, metric, (panel,))
 
-    found = views(metrics, view)
-    sheet = run_sheet(study.chosen("depth"), metrics, KNOBS)
+    views = make_views(metrics, view)
+    sheet = run_sheet(study.best_rate_runs("depth"), metrics, KNOBS)
     return (
-        Block("depth", "Depth parabolas", found, sheet, "Parabolas in the logarithm of the share.") if found else None
+        Exhibit("depth", "Depth parabolas", views, sheet, "Parabolas in the logarithm of the share.") if views else None
     )
 
 
-def depth_metrics(study: Study) -> Block | None:
+def depth_metrics(study: Study) -> Exhibit | None:
     """Metrics against s and against f, off-diagonal cells hollow."""
     metrics = study.fitted_metrics("depth", "embedder_share")
-    aside = [r for r in _depth_runs(study) if not r.on_diagonal]
+    off_diagonal = [r for r in _depth_runs(study) if not r.on_diagonal]
 
     def view(metric: str) -> View | None:
         panels = []
         for knob, axis in (("embedder_share", SHARE), ("embedder_flop_share", FLOP_SHARE)):
-            marks = _dots(study, metric, knob, aside)
+            marks = _dots(study, metric, knob, off_diagonal)
             if marks:
-                panels.append(Panel(better(metric), axis, Axis(metric), tuple(marks)))
+                panels.append(Panel(better(metric), axis, PlotAxis(metric), tuple(marks)))
         best = {}
         for budget in study.budgets:
-            rows = study.chosen("depth", budget, ["depth", metric])
+            rows = study.best_rate_runs("depth", budget, ["depth", metric])
             if rows:
                 best[budget] = best_row(rows, metric).knobs["depth"]
-        words = listed(f"{d:g} layers at {power_of_ten(b)}" for b, d in best.items())
+        depths = join_words(f"{d:g} layers at {power_of_ten(b)}" for b, d in best.items())
         if len(best) > 1 and len(set(best.values())) == 1:
-            words = f"{next(iter(best.values())):g} layers at every budget"
-        reading = sentence(f"The best contextualizer for {metric} has {words}" if words else "No depth was recorded")
+            depths = f"{next(iter(best.values())):g} layers at every budget"
+        reading = sentence(f"The best contextualizer for {metric} has {depths}" if depths else "No depth was recorded")
         return View(reading, metric, tuple(panels)) if panels else None
 
-    found = views(metrics, view)
-    how = "Hollow squares lie off the constant-sum diagonal and are in no fit." if aside else ""
-    sheet = run_sheet(study.chosen("depth"), metrics, KNOBS)
-    return Block("depth-metrics", "Depth: metrics against s and f", found, sheet, how) if found else None
+    views = make_views(metrics, view)
+    how = "Hollow squares lie off the constant-sum diagonal and are in no fit." if off_diagonal else ""
+    sheet = run_sheet(study.best_rate_runs("depth"), metrics, KNOBS)
+    return Exhibit("depth-metrics", "Depth: metrics against s and f", views, sheet, how) if views else None
 
 
-def depth_tables(study: Study) -> list[Block]:
+def depth_tables(study: Study) -> list[Exhibit]:
     """Summary, parabola, grid and evaluation."""
-    blocks = [_summary(study), _grid(study), _evaluation(study)]
-    return [block for block in blocks if block is not None]
+    exhibits = [_summary(study), _grid(study), _evaluation(study)]
+    return [exhibit for exhibit in exhibits if exhibit is not None]
 
 
-def _dots(study: Study, metric: str, knob: str, aside: list[Run]) -> list[Mark]:
+def _dots(study: Study, metric: str, knob: str, off_diagonal: list[MeasuredRun]) -> list[Mark]:
     marks: list[Mark] = []
     for budget in study.budgets:
-        rows = study.chosen("depth", budget, [knob, metric])
+        rows = study.best_rate_runs("depth", budget, [knob, metric])
         colour = study.colour(budget)
         if rows:
             xs, ys = [r.knobs[knob] for r in rows], [r.metrics[metric] for r in rows]
             marks.append(Points(xs, ys, colour, [run_tip(study, r, metric) for r in rows], label=power_of_ten(budget)))
-        off = [r for r in aside if r.budget == budget and knob in r.knobs and metric in r.metrics]
+        off = [r for r in off_diagonal if r.budget == budget and knob in r.knobs and metric in r.metrics]
         if off:
             tips = [
                 f"{power_of_ten(budget)} · {r.cell_id}, off the diagonal: {significant(r.metrics[metric])}" for r in off
@@ -88,16 +97,18 @@ def _dots(study: Study, metric: str, knob: str, aside: list[Run]) -> list[Mark]:
     return marks
 
 
-def _summary(study: Study) -> Block | None:
+def _summary(study: Study) -> Exhibit | None:
     rows, raw = [], []
     extra = [m for m in ("batch/recall@10", "batch/ndcg@10") if m in study.metrics]
-    for budget, law in study.by_budget("depth_optimum", "batch/loss").items():
-        runs = study.chosen("depth", budget, ["batch/loss", "embedder_share"])
+    for budget, law in study.laws_by_budget("depth_optimum", "batch/loss").items():
+        runs = study.best_rate_runs("depth", budget, ["batch/loss", "embedder_share"])
         if not runs:
             continue
         best = best_row(runs, "batch/loss")
-        paper = study.paper("depth_optimum", "batch/loss", budget)
-        printed = "–" if paper is None else (told(paper, "percent") if paper.values else state(paper))
+        paper = study.paper_law("depth_optimum", "batch/loss", budget)
+        printed = (
+            "–" if paper is None else (describe_optimum(paper, "percent") if paper.values else describe_status(paper))
+        )
         rows.append(
             (
                 power_of_ten(budget),
@@ -105,8 +116,8 @@ def _summary(study: Study) -> Block | None:
                 percent(best.knobs["embedder_share"]),
                 significant(best.metrics["batch/loss"]),
                 *(significant(best.metrics.get(m)) for m in extra),
-                told(law, "percent") if "x_opt" in law.values else state(law),
-                significant(value_of(law, "y_opt")),
+                describe_optimum(law, "percent") if "x_opt" in law.values else describe_status(law),
+                significant(law_value(law, "y_opt")),
                 f"{law.details['gap']:.3f}" if "gap" in law.details else "–",
                 printed,
             )
@@ -127,21 +138,21 @@ def _summary(study: Study) -> Block | None:
         "paper s*",
     )
     gaps = [r[6] for r in raw if r[6] is not None and r[7] == "ok"]
-    words = (
+    reading = (
         f"choosing a share of 2% costs at most {max(gaps):.3f} nat" if gaps else "no parabola has an optimum that holds"
     )
     sheet = Sheet(
         ("flops_budget", "best_depth", "share", "loss", "parabola_share", "parabola_loss", "gap_at_2pct", "status"),
         tuple(raw),
     )
-    view = View(sentence(words), table=Table(header, tuple(rows)))
-    return Block("depth-summary", "Depth: winners and parabolas", (view,), sheet)
+    view = View(sentence(reading), table=Table(header, tuple(rows)))
+    return Exhibit("depth-summary", "Depth: winners and parabolas", (view,), sheet)
 
 
-def _depth_runs(study: Study) -> list[Run]:
+def _depth_runs(study: Study) -> list[MeasuredRun]:
     """All finished depth runs at their cell's best learning rate by training loss, off-diagonal ones included."""
     done = [r for r in study.runs if r.axis == "depth" and r.status == "done" and "train/loss" in r.metrics]
-    best: dict[tuple[float, str], Run] = {}
+    best: dict[tuple[float, str], MeasuredRun] = {}
     for run in done:
         key = (run.budget, run.cell_id)
         if key not in best or run.metrics["train/loss"] < best[key].metrics["train/loss"]:
@@ -151,7 +162,7 @@ def _depth_runs(study: Study) -> list[Run]:
     return [r for r in done if "depth" in r.knobs and r.learning_rate == rates[(r.budget, r.cell_id)]]
 
 
-def _grid(study: Study) -> Block | None:
+def _grid(study: Study) -> Exhibit | None:
     runs = [run for run in _depth_runs(study) if "batch/loss" in run.metrics]
     if not runs:
         return None
@@ -169,13 +180,13 @@ def _grid(study: Study) -> Block | None:
         rows.append((f"{depth:g}" + (" (off diagonal)" if off else ""), *cells))
     header = ("depth", *(power_of_ten(b) for b in budgets))
     sheet = Sheet(("depth", "flops_budget", "batch/loss", "on_diagonal"), tuple(raw))
-    words = f"batch/loss of {len(raw)} depth cells over {len(budgets)} budgets"
-    return Block(
-        "depth-grid", "Depth: loss of every cell", (View(sentence(words), table=Table(header, tuple(rows))),), sheet
+    reading = f"batch/loss of {len(raw)} depth cells over {len(budgets)} budgets"
+    return Exhibit(
+        "depth-grid", "Depth: loss of every cell", (View(sentence(reading), table=Table(header, tuple(rows))),), sheet
     )
 
 
-def _evaluation(study: Study) -> Block | None:
+def _evaluation(study: Study) -> Exhibit | None:
     runs = _depth_runs(study)
     if not runs:
         return None
@@ -190,6 +201,6 @@ def _evaluation(study: Study) -> Block | None:
         for r in at
     )
     sheet = Sheet(("depth", *metrics), tuple((r.knobs["depth"], *(r.metrics.get(m) for m in metrics)) for r in at))
-    words = f"all metrics of the depth cells at {power_of_ten(top)}, the largest budget of this axis"
-    view = View(sentence(words), table=Table(("depth", *metrics), rows))
-    return Block("depth-evaluation", "Depth: evaluation at the largest budget", (view,), sheet)
+    reading = f"all metrics of the depth cells at {power_of_ten(top)}, the largest budget of this axis"
+    view = View(sentence(reading), table=Table(("depth", *metrics), rows))
+    return Exhibit("depth-evaluation", "Depth: evaluation at the largest budget", (view,), sheet)

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from habitus.laws import Run
-from habitus.reporting.figure import Block, Sheet, Table, View
+from habitus.laws import MeasuredRun
+from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
     count,
-    hours,
+    join_words,
     law_name,
-    listed,
     plural,
     power_of_ten,
     pretty,
@@ -20,6 +19,7 @@ from habitus.reporting.format import (
 )
 from habitus.reporting.study import Study
 from habitus.store import AXES
+from habitus.units import format_seconds
 
 NOT_VARIED = (
     "training context length, and with it attention's own L² term",
@@ -29,7 +29,7 @@ NOT_VARIED = (
 )
 
 
-def study_map(study: Study) -> Block:
+def study_map(study: Study) -> Exhibit:
     """Axes against budgets: cells done, failed and not run."""
     budgets = study.budgets
     axes = [a for a in AXES if any(run.axis == a for run in study.runs)]
@@ -56,97 +56,100 @@ def study_map(study: Study) -> Block:
     done = sum(run.status == "done" for run in study.runs)
     cells_done = len({(r.axis, r.budget, r.cell_id) for r in study.runs if r.status == "done"})
     where = f"{plural(len(axes), 'axis', 'axes')} and {plural(len(budgets), 'budget')}"
-    words = f"{plural(cells_done, 'cell')} in {plural(done, 'finished run')} over {where}"
+    reading = f"{plural(cells_done, 'cell')} in {plural(done, 'finished run')} over {where}"
     lost = len(study.runs) - done
-    words += f"; {plural(lost, 'run')} failed or not run" if lost else "; none failed"
+    reading += f"; {plural(lost, 'run')} failed or not run" if lost else "; none failed"
     header = ("axis", *(power_of_ten(b) for b in budgets))
     sheet = Sheet(("axis", "flops_budget", "cells", "runs", "done", "failed", "missing"), tuple(raw))
-    return Block("map", "Study map", (View(sentence(words), table=Table(header, tuple(rows))),), sheet)
+    return Exhibit("map", "Study map", (View(sentence(reading), table=Table(header, tuple(rows))),), sheet)
 
 
-def exclusions(study: Study) -> Block:
+def exclusions(study: Study) -> Exhibit:
     groups: dict[tuple[str, str], list[float]] = {}
     for e in study.laws.exclusions:
         groups.setdefault((e.axis, e.reason), []).append(e.budget)
     rows = tuple(
-        (axis, str(len(at)), listed(power_of_ten(b) for b in sorted(set(at))), why)
+        (axis, str(len(at)), join_words(power_of_ten(b) for b in sorted(set(at))), why)
         for (axis, why), at in sorted(groups.items())
     )
-    aside: dict[tuple[str, str], list[float]] = {}
+    not_run: dict[tuple[str, str], list[float]] = {}
     for axis, budget, why in study.left_out:
-        aside.setdefault((axis, pretty(why)), []).append(budget)
+        not_run.setdefault((axis, pretty(why)), []).append(budget)
     rows += tuple(
-        (axis, "not run", listed(power_of_ten(b) for b in sorted(set(at))), why) for (axis, why), at in aside.items()
+        (axis, "not run", join_words(power_of_ten(b) for b in sorted(set(at))), why)
+        for (axis, why), at in not_run.items()
     )
     excluded = study.laws.exclusions
     raw: list[tuple[Any, ...]] = [(e.axis, e.budget, e.cell_id, e.learning_rate, e.seed, e.reason) for e in excluded]
     raw += [(axis, budget, "", None, None, f"not run: {why}") for axis, budget, why in study.left_out]
-    words = "no run was left out of the laws"
+    reading = "no run was left out of the laws"
     if excluded:
-        words = f"{plural(len(excluded), 'run')} of {len(study.runs):,} left out of the laws"
+        reading = f"{plural(len(excluded), 'run')} of {len(study.runs):,} left out of the laws"
     if study.left_out:
-        words += f"; {plural(len(study.left_out), 'cell')} asked for and not run"
+        reading += f"; {plural(len(study.left_out), 'cell')} asked for and not run"
     table = Table(("axis", "runs", "budgets", "reason"), rows or (("–", "0", "–", "–"),))
     sheet = Sheet(("axis", "flops_budget", "cell_id", "learning_rate", "seed", "reason"), tuple(raw))
-    return Block("exclusions", "Exclusions", (View(sentence(words), table=table),), sheet)
+    return Exhibit("exclusions", "Exclusions", (View(sentence(reading), table=table),), sheet)
 
 
-def disclosure(study: Study) -> Block:
+def disclosure(study: Study) -> Exhibit:
     """Definitions, ranges, optimizer, seeds, versions, checksums, and what was not varied."""
     rows = list(dict.fromkeys((*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study))))
-    decided = [pretty(str(text)) for m in study.manifests for text in m.get("decided") or ()]
+    decided = [pretty(text) for m in study.manifests for text in m.decided]
     rows += [("decided by the sweeps", "; ".join(dict.fromkeys(decided)))] if decided else []
     rows.append(("not varied", "; ".join(NOT_VARIED)))
     rows += [("about the paper", pretty(note)) for note in study.published.notes]
     table = Table(("what", "as it was here"), tuple(rows))
-    words = f"{plural(len(study.records), 'Record')} read; {listed(study.told)}"
-    return Block(
-        "disclosure", "Disclosure", (View(sentence(words), table=table),), Sheet(("what", "value"), tuple(rows))
+    reading = f"{plural(len(study.records), 'Record')} read; {study.laws_source}"
+    return Exhibit(
+        "disclosure", "Disclosure", (View(sentence(reading), table=table),), Sheet(("what", "value"), tuple(rows))
     )
 
 
-def warnings(study: Study) -> Block:
-    """Every doubt of the fits, for the metric chosen."""
-    found = _warnings(study)
+def warnings(study: Study) -> Exhibit:
+    """Every warning of the fits, for the metric chosen."""
+    all_warnings = _list_warnings(study)
 
     def view(metric: str) -> View:
-        mine = [w for w in found if w[1] in (metric, "")]
+        relevant = [w for w in all_warnings if w[1] in (metric, "")]
         groups: dict[tuple[str, str], list[float]] = {}
-        for law, _, budget, text in mine:
+        for law, _, budget, text in relevant:
             groups.setdefault((law, text), []).extend([] if budget is None else [budget])
-        rows = tuple((law, listed(power_of_ten(b) for b in at) or "–", text) for (law, text), at in groups.items())
-        words = f"{plural(len(mine), 'warning')} of the fits for {metric}, {len(found):,} for all metrics"
-        return View(sentence(words), metric, table=Table(("law", "budgets", "warning"), rows or (("–", "–", "none"),)))
+        rows = tuple((law, join_words(power_of_ten(b) for b in at) or "–", text) for (law, text), at in groups.items())
+        reading = f"{plural(len(relevant), 'warning')} of the fits for {metric}, {len(all_warnings):,} for all metrics"
+        return View(
+            sentence(reading), metric, table=Table(("law", "budgets", "warning"), rows or (("–", "–", "none"),))
+        )
 
-    sheet = Sheet(("law", "metric", "flops_budget", "warning"), tuple(found))
-    return Block("warnings", "Warnings", tuple(view(metric) for metric in study.metrics), sheet)
+    sheet = Sheet(("law", "metric", "flops_budget", "warning"), tuple(all_warnings))
+    return Exhibit("warnings", "Warnings", tuple(view(metric) for metric in study.metrics), sheet)
 
 
-def _warnings(study: Study) -> list[tuple[str, str, float | None, str]]:
+def _list_warnings(study: Study) -> list[tuple[str, str, float | None, str]]:
     """Law, metric, budget and text of all warnings; notes about the whole store have no metric."""
     laws = study.laws
-    found: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in laws.notes]
-    found += [(law_name(e.name), e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
-    found += [
+    warnings: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in laws.notes]
+    warnings += [(law_name(e.name), e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
+    warnings += [
         (f"roll-out of {law_name(r.name)}", r.metric, None, pretty(w))
         for r in laws.rollouts
         for w in r.rollout.warnings
     ]
     drifts = laws.learning_rate_drift.items()
-    return found + [(f"learning rates of {init}", "", None, pretty(w)) for init, d in drifts for w in d.warnings]
+    return warnings + [(f"learning rates of {init}", "", None, pretty(w)) for init, d in drifts for w in d.warnings]
 
 
-def _map_cell(runs: list[Run]) -> str:
+def _map_cell(runs: list[MeasuredRun]) -> str:
     """'8 cells' or '7 of 8 cells, 2 runs failed'."""
     if not runs:
         return "–"
     cells = {r.cell_id for r in runs}
     done = {r.cell_id for r in runs if r.status == "done"}
-    words = plural(len(cells), "cell") if done == cells else f"{len(done)} of {plural(len(cells), 'cell')}"
+    reading = plural(len(cells), "cell") if done == cells else f"{len(done)} of {plural(len(cells), 'cell')}"
     for status, word in (("failed", "failed"), ("missing", "not run")):
         lost = sum(r.status == status for r in runs)
-        words += f", {lost} {word}" if lost else ""
-    return words
+        reading += f", {lost} {word}" if lost else ""
+    return reading
 
 
 def _definitions(study: Study) -> list[tuple[str, str]]:
@@ -158,8 +161,8 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
     rows = [
         ("runs", f"{len(study.runs):,} planned, {len(done):,} finished, {len(study.laws.exclusions):,} left out"),
         ("budgets", f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"),
-        ("seeds", listed(str(s) for s in sorted({run.seed for run in study.runs})[:12])),
-        ("learning rates", _span((run.learning_rate for run in done), rate)),
+        ("seeds", join_words(str(s) for s in sorted({run.seed for run in study.runs})[:12])),
+        ("learning rates", _format_span((run.learning_rate for run in done), rate)),
     ]
     for name, word in (
         ("params", "sizes N"),
@@ -169,7 +172,7 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
     ):
         values = [run.knobs[name] for run in done if name in run.knobs]
         if values:
-            rows.append((word, _span(values, count if name in ("params", "slots_seen") else significant)))
+            rows.append((word, _format_span(values, count if name in ("params", "slots_seen") else significant)))
     return rows
 
 
@@ -196,7 +199,7 @@ def _recipes(study: Study) -> list[tuple[str, str]]:
             f"catalogue of {r.evaluate.catalogue_items} items, seed {r.evaluate.seed}" for r in recipes
         ),
     }  # fmt: skip
-    return [(name, _counted(values)) for name, values in kinds.items()]
+    return [(name, _count_values(values)) for name, values in kinds.items()]
 
 
 def _machines(study: Study) -> list[tuple[str, str]]:
@@ -204,18 +207,21 @@ def _machines(study: Study) -> list[tuple[str, str]]:
     if not records:
         return [("source", study.laws.source)]
     rows = [
-        ("presets", listed(sorted({str(m.get("preset")) for m in study.manifests if m.get("preset")})) or "not stated"),
-        ("dataset checksum", _counted(r.dataset_checksum for r in records)),
+        (
+            "presets",
+            join_words(sorted({m.preset for m in study.manifests if m.preset})) or "not stated",
+        ),
+        ("dataset checksum", _count_values(r.dataset_checksum for r in records)),
         (
             "query sets",
-            _counted(r.evaluation.query_set_checksum for r in records if r.evaluation is not None) or "not stated",
+            _count_values(r.evaluation.query_set_checksum for r in records if r.evaluation is not None) or "not stated",
         ),
-        ("hardware", _counted(_flat(r.hardware) for r in records if r.hardware) or "not stated"),
-        ("versions", _counted(_flat(r.versions) for r in records if r.versions) or "not stated"),
+        ("hardware", _count_values(_flat(r.hardware) for r in records if r.hardware) or "not stated"),
+        ("versions", _count_values(_flat(r.versions) for r in records if r.versions) or "not stated"),
     ]
     spent = sum(r.flops_nominal or 0.0 for r in records)
     seconds = sum(r.seconds.warmup + r.seconds.train + r.seconds.evaluate for r in records if r.seconds is not None)
-    took = f" in {hours(seconds / 3600)} of runs" if seconds else ""
+    took = f" in {format_seconds(seconds)} of runs" if seconds else ""
     rows.append(("compute spent", f"{power_of_ten(spent)} nominal FLOPs{took}"))
     return rows
 
@@ -224,18 +230,18 @@ def _flat(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _counted(values: Iterable[str]) -> str:
+def _count_values(values: Iterable[str]) -> str:
     """'adamw' or 'adamw (40 runs), muon (2 runs)'."""
     counts = Counter(values)
     if len(counts) == 1:
         return next(iter(counts))
-    told = [f"{value} ({plural(n, 'run')})" for value, n in counts.most_common(6)]
-    return ", ".join(told) + (f" and {len(counts) - 6} others" if len(counts) > 6 else "")
+    texts = [f"{value} ({plural(n, 'run')})" for value, n in counts.most_common(6)]
+    return ", ".join(texts) + (f" and {len(counts) - 6} others" if len(counts) > 6 else "")
 
 
-def _span(values: Iterable[float], form: Callable[[float], str]) -> str:
-    known = list(values)
-    if not known:
+def _format_span(values: Iterable[float], form: Callable[[float], str]) -> str:
+    numbers = list(values)
+    if not numbers:
         return "not stated"
-    low, high = form(min(known)), form(max(known))
+    low, high = form(min(numbers)), form(max(numbers))
     return low if low == high else f"{low} to {high}"

@@ -1,18 +1,18 @@
-"""What is drawn, without how: panels of marks, tables, and the blocks of the page that hold them.
+"""What the page shows, without how it is drawn: panels of marks and tables, in exhibits, in chapters.
 
 `svg.py` and `png.py` each draw a Panel; colours are names (`b0`..`b9` budgets from small to large, `main`, `paper`,
 `muted`, `s0`..`s7` series without an order) that the page's style sheet and the PNG writer give a value.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["plain", "count", "percent", "flops", "rate"]
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """One axis: its label, scale and the kind of number it shows."""
 
     label: str
@@ -26,7 +26,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Points:
-    """Dots, each with the words shown when it is pointed at; `low` and `high` are error bars along `bars`."""
+    """Dots, each with the text shown when it is pointed at; `low` and `high` are error bars along `bars`."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -93,8 +93,8 @@ class Panel:
     """One drawing: axes and marks, or a matrix."""
 
     title: str
-    x: Axis | None = None
-    y: Axis | None = None
+    x: PlotAxis | None = None
+    y: PlotAxis | None = None
     marks: tuple[Mark, ...] = ()
     heat: Heat | None = None
     labels: Literal["end", "margin"] = "end"  # where labels stand: at the end of their line, or beside the panel
@@ -102,16 +102,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows; the first column names the row. `told` are notes below it."""
+    """Text in rows; the first column names the row. Notes stand below it."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class View:
-    """What a block shows for one metric; metric '' is for all of them."""
+    """What a exhibit shows for one metric; metric '' is for all of them."""
 
     reading: str
     metric: str = ""
@@ -121,14 +121,14 @@ class View:
 
 @dataclass(frozen=True)
 class Sheet:
-    """The numbers behind a block, as they are downloaded."""
+    """The numbers behind a exhibit, as they are downloaded."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]  # text, numbers, None where a value is missing
 
 
 @dataclass(frozen=True)
-class Block:
+class Exhibit:
     """A figure or a table of the page: one view, or one per metric."""
 
     key: str
@@ -136,9 +136,37 @@ class Block:
     views: tuple[View, ...]
     sheet: Sheet
     how: str = ""  # how to read it, one sentence
-    notes: tuple[str, ...] = field(default=())
 
     @property
-    def drawn(self) -> bool:
-        """Whether it is a figure, be it one whose law refuses and that has a sentence only."""
+    def is_figure(self) -> bool:
+        """Whether it is numbered as a figure. One whose law refuses has a sentence only, and is one too."""
         return all(view.table is None for view in self.views)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Exhibits under one heading."""
+
+    key: str
+    title: str
+    exhibits: tuple[Exhibit, ...]
+
+
+@dataclass(frozen=True)
+class MissingExhibit:
+    """An exhibit that this store does not support, and the command that would measure it."""
+
+    title: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The whole page in order."""
+
+    chapters: tuple[Chapter, ...]
+    missing: tuple[MissingExhibit, ...]
+
+    @property
+    def exhibits(self) -> list[Exhibit]:
+        return [exhibit for chapter in self.chapters for exhibit in chapter.exhibits]

@@ -1,4 +1,4 @@
-"""Numbers as people read them: 10¹⁸, 38.9M, 2.4%, [1.9, 3.0]."""
+"""Numbers and lists as people read them: 10¹⁸, 38.9M, 2.4%, [1.9, 3.0], 'a, b and c'."""
 
 import math
 import re
@@ -8,8 +8,8 @@ from habitus.store import Law
 from habitus.units import format_bytes, format_seconds
 
 _E_NUMBER = re.compile(r"(?<!\w-)\b\d+(?:\.\d+)?e[+-]?\d{1,2}\b")  # not the hash of a cell, as in 32x2-294296e1
-_RAISED = str.maketrans("0123456789-+.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺·")
-_WORDS = {
+_SUPERSCRIPTS = str.maketrans("0123456789-+.", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺·")
+_STATUSES = {
     "boundary": "beyond the sweep",
     "flat": "flat",
     "monotone": "improves to the edge",
@@ -43,13 +43,13 @@ def power_of_ten(value: float) -> str:
     lead = f"{value / 10**exponent:.3g}"
     if lead == "10":
         lead, exponent = "1", exponent + 1
-    raised = "10" + str(exponent).translate(_RAISED)
-    return raised if lead == "1" else f"{lead}·{raised}"
+    power = "10" + str(exponent).translate(_SUPERSCRIPTS)
+    return power if lead == "1" else f"{lead}·{power}"
 
 
-def raised(value: float, digits: int = 3) -> str:
-    """An exponent in raised figures."""
-    return f"{value:.{digits}f}".translate(_RAISED)
+def superscript(value: float, digits: int = 3) -> str:
+    """An exponent in superscript digits."""
+    return f"{value:.{digits}f}".translate(_SUPERSCRIPTS)
 
 
 def significant(value: float | None, digits: int = 4) -> str:
@@ -64,12 +64,13 @@ def significant(value: float | None, digits: int = 4) -> str:
     if 1e-4 <= size < 1e6:
         places = max(0, digits - 1 - math.floor(math.log10(size)))
         text = f"{value:.{places}f}"
-        return minus(text)
+        return typeset_minus(text)
     exponent = math.floor(math.log10(size))
-    return minus(f"{value / 10**exponent:.{digits - 2}f}") + "·10" + str(exponent).translate(_RAISED)
+    return typeset_minus(f"{value / 10**exponent:.{digits - 2}f}") + "·10" + str(exponent).translate(_SUPERSCRIPTS)
 
 
-def minus(text: str) -> str:
+def typeset_minus(text: str) -> str:
+    """Hyphens as minus signs."""
     return text.replace("-", "−")
 
 
@@ -98,7 +99,7 @@ def percent(value: float | None, digits: int = 2) -> str:
     if 0 < size < 0.005:
         return "<0.01%"
     places = 0 if size == 0 or size >= 99.5 else max(0, digits - 1 - math.floor(math.log10(size)))
-    return minus(f"{100 * value:.{places}f}%")
+    return typeset_minus(f"{100 * value:.{places}f}%")
 
 
 def rate(value: float) -> str:
@@ -106,37 +107,37 @@ def rate(value: float) -> str:
     return f"{value:.3g}" if 0.01 <= value < 10 else power_of_ten(value)
 
 
-def share(value: float | None) -> str:
+def _share(value: float | None) -> str:
     """A part of a whole; an interval may end beyond it, by whatever number."""
     return ">100%" if value is not None and 1 < value < math.inf else percent(value)
 
 
-def hours(value: float) -> str:
+def _hours(value: float) -> str:
     """2.2 min, 3.4 h."""
     return format_seconds(3600 * value) if math.isfinite(value) else significant(value)
 
 
-def gibibytes(value: float) -> str:
+def _gibibytes(value: float) -> str:
     """44 MiB, 50.2 GiB."""
     return format_bytes(value * 2**30) if math.isfinite(value) else significant(value)
 
 
-FORMATS = {
-    "plain": significant, "count": count, "percent": share, "flops": power_of_ten, "rate": rate, "hours": hours,
-    "gib": gibibytes,
+_FORMATS = {
+    "plain": significant, "count": count, "percent": _share, "flops": power_of_ten, "rate": rate, "hours": _hours,
+    "gib": _gibibytes,
 }  # fmt: skip
 
 
-def number(value: float | None, kind: str = "plain") -> str:
-    """A number of a kind."""
+def format_number(value: float | None, kind: str = "plain") -> str:
+    """A number of a kind: plain, count, percent, flops, rate, hours or gib; '–' where it is missing."""
     if value is None:
         return "–"
     if kind == "count" and 0 <= value < 10_000 and value == round(value):
         return f"{value:,.0f}"
-    return FORMATS[kind](value)
+    return _FORMATS[kind](value)
 
 
-def interval(law: Law, name: str, kind: str = "plain", digits: int = 3) -> str:
+def format_interval(law: Law, name: str, kind: str = "plain", digits: int = 3) -> str:
     """'[1.6%, 2.9%]', the 95% interval of a value; '' where there is none."""
     if name not in law.intervals.get("0.95", {}) or name not in law.values:
         return ""
@@ -145,65 +146,69 @@ def interval(law: Law, name: str, kind: str = "plain", digits: int = 3) -> str:
         return "[open]"
     if kind == "plain":
         return f"[{significant(low, digits)}, {significant(high, digits)}]"
-    return f"[{number(low, kind)}, {number(high, kind)}]"
+    return f"[{format_number(low, kind)}, {format_number(high, kind)}]"
 
 
-def value_of(law: Law | None, name: str) -> float | None:
+def describe_optimum(law: Law, kind: str = "plain", name: str = "x_opt") -> str:
+    """'2.4% [1.9%, 3.0%]', with its status where it does not hold."""
+    value = format_number(float(law[name]), kind) if name in law.values else "–"
+    status = "" if law.ok else f"({describe_status(law)})"
+    return " ".join(part for part in (value, format_interval(law, name, kind), status) if part)
+
+
+def law_value(law: Law | None, name: str) -> float | None:
     """One value of a law; None where it has none."""
-    found = None if law is None else law.values.get(name)
-    return found if isinstance(found, float) else None
+    value = None if law is None else law.values.get(name)
+    return value if isinstance(value, float) else None
 
 
-def state(law: Law) -> str:
+def describe_status(law: Law) -> str:
     """A status in words; '' for a law that holds."""
-    return "" if law.ok else _WORDS.get(law.status, law.status)
+    return "" if law.ok else _STATUSES.get(law.status, law.status)
 
 
 def reason(law: Law) -> str:
     """Why a law does not hold, in its own words."""
-    return pretty(law.warnings[0]) if law.warnings else state(law)
+    return pretty(law.warnings[0]) if law.warnings else describe_status(law)
 
 
 def pretty(text: str) -> str:
     """Numbers such as 1e+16 and 2.1e+06 as people read them."""
-    return _E_NUMBER.sub(lambda found: power_of_ten(float(found[0])), text)
+    return _E_NUMBER.sub(lambda match: power_of_ten(float(match[0])), text)
 
 
-def exponent(law: Law, name: str = "exponent") -> str:
+def format_exponent(law: Law, name: str = "exponent") -> str:
     """'0.617 [0.538, 0.696]', an exponent with its 95% interval."""
-    words = minus(f"{law[name]:.3f}")
-    found = law.intervals.get("0.95", {}).get(name)
-    if found is None:
-        return words
-    low, high = (minus(f"{end:.3f}") if math.isfinite(end) else "open" for end in found.ends())
-    return f"{words} [{low}, {high}]"
+    value = typeset_minus(f"{law[name]:.3f}")
+    interval = law.intervals.get("0.95", {}).get(name)
+    if interval is None:
+        return value
+    low, high = (typeset_minus(f"{end:.3f}") if math.isfinite(end) else "open" for end in interval.ends())
+    return f"{value} [{low}, {high}]"
 
 
-def listed(parts: Iterable[str], last: str = "and") -> str:
+def join_words(parts: Iterable[str], last: str = "and") -> str:
     """'a, b and c'."""
-    known = list(parts)
-    if len(known) <= 1:
-        return "".join(known)
-    return f"{', '.join(known[:-1])} {last} {known[-1]}"
+    *first, end = [*parts] or [""]
+    return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def sentence(*parts: str) -> str:
     """The parts that are not empty, as sentences in one line."""
-    told = []
+    sentences = []
     for part in (p.strip() for p in parts):
         if part:
             word = part.split(" ")[0]
-            kept = not word[:1].islower() or any(sign in word for sign in "/*_(")  # names and letters stay as they are
-            first = part if kept else part[0].upper() + part[1:]
-            told.append(first if first.endswith((".", "!", "?")) else first + ".")
-    return " ".join(told)
+            is_name = not word[:1].islower() or any(sign in word for sign in "/*_(")  # as in batch/loss or s*
+            text = part if is_name else part[0].upper() + part[1:]
+            sentences.append(text if text.endswith((".", "!", "?")) else text + ".")
+    return " ".join(sentences)
 
 
-def span(values: Sequence[float], kind: str = "plain") -> str:
+def format_range(values: Sequence[float], kind: str = "plain") -> str:
     """'1.1% to 3.7%', or the one value."""
-    low, high = min(values), max(values)
-    told = number(low, kind), number(high, kind)
-    return told[0] if told[0] == told[1] else f"{told[0]} to {told[1]}"
+    low, high = format_number(min(values), kind), format_number(max(values), kind)
+    return low if low == high else f"{low} to {high}"
 
 
 def plural(n: int, word: str, many: str = "") -> str:

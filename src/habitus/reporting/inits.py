@@ -1,13 +1,13 @@
 """Initialisation and learning rate: the init axis."""
 
-from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, Sheet, Table, View
-from habitus.reporting.format import count, listed, power_of_ten, rate, sentence, significant
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
+from habitus.reporting.format import count, join_words, power_of_ten, rate, sentence, significant
 from habitus.reporting.study import Study
 
-RATE = Axis("learning rate", log=True, kind="rate")
+RATE = PlotAxis("learning rate", log=True, kind="rate")
 
 
-def learning_rates(study: Study) -> Block | None:
+def learning_rates(study: Study) -> Exhibit | None:
     """Loss against learning rate per size, and the best rate against size."""
     rows = [
         row for row in study.laws.runs if row.axis == "init" and "params" in row.knobs and "train/loss" in row.metrics
@@ -29,23 +29,23 @@ def learning_rates(study: Study) -> Block | None:
             ]
             colour = f"s{i % 8}"
             marks += [Line(xs, ys, colour, count(size)), Points(xs, ys, colour, tips)]
-        panels.append(Panel(f"init = {init}", RATE, Axis("train/loss"), tuple(marks)))
+        panels.append(Panel(f"init = {init}", RATE, PlotAxis("train/loss"), tuple(marks)))
     drift_marks: list[Mark] = []
     for i, (init, drift) in enumerate(study.laws.learning_rate_drift.items()):
         colour = f"s{i % 8}"
         xs, ys = [b.size for b in drift.best], [b.learning_rate for b in drift.best]
         drift_marks.append(Line(xs, ys, colour, init))
         for bracketed in (True, False):
-            kept = [b for b in drift.best if b.bracketed is bracketed]
+            rates = [b for b in drift.best if b.bracketed is bracketed]
             tips = [
                 f"{init} · N {count(b.size)}: {rate(b.learning_rate)}{'' if bracketed else ', at the edge of its grid'}"
-                for b in kept
+                for b in rates
             ]
-            if kept:
+            if rates:
                 drift_marks.append(
                     Points(
-                        [b.size for b in kept],
-                        [b.learning_rate for b in kept],
+                        [b.size for b in rates],
+                        [b.learning_rate for b in rates],
                         colour,
                         tips,
                         hollow=not bracketed,
@@ -53,21 +53,25 @@ def learning_rates(study: Study) -> Block | None:
                     )
                 )
     if drift_marks:
-        size_axis = Axis("model size N", log=True, kind="count")
+        size_axis = PlotAxis("model size N", log=True, kind="count")
         panels.append(
-            Panel("best learning rate", size_axis, Axis("learning rate", log=True, kind="rate"), tuple(drift_marks))
+            Panel("best learning rate", size_axis, PlotAxis("learning rate", log=True, kind="rate"), tuple(drift_marks))
         )
     sheet = Sheet(
         ("init", "params", "learning_rate", "seed", "train/loss"),
         tuple((r.init, r.knobs["params"], r.learning_rate, r.seed, r.metrics["train/loss"]) for r in rows),
     )
     how = "Hollow: the best rate stands at the edge of its grid, so the true one may lie beyond."
-    return Block(
-        "init", "Initialisation: loss against learning rate", (View(_words(study), panels=tuple(panels)),), sheet, how
+    return Exhibit(
+        "init",
+        "Initialisation: loss against learning rate",
+        (View(_describe_drifts(study), panels=tuple(panels)),),
+        sheet,
+        how,
     )
 
 
-def learning_rate_table(study: Study) -> Block | None:
+def learning_rate_table(study: Study) -> Exhibit | None:
     drifts = study.laws.learning_rate_drift
     if not drifts:
         return None
@@ -92,19 +96,19 @@ def learning_rate_table(study: Study) -> Block | None:
             )
     header = ("init", "N", "best loss", "best rate", "vertex", "span, decades", "paper's span")
     sheet = Sheet(("init", "params", "best_loss", "best_rate", "vertex", "bracketed", "span_decades"), tuple(raw))
-    return Block(
+    return Exhibit(
         "init-table",
         "Initialisation: best loss and rate",
-        (View(_words(study), table=Table(header, tuple(rows))),),
+        (View(_describe_drifts(study), table=Table(header, tuple(rows))),),
         sheet,
     )
 
 
-def _words(study: Study) -> str:
+def _describe_drifts(study: Study) -> str:
     drifts = study.laws.learning_rate_drift
     if not drifts:
         return "One model size only: nothing can drift."
-    told = listed(
+    spans = join_words(
         f"{d.span_decades:.2f} decades with init = {init}"
         + ("" if all(b.bracketed for b in d.best) else " (a lower bound: a best rate is at the edge of its grid)")
         for init, d in drifts.items()
@@ -113,8 +117,8 @@ def _words(study: Study) -> str:
     for init, drift in drifts.items():
         best[init] = min(b.loss for b in drift.best)
     winner = min(best, key=lambda init: best[init])
-    words = f"over sizes the best learning rate spans {told}"
+    reading = f"over sizes the best learning rate spans {spans}"
     if len(best) > 1:
-        words += f"; the lowest training loss, {significant(best[winner])}, is with init = {winner}"
+        reading += f"; the lowest training loss, {significant(best[winner])}, is with init = {winner}"
     budgets = sorted({row.budget for row in study.laws.runs if row.axis == "init"})
-    return sentence(words, f"measured at {listed(power_of_ten(b) for b in budgets)}")
+    return sentence(reading, f"measured at {join_words(power_of_ten(b) for b in budgets)}")

@@ -1,70 +1,74 @@
 """Extra negatives in stage 2: metrics against K, K*(C), and what the training loss says."""
 
-from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, View
-from habitus.reporting.format import listed, number, power_of_ten, reason, sentence, significant
-from habitus.reporting.powers import power_law_block
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, View
+from habitus.reporting.format import format_number, join_words, power_of_ten, reason, sentence, significant
+from habitus.reporting.powers import power_law_exhibit
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import (
     best_row,
-    optimum_reading,
+    describe_optima,
+    make_views,
     optimum_table,
     run_sheet,
     run_tip,
     valley_panel,
-    views,
 )
 from habitus.store import RunRow, direction_of
 
 KNOBS = ("num_negatives", "params", "slots_seen", "steps", "batch_sequences")
 
 
-def negatives_axis(study: Study) -> Axis:
+def negatives_axis(study: Study) -> PlotAxis:
     """K on a logarithmic axis, with K = 0 at its left end where it was run."""
-    values = [row.knobs["num_negatives"] for row in study.chosen("negatives", needs=["num_negatives"])]
+    values = [row.knobs["num_negatives"] for row in study.best_rate_runs("negatives", needs=["num_negatives"])]
     positive = [v for v in values if v > 0]
     zero = min(positive) / 3 if positive and 0 in values else None
-    return Axis("extra negatives K", log=True, kind="count", zero_at=zero)
+    return PlotAxis("extra negatives K", log=True, kind="count", zero_at=zero)
 
 
-def negatives_curves(study: Study) -> Block | None:
+def negatives_curves(study: Study) -> Exhibit | None:
     """Metrics against K with the two-term fits."""
     metrics = _metrics(study)
     axis = negatives_axis(study)
 
     def view(metric: str) -> View | None:
         panel = valley_panel(study, "negatives", "num_negatives", metric, "negatives_optimum", axis)
-        laws = study.by_budget("negatives_optimum", metric)
-        words = optimum_reading(study, laws, metric, "number of extra negatives", "count", "negatives_optimum")
-        return None if panel is None else View(words, metric, (panel,))
+        laws = study.laws_by_budget("negatives_optimum", metric)
+        reading = describe_optima(study, laws, metric, "number of extra negatives", "count", "negatives_optimum")
+        return None if panel is None else View(reading, metric, (panel,))
 
-    found = views(metrics, view)
-    sheet = run_sheet(study.chosen("negatives"), metrics, KNOBS)
+    views = make_views(metrics, view)
+    sheet = run_sheet(study.best_rate_runs("negatives"), metrics, KNOBS)
     how = "Catalogue regime only. K = 0 has no logarithm and is kept out of the fit; it stands at the left end."
-    return Block("negatives", "Metrics against extra negatives K", found, sheet, how) if found else None
+    return Exhibit("negatives", "Metrics against extra negatives K", views, sheet, how) if views else None
 
 
-def negatives_law(study: Study) -> Block | None:
-    return power_law_block(
+def negatives_law(study: Study) -> Exhibit | None:
+    return power_law_exhibit(
         study, "negatives-law", "Best number of negatives against compute, K*(C)", "negatives_optimum", "negatives_law",
-        "K*", Axis("K*", log=True, kind="count"),
+        "K*", PlotAxis("K*", log=True, kind="count"),
     )  # fmt: skip
 
 
-def negatives_table(study: Study) -> Block | None:
-    metrics = [m for m in study.metrics if study.by_budget("negatives_optimum", m)]
+def negatives_table(study: Study) -> Exhibit | None:
+    metrics = [m for m in study.metrics if study.laws_by_budget("negatives_optimum", m)]
     if not metrics:
         return None
     table, sheet = optimum_table(study, "negatives_optimum", metrics, "count")
-    held = sum(1 for m in metrics for law in study.by_budget("negatives_optimum", m).values() if law.ok)
-    shared = [m for m in metrics if any(v.ok for v in study.by_budget("negatives_shared_alpha_optimum", m).values())]
-    words = f"{held} of {len(sheet.rows)} optima of K are identified with free exponents"
-    if not held:
-        words += f": {reason(next(iter(study.by_budget('negatives_optimum', metrics[0]).values())))}"
-    more = f"with one α for all budgets, as in the paper, some are for {listed(shared)}" if shared else ""
-    return Block("negatives-table", "Best number of negatives K*", (View(sentence(words, more), table=table),), sheet)
+    identified = sum(1 for m in metrics for law in study.laws_by_budget("negatives_optimum", m).values() if law.ok)
+    shared = [
+        m for m in metrics if any(v.ok for v in study.laws_by_budget("negatives_shared_alpha_optimum", m).values())
+    ]
+    reading = f"{identified} of {len(sheet.rows)} optima of K are identified with free exponents"
+    if not identified:
+        reading += f": {reason(next(iter(study.laws_by_budget('negatives_optimum', metrics[0]).values())))}"
+    more = f"with one α for all budgets, as in the paper, some are for {join_words(shared)}" if shared else ""
+    return Exhibit(
+        "negatives-table", "Best number of negatives K*", (View(sentence(reading, more), table=table),), sheet
+    )
 
 
-def loss_and_recall(study: Study) -> Block | None:
+def loss_and_recall(study: Study) -> Exhibit | None:
     """Whether loss and a ranking metric want the same K: both as gains over the smallest K, better is up."""
     metrics = _metrics(study)
     ranking = [m for m in metrics if direction_of(m) == "max"]
@@ -77,7 +81,7 @@ def loss_and_recall(study: Study) -> Block | None:
         agree: list[tuple[float, float, float]] = []
         apart: list[tuple[float, float, float]] = []
         for budget in study.budgets:
-            rows = study.chosen("negatives", budget, ["num_negatives", "catalogue/loss", metric])
+            rows = study.best_rate_runs("negatives", budget, ["num_negatives", "catalogue/loss", metric])
             rows.sort(key=lambda row: row.knobs["num_negatives"])
             if len(rows) < 3:
                 continue
@@ -90,33 +94,36 @@ def loss_and_recall(study: Study) -> Block | None:
                     Line(xs, gains, colour, word),
                     Points(xs, gains, colour, [run_tip(study, r, name) for r in rows]),
                 ]
-            panels.append(Panel(f"at {power_of_ten(budget)}", axis, Axis("gain over the smallest K, %"), tuple(marks)))
+            panels.append(
+                Panel(f"at {power_of_ten(budget)}", axis, PlotAxis("gain over the smallest K, %"), tuple(marks))
+            )
             by_loss, by_rank = (best_row(rows, m).knobs["num_negatives"] for m in ("catalogue/loss", metric))
             (agree if by_loss == by_rank else apart).append((budget, by_loss, by_rank))
         if not panels:
             return None
-        words = [f"at {listed(power_of_ten(b) for b, _, _ in agree)} both pick the same K" if agree else ""]
-        words += [
-            f"at {power_of_ten(b)} the loss picks K = {number(k, 'count')} and {metric} K = {number(r, 'count')}"
-            for b, k, r in apart
+        clauses = [f"at {join_words(power_of_ten(b) for b, _, _ in agree)} both pick the same K" if agree else ""]
+        clauses += [
+            f"at {power_of_ten(b)} the loss picks K = {format_number(by_loss, 'count')} "
+            f"and {metric} K = {format_number(by_rank, 'count')}"
+            for b, by_loss, by_rank in apart
         ]
-        return View(sentence("; ".join(w for w in words if w)), metric, tuple(panels))
+        return View(sentence("; ".join(w for w in clauses if w)), metric, tuple(panels))
 
-    found = views(ranking, view)
-    sheet = run_sheet(study.chosen("negatives"), metrics, KNOBS)
+    views = make_views(ranking, view)
+    sheet = run_sheet(study.best_rate_runs("negatives"), metrics, KNOBS)
     how = "Both lines are scaled so that up is better: they part where the loss and the ranking metric want another K."
-    return Block("loss-recall", "Loss and ranking against K", found, sheet, how) if found else None
+    return Exhibit("loss-recall", "Loss and ranking against K", views, sheet, how) if views else None
 
 
-def channels(study: Study) -> Block | None:
+def channels(study: Study) -> Exhibit | None:
     """Both training channels against K."""
     axis = negatives_axis(study)
-    panels, words = [], []
-    top = max((row.budget for row in study.chosen("negatives", needs=["num_negatives"])), default=0.0)
+    panels, clauses = [], []
+    top = max((row.budget for row in study.best_rate_runs("negatives", needs=["num_negatives"])), default=0.0)
     for name, title in (("train/in_batch_loss", "in-batch channel"), ("train/extra_loss", "channel with extras")):
         marks: list[Mark] = []
         for budget in study.budgets:
-            rows = study.chosen("negatives", budget, ["num_negatives", name])
+            rows = study.best_rate_runs("negatives", budget, ["num_negatives", name])
             rows.sort(key=lambda row: row.knobs["num_negatives"])
             if not rows:
                 continue
@@ -129,22 +136,25 @@ def channels(study: Study) -> Block | None:
             if len(rows) > 1 and budget == top:
                 change = ys[-1] - ys[0]
                 first, last = (
-                    f"{significant(y)} at K = {number(x, 'count')}" for x, y in ((xs[0], ys[0]), (xs[-1], ys[-1]))
+                    f"{significant(y)} at K = {format_number(x, 'count')}"
+                    for x, y in ((xs[0], ys[0]), (xs[-1], ys[-1]))
                 )
-                words.append(
+                clauses.append(
                     f"at {power_of_ten(budget)} the {title} goes from {first} to {last} "
                     f"({'+' if change >= 0 else '−'}{abs(change):.3f})"
                 )
         if marks:
-            panels.append(Panel(f"{name}, {title}", axis, Axis(name), tuple(marks)))
+            panels.append(Panel(f"{name}, {title}", axis, PlotAxis(name), tuple(marks)))
     if not panels:
         return None
-    if not words:
-        words = ["one K only: nothing to compare"]
-    sheet = run_sheet(study.chosen("negatives"), ["train/in_batch_loss", "train/extra_loss", "train/loss"], KNOBS)
-    view = View(sentence(*words), panels=tuple(panels))
+    if not clauses:
+        clauses = ["one K only: nothing to compare"]
+    sheet = run_sheet(
+        study.best_rate_runs("negatives"), ["train/in_batch_loss", "train/extra_loss", "train/loss"], KNOBS
+    )
+    view = View(sentence(*clauses), panels=tuple(panels))
     how = "The pool of the second channel grows with K, so its loss rises by itself and ranks nothing across K."
-    return Block("channels", "Training-loss channels against K", (view,), sheet, how)
+    return Exhibit("channels", "Training-loss channels against K", (view,), sheet, how)
 
 
 def _metrics(study: Study) -> list[str]:

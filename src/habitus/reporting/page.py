@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its script and its data inside."""
+"""The page: one HTML file with its style, its script and its data inside. docs/report.md says how to read it."""
 
 import csv
 import io
@@ -10,35 +10,30 @@ from importlib.resources import files
 from typing import Any
 
 from habitus.reporting.colours import style_variables
-from habitus.reporting.contents import Contents
-from habitus.reporting.figure import Block, Sheet, Table, View
+from habitus.reporting.figure import Chapter, Contents, Exhibit, Sheet, Table, View
 from habitus.reporting.format import plural, power_of_ten
-from habitus.reporting.glossary import WORDS
 from habitus.reporting.study import Study
 from habitus.reporting.svg import draw
-from habitus.reporting.valleys import run_words
+from habitus.reporting.valleys import describe_run
 
 
-def page(study: Study, found: Contents) -> str:
+def render_page(study: Study, contents: Contents) -> str:
     """The whole report as HTML. All text that came from files is escaped."""
-    numbers = _numbered(found)
+    numbers = _number_exhibits(contents)
     body = [
         _bar(study),
         '<div class="frame">',
-        _navigation(found),
+        _navigation(contents),
         '<main id="main">',
         _head(study),
-        _words(),
-        *(
-            _group(group.key, group.title, [_block(b, numbers[b.key], study) for b in group.blocks])
-            for group in found.groups
-        ),
-        _missing(found),
+        _glossary(),
+        *(_chapter(chapter, numbers, study.metric) for chapter in contents.chapters),
+        _missing(contents),
         _foot(),
         "</main></div>",
         '<div id="tip" role="status" aria-live="polite" hidden></div>',
-        f'<script type="application/json" id="sheets">{_sheets(study, found)}</script>',
-        f'<script type="application/json" id="runs">{_as_json([run_words(row) for row in study.laws.runs])}</script>',
+        f'<script type="application/json" id="sheets">{_sheets(study, contents)}</script>',
+        f'<script type="application/json" id="runs">{_as_json(list(map(describe_run, study.laws.runs)))}</script>',
         f"<script>{_asset('page.js')}</script>",
     ]
     title = f"habitus report: {study.name}"
@@ -61,17 +56,17 @@ def csv_text(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-def views_for(block: Block, metric: str) -> str:
-    """The metric of the view that a block shows when `metric` is chosen: the same, the other regime's, or the first."""
-    known = [view.metric for view in block.views]
-    if "" in known:
+def choose_view(exhibit: Exhibit, metric: str) -> str:
+    """The metric of the view that is shown when `metric` is chosen: the same, the other regime's, or the first."""
+    offered = [view.metric for view in exhibit.views]
+    if "" in offered:
         return ""
     bare = metric.split("/", 1)[-1]
-    for wanted in (metric, f"catalogue/{bare}", f"batch/{bare}"):
-        for names in known:
-            if wanted in names.split(" "):
+    for candidate in (metric, f"catalogue/{bare}", f"batch/{bare}"):
+        for names in offered:
+            if candidate in names.split(" "):
                 return names
-    return known[0] if known else ""
+    return offered[0] if offered else ""
 
 
 @cache
@@ -114,75 +109,76 @@ def _head(study: Study) -> str:
     return f'<div id="top" class="head"><h1>{escape(study.name)}</h1><p class="about">{" · ".join(about)}</p></div>'
 
 
-def _words() -> str:
-    """The glossary, closed until it is wanted."""
-    told = "".join(f"<dt>{escape(word)}</dt><dd>{escape(meaning)}</dd>" for word, meaning in WORDS)
-    return f'<details class="words" id="words"><summary>Words on this page</summary><dl>{told}</dl></details>'
+def _glossary() -> str:
+    """The glossary, closed until a reader opens it."""
+    entries = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in GLOSSARY)
+    return f'<details class="words" id="words"><summary>Words on this page</summary><dl>{entries}</dl></details>'
 
 
-def _navigation(found: Contents) -> str:
-    links = "".join(f'<li><a href="#{group.key}">{escape(group.title)}</a></li>' for group in found.groups)
-    links += '<li><a href="#not-measured">Not measured here</a></li>' if found.missing else ""
+def _navigation(contents: Contents) -> str:
+    links = "".join(f'<li><a href="#{chapter.key}">{escape(chapter.title)}</a></li>' for chapter in contents.chapters)
+    links += '<li><a href="#not-measured">Not measured here</a></li>' if contents.missing else ""
     return (
         f'<nav aria-label="Sections"><details id="toc" open><summary>Sections</summary><ol>{links}</ol></details></nav>'
     )
 
 
-def _group(key: str, title: str, blocks: list[str]) -> str:
-    head = f'<h2 id="h-{key}">{escape(title)}</h2>'
-    return f'<section id="{key}" aria-labelledby="h-{key}">{head}{"".join(blocks)}</section>'
-
-
-def _numbered(found: Contents) -> dict[str, str]:
-    """'Figure 3' or 'Table 2' for every block, in order."""
-    numbers, drawn, listed = {}, 0, 0
-    for block in found.blocks:
-        if block.drawn:
-            drawn += 1
-            numbers[block.key] = f"Figure {drawn}"
+def _number_exhibits(contents: Contents) -> dict[str, str]:
+    """'Figure 3' or 'Table 2' for every exhibit, in order."""
+    numbers, num_figures, num_tables = {}, 0, 0
+    for exhibit in contents.exhibits:
+        if exhibit.is_figure:
+            num_figures += 1
+            numbers[exhibit.key] = f"Figure {num_figures}"
         else:
-            listed += 1
-            numbers[block.key] = f"Table {listed}"
+            num_tables += 1
+            numbers[exhibit.key] = f"Table {num_tables}"
     return numbers
 
 
-def _block(block: Block, number: str, study: Study) -> str:
-    shown = views_for(block, study.metric)
-    several = len(block.views) > 1
-    views = "".join(_view(view, block, number, hidden=several and view.metric != shown) for view in block.views)
-    empty = not any(
-        view.panels or (view.table and view.table.rows) for view in block.views
-    )  # a law that refuses has a sentence only
-    how = f'<p class="how">{escape(block.how)}</p>' if block.how and not empty else ""
+def _chapter(chapter: Chapter, numbers: dict[str, str], metric: str) -> str:
+    key = chapter.key
+    head = f'<h2 id="h-{key}">{escape(chapter.title)}</h2>'
+    body = "".join(_exhibit(exhibit, numbers[exhibit.key], metric) for exhibit in chapter.exhibits)
+    return f'<section id="{key}" aria-labelledby="h-{key}">{head}{body}</section>'
+
+
+def _exhibit(exhibit: Exhibit, number: str, metric: str) -> str:
+    first = choose_view(exhibit, metric)
+    several = len(exhibit.views) > 1
+    views = "".join(_view(view, exhibit, number, hidden=several and view.metric != first) for view in exhibit.views)
+    # A law that refuses has a sentence only.
+    empty = not any(view.panels or (view.table and view.table.rows) for view in exhibit.views)
+    how = f'<p class="how">{escape(exhibit.how)}</p>' if exhibit.how and not empty else ""
     note = '<p class="other" hidden></p>' if several else ""
     switch = ' data-switch="1"' if several else ""
-    key = escape(block.key)
+    key = escape(exhibit.key)
     tools = f'<button type="button" class="csv" data-key="{key}">CSV</button>'
-    if block.drawn:
+    if exhibit.is_figure:
         tools += f'<button type="button" class="data" data-key="{key}" aria-expanded="false">Show data</button>'
     foot = "" if empty else f'<div class="foot">{how}<span class="tools">{tools}</span></div>'
     return (
         f'<article class="block" id="{key}"{switch}>'
-        f'<h3><span class="no">{number}</span> {escape(block.title)}</h3>{note}{views}{foot}</article>'
+        f'<h3><span class="no">{number}</span> {escape(exhibit.title)}</h3>{note}{views}{foot}</article>'
     )
 
 
-def _view(view: View, block: Block, number: str, hidden: bool) -> str:
+def _view(view: View, exhibit: Exhibit, number: str, hidden: bool) -> str:
     attributes = f' data-m="{escape(view.metric)}"' if view.metric else ""
     attributes += " hidden" if hidden else ""
     # '=' stays with what it belongs to when a line breaks.
-    words = escape(view.reading).replace(" = ", "\u00a0=\u00a0")
-    parts = [f'<p class="reading">{words}</p>']
+    reading = escape(view.reading).replace(" = ", "\u00a0=\u00a0")
+    parts = [f'<p class="reading">{reading}</p>']
     if view.panels:
-        label = escape(f"{number}, {block.title}. {view.reading} Arrow keys read out single values.")
-        drawn = "".join(f'<div class="panel">{draw(panel)}</div>' for panel in view.panels)
+        label = escape(f"{number}, {exhibit.title}. {view.reading} Arrow keys read out single values.")
+        drawings = "".join(f'<div class="panel">{draw(panel)}</div>' for panel in view.panels)
         heat = " heats" if any(panel.heat for panel in view.panels) else ""
         parts.append(
             f'<div class="panels n{min(len(view.panels), 3)}{heat}" role="img" tabindex="0" aria-label="{label}">'
-            f"{drawn}</div>"
+            f"{drawings}</div>"
         )
     if view.table is not None and view.table.rows:
-        parts.append(_table(view.table, f"{number}. {block.title}"))
+        parts.append(_table(view.table, f"{number}. {exhibit.title}"))
     single = " single" if len(view.panels) == 1 and not view.panels[0].heat else ""
     return f'<div class="view{single}"{attributes}>{"".join(parts)}</div>'
 
@@ -196,7 +192,7 @@ def _table(table: Table, caption: str) -> str:
     )
     label = escape(caption)
     tall = " tall" if len(table.rows) > 45 else ""
-    notes = "".join(f"<li>{escape(note)}</li>" for note in table.told)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
     return (
         f'<div class="box{tall}" role="region" tabindex="0" aria-label="{label}"><table><caption>{label}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
@@ -206,9 +202,9 @@ def _table(table: Table, caption: str) -> str:
 
 def _without_empty(table: Table) -> Table:
     """The table without columns in which no row has anything."""
-    kept = [i for i in range(len(table.header)) if i == 0 or any(row[i] not in ("–", "") for row in table.rows)]
-    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return Table(tuple(table.header[i] for i in kept), rows, table.told)
+    columns = [i for i in range(len(table.header)) if i == 0 or any(row[i] not in ("–", "") for row in table.rows)]
+    rows = tuple(tuple(row[i] for i in columns) for row in table.rows)
+    return Table(tuple(table.header[i] for i in columns), rows, table.notes)
 
 
 def _data(text: str) -> str:
@@ -222,11 +218,11 @@ def _lines(text: str) -> str:
     return escape(first) + "".join(f"<small>{escape(line)}</small>" for line in more)
 
 
-def _missing(found: Contents) -> str:
-    if not found.missing:
+def _missing(contents: Contents) -> str:
+    if not contents.missing:
         return ""
     by_command: dict[str, list[str]] = {}
-    for item in found.missing:
+    for item in contents.missing:
         by_command.setdefault(item.command, []).append(item.title)
     rows = "".join(
         f'<tr><th scope="row">{escape("; ".join(titles))}</th><td><code>{escape(command)}</code></td></tr>'
@@ -244,14 +240,14 @@ def _foot() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        told = version("habitus")
+        release = version("habitus")
     except PackageNotFoundError:
-        told = ""
-    return f"<footer>Written by habitus {escape(told)}. This page loads nothing from anywhere.</footer>"
+        release = ""
+    return f"<footer>Written by habitus {escape(release)}. This page loads nothing from anywhere.</footer>"
 
 
-def _sheets(study: Study, found: Contents) -> str:
-    sheets = {block.key: csv_text(block.sheet) for block in found.blocks}
+def _sheets(study: Study, contents: Contents) -> str:
+    sheets = {exhibit.key: csv_text(exhibit.sheet) for exhibit in contents.exhibits}
     sheets["all-runs"] = csv_text(_all_runs(study))
     return _as_json(sheets)
 
@@ -274,9 +270,37 @@ def _all_runs(study: Study) -> Sheet:
 
 
 def _cell(value: str | float | int | None) -> str:
-    """Text for CSV; an open end or a missing value is empty. Text that a spreadsheet would run is quoted."""
+    """Text for CSV; empty for an open end or a missing value. A quote stands before what a spreadsheet would run."""
     if value is None:
         return ""
     if isinstance(value, str):
         return "'" + value if value[:1] in ("=", "+", "-", "@") else value
     return f"{value:.7g}" if math.isfinite(value) else ""
+
+
+# docs/words.md says the same; a test compares them.
+GLOSSARY: tuple[tuple[str, str], ...] = (
+    ("slot", "one place in a training window, whether or not an event fills it. D counts slots seen in training."),
+    ("N, D, C", "parameters without vocabulary tables, slots seen, and FLOPs; a star, as in N*, marks the best one."),
+    ("budget", "the FLOPs that a run may spend in training, counted by Equation 1; the C of every law."),
+    (
+        "Equation 1",
+        "FLOPs of stage 1 = 6·D·(t·p_e + p + 3·B·L·h): embedder p_e on t text tokens, contextualizer p, and scoring "
+        "every slot of a batch of B windows of L slots against all others at width h, joint_dim.",
+    ),
+    ("6ND", "the usual shorthand C = 6·N·D. Equation 1 charges more, so D = C/(6N) is more than a budget pays."),
+    ("cell", "one setting of a sweep: sizes, batch, K and budget. Its runs differ in learning rate and seed only."),
+    ("share, s", "the embedder's part of the parameters, p_e/N."),
+    ("joint_dim, h", "the width in which items and histories meet: of the embedder, of an event and of scoring."),
+    (
+        "B, B_crit",
+        "windows per step, and the critical batch: where S = S_min·(1 + B_crit/B) steps are twice the least.",
+    ),
+    ("regime", "whom a target is ranked against: 'batch', the targets of its batch; 'catalogue', all items."),
+    ("K", "extra negatives per step of stage 2, drawn from the catalogue. The small k of recall@k is a cut-off."),
+    (
+        "stage 1, stage 2",
+        "training both parts together; then the contextualizer alone, on frozen item vectors, with K negatives.",
+    ),
+    ("law", "a fitted curve with intervals and a status: it is identified, or says why these runs do not tell."),
+)

@@ -6,33 +6,32 @@ from pathlib import Path
 from typing import Any
 
 from habitus.errors import ConfigError
-from habitus.reporting.colours import LIGHT, diverging, named
-from habitus.reporting.contents import Contents
-from habitus.reporting.figure import Axis, Band, Heat, Line, Panel, Points, View
+from habitus.reporting.colours import LIGHT, colour_values, correlation_colours
+from habitus.reporting.figure import Band, Contents, Heat, Line, Panel, PlotAxis, Points, View
 from habitus.reporting.scales import Scale, values_of
 from habitus.reporting.study import Study
-from habitus.reporting.svg import spread
+from habitus.reporting.svg import push_apart
 
 _SHAPES = {"circle": "o", "diamond": "D", "square": "s"}
 
 
-def write_pngs(found: Contents, study: Study, folder: Path) -> list[Path]:
+def write_pngs(study: Study, contents: Contents, folder: Path) -> list[Path]:
     """One PNG per figure and metric in `folder`, at 200 dots per inch; older ones of the same names are replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--png {folder} cannot be made: {error.strerror}", expected="a folder") from None
-    colours = named(len(study.budgets))
+        raise ConfigError(f"--png {folder} cannot be created: {error.strerror}", expected="a folder") from None
+    colours = colour_values(len(study.budgets))
     written = []
     number = 0
-    for block in found.blocks:
-        if not block.drawn:
+    for exhibit in contents.exhibits:
+        if not exhibit.is_figure:
             continue
         number += 1
-        for view in block.views:
+        for view in exhibit.views:
             if view.panels:
-                which = "-" + re.sub(r"[^a-z0-9]+", "-", view.metric.lower()).strip("-") if view.metric else ""
-                path = folder / f"figure-{number:02d}-{block.key}{which}.png"
+                suffix = "-" + re.sub(r"[^a-z0-9]+", "-", view.metric.lower()).strip("-") if view.metric else ""
+                path = folder / f"figure-{number:02d}-{exhibit.key}{suffix}.png"
                 _write(view, colours, path)
                 written.append(path)
     return written
@@ -58,7 +57,7 @@ def _write(view: View, colours: dict[str, str], path: Path) -> None:
 
 
 def _plot(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
-    for which, axis in (("x", panel.x or Axis("x")), ("y", panel.y or Axis("y"))):
+    for which, axis in (("x", panel.x or PlotAxis("x")), ("y", panel.y or PlotAxis("y"))):
         _axis(axes, which, axis, panel)
     for mark in panel.marks:
         colour = colours[mark.colour]
@@ -92,19 +91,19 @@ def _plot(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
 
 def _end_labels(axes: Any, panel: Panel, colours: dict[str, str]) -> None:
     """Labels at the end of their marks, moved apart as on the page."""
-    axes_of = (("x", panel.x or Axis("")), ("y", panel.y or Axis("")))
+    axes_of = (("x", panel.x or PlotAxis("")), ("y", panel.y or PlotAxis("")))
     x, y = (Scale(a, values_of(panel.marks, w, a.log), 0, 1) for w, a in axes_of)
-    wanted = []
+    labels = []
     for mark in panel.marks:
         if isinstance(mark, Line | Points) and mark.label:
             ends = [(a, b) for a, b in zip(_x(panel, mark.x), mark.y, strict=True) if math.isfinite(a + b)]
             if ends:
                 a, b = max(ends)
                 at = 1.0 if panel.labels == "margin" else min(x.at(a), 1.0)
-                wanted.append((max(0.0, min(1.0, y.at(b))), at, mark.label, colours[mark.colour]))
-    wanted.sort(key=lambda item: item[0])
-    places = spread([item[0] for item in wanted], 0.055, 0.0, 1.0)
-    for place, (_, at, text, colour) in zip(places, wanted, strict=True):
+                labels.append((max(0.0, min(1.0, y.at(b))), at, mark.label, colours[mark.colour]))
+    labels.sort(key=lambda item: item[0])
+    places = push_apart([item[0] for item in labels], 0.055, 0.0, 1.0)
+    for place, (_, at, text, colour) in zip(places, labels, strict=True):
         _label(axes, text, (at, place), colour, (6, -3), "axes fraction")
 
 
@@ -112,13 +111,13 @@ def _label(axes: Any, text: str, at: tuple[float, float], colour: str, shift: tu
     axes.annotate(text, at, xytext=shift, xycoords=where, textcoords="offset points", color=colour, fontsize=7.5)
 
 
-def _axis(axes: Any, which: str, axis: Axis, panel: Panel) -> None:
+def _axis(axes: Any, which: str, axis: PlotAxis, panel: Panel) -> None:
     scale = Scale(axis, values_of(panel.marks, which, axis.log), 0, 1)
     if axis.log:
         getattr(axes, f"set_{which}scale")("log")
     getattr(axes, f"set_{which}label")(axis.label, fontsize=8, color=LIGHT["soft"])
-    ticks = [(axis.zero_at if value == 0 and axis.zero_at else value, word) for value, word in scale.ticks()]
-    getattr(axes, f"set_{which}ticks")([value for value, _ in ticks], [word for _, word in ticks])
+    ticks = [(axis.zero_at if value == 0 and axis.zero_at else value, text) for value, text in scale.ticks()]
+    getattr(axes, f"set_{which}ticks")([value for value, _ in ticks], [text for _, text in ticks])
     getattr(axes, f"set_{which}ticks")([], minor=True)
     getattr(axes, f"set_{which}lim")(scale.low, scale.high)
 
@@ -143,7 +142,7 @@ def _heat(axes: Any, heat: Heat) -> None:
     for i, row in enumerate(heat.values):
         for j, value in enumerate(row):
             if value is not None:
-                cell, ink = diverging(value, bool(heat.faded and heat.faded[i][j]))
+                cell, ink = correlation_colours(value, bool(heat.faded and heat.faded[i][j]))
                 axes.add_patch(_box(j, i, cell))
                 axes.text(j, i, f"{value:.2f}".replace("-", "−"), ha="center", va="center", color=ink, fontsize=7)
     axes.set_xlim(-0.5, len(heat.columns) - 0.5)
@@ -162,7 +161,7 @@ def _box(x: float, y: float, colour: str) -> Any:
 
 
 def _x(panel: Panel, xs: Any) -> list[float]:
-    """Places on x; zero stands where the axis puts it."""
+    """Values of x; zero stands where the axis puts it."""
     zero = panel.x.zero_at if panel.x is not None else None
     return [zero if x == 0 and zero else x for x in xs]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from habitus.laws import NO_TREND, trend
 from habitus.reporting.curves import optima, power_line, reach
-from habitus.reporting.figure import Axis, Block, Mark, Panel, Points, Sheet, View
-from habitus.reporting.format import exponent, number, plural, power_of_ten, reason, sentence
+from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, Points, Sheet, View
+from habitus.reporting.format import format_exponent, format_number, plural, power_of_ten, reason, sentence
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import views
+from habitus.reporting.valleys import make_views
 from habitus.store import Law
 
 _TRENDS = {
@@ -16,21 +16,21 @@ _TRENDS = {
 }  # fmt: skip
 
 
-def compute_axis(study: Study) -> Axis:
+def compute_axis(study: Study) -> PlotAxis:
     """Compute, with a tick at every budget of the store where that is not too many."""
     ticks = study.budgets if 1 < len(study.budgets) <= 7 else ()
-    return Axis("compute C (FLOPs)", log=True, kind="flops", ticks=ticks)
+    return PlotAxis("compute C (FLOPs)", log=True, kind="flops", ticks=ticks)
 
 
-def power_law_block(
-    study: Study, key: str, title: str, optimum: str, law_name: str, letter: str, y: Axis
-) -> Block | None:
+def power_law_exhibit(
+    study: Study, key: str, title: str, optimum: str, law_name: str, letter: str, y: PlotAxis
+) -> Exhibit | None:
     """Optima of every budget with their power law, per metric, and the paper's beside them."""
-    metrics = [m for m in study.metrics if study.by_budget(optimum, m)]
+    metrics = [m for m in study.metrics if study.laws_by_budget(optimum, m)]
     raw: list[tuple[Any, ...]] = []
 
     def view(metric: str) -> View | None:
-        laws = {b: law for b, law in study.by_budget(optimum, metric).items() if "x_opt" in law.values}
+        laws = {b: law for b, law in study.laws_by_budget(optimum, metric).items() if "x_opt" in law.values}
         law = study.law(law_name, metric)
         printed = paper_optima(study, optimum, metric)
         for b, one in laws.items():
@@ -42,13 +42,13 @@ def power_law_block(
         low, high = reach(list(laws))
         marks = [*power_line(law, low, high, "main"), *optima(laws, "main", y.kind), *paper_marks(printed, y.kind)]
         panel = Panel(f"{letter} for {metric}", compute_axis(study), y, tuple(marks))
-        return View(law_words(study, law_name, metric, letter), metric, (panel,))
+        return View(describe_power_law(study, law_name, metric, letter), metric, (panel,))
 
-    found = views(metrics, view)
+    views = make_views(metrics, view)
     header = ("metric", "flops_budget", "optimum", "low95", "high95", "status", "paper")
     how = "Dots: optima with 95% intervals, hollow where they do not hold; the band is the law's"
     how += "; grey: the paper's." if any(row[-1] is not None for row in raw) else "."
-    return Block(key, title, found, Sheet(header, tuple(raw)), how) if found else None
+    return Exhibit(key, title, views, Sheet(header, tuple(raw)), how) if views else None
 
 
 def paper_optima(study: Study, name: str, metric: str) -> dict[float, float]:
@@ -65,7 +65,7 @@ def paper_marks(printed: dict[float, float], kind: str) -> tuple[Mark, ...]:
     """The paper's optima, drawn last so that they ring ours where both agree."""
     if not printed:
         return ()
-    tips = [f"paper at {power_of_ten(b)}: {number(v, kind)}" for b, v in printed.items()]
+    tips = [f"paper at {power_of_ten(b)}: {format_number(v, kind)}" for b, v in printed.items()]
     points = Points(
         list(printed), list(printed.values()), "paper", tips, shape="diamond", ring=True, large=True, label="paper"
     )  # fmt: skip
@@ -81,12 +81,10 @@ def why_no_law(law: Law | None) -> str:
     return reason(law)
 
 
-def law_words(study: Study, name: str, metric: str, letter: str) -> str:
-    law, paper = study.law(name, metric), study.paper(name, metric)
+def describe_power_law(study: Study, name: str, metric: str, letter: str) -> str:
+    law, paper = study.law(name, metric), study.paper_law(name, metric)
     printed = f"the paper: exponent {paper['exponent']:.2f}" if paper is not None else ""
     if law is None or "exponent" not in law.values:
         return sentence(f"No law {letter}(C) is identified for {metric}: {why_no_law(law)}", printed)
-    words = (
-        f"{letter} for {metric} {_TRENDS[trend(law)]}: exponent {exponent(law)} from {law.residuals.n} interior budgets"
-    )
-    return sentence(words, printed)
+    reading = f"{letter} for {metric} {_TRENDS[trend(law)]}"
+    return sentence(f"{reading}: exponent {format_exponent(law)} from {law.residuals.n} interior budgets", printed)

@@ -2,24 +2,24 @@
 
 from typing import Any
 
-from habitus.reporting.figure import Axis, Block, Mark, Panel, Points, Rule, Sheet, Table, View
-from habitus.reporting.format import count, minus, percent, power_of_ten, sentence, significant
+from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, Points, Rule, Sheet, Table, View
+from habitus.reporting.format import count, percent, power_of_ten, sentence, significant, typeset_minus
 from habitus.reporting.powers import compute_axis
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import views
+from habitus.reporting.valleys import make_views
 from habitus.store import Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}
 _LETTERS = {"size_law": "N*", "loss_law": "L*"}
 
 
-def rollout_figure(study: Study) -> Block | None:
+def rollout_figure(study: Study) -> Exhibit | None:
     """What each law fitted to the lowest k budgets said of the later ones."""
     raw: list[tuple[Any, ...]] = []
     metrics = [m for m in study.metrics if any(r.metric == m and r.rollout.forecasts for r in study.laws.rollouts)]
 
     def view(metric: str) -> View | None:
-        panels, words = [], []
+        panels, clauses = [], []
         for item in (r for r in study.laws.rollouts if r.metric == metric and r.rollout.forecasts):
             letter = _LETTERS.get(item.name, item.name)
             marks: list[Mark] = [Rule(1.0, "y", "soft", "observed")]
@@ -57,12 +57,14 @@ def rollout_figure(study: Study) -> Block | None:
                     for f in some
                 )
             panels.append(
-                Panel(f"{letter}: forecast / observed", compute_axis(study), Axis("forecast / observed"), tuple(marks))
+                Panel(
+                    f"{letter}: forecast / observed", compute_axis(study), PlotAxis("forecast / observed"), tuple(marks)
+                )
             )
-            words.append(_last_words(item, letter, metric))
-        return View(sentence(*words), metric, tuple(panels)) if panels else None
+            clauses.append(_describe_last_forecast(item, letter, metric))
+        return View(sentence(*clauses), metric, tuple(panels)) if panels else None
 
-    found = views(metrics, view)
+    views = make_views(metrics, view)
     header = (
         "law",
         "metric",
@@ -79,10 +81,10 @@ def rollout_figure(study: Study) -> Block | None:
     how = (
         "Each colour is a law that saw only the budgets named; 1 is a perfect forecast, bars are its own 95% interval."
     )
-    return Block("rollout", "Roll-out: what the laws would have said earlier", found, sheet, how) if found else None
+    return Exhibit("rollout", "Roll-out: what the laws would have said earlier", views, sheet, how) if views else None
 
 
-def rollout_table(study: Study) -> Block | None:
+def rollout_table(study: Study) -> Exhibit | None:
     rows, raw = [], []
     for item in study.laws.rollouts:
         kind = "count" if item.name == "size_law" else "plain"
@@ -112,7 +114,7 @@ def rollout_table(study: Study) -> Block | None:
     if not rows:
         return None
     last = [
-        _last_words(r, _LETTERS.get(r.name, r.name), r.metric)
+        _describe_last_forecast(r, _LETTERS.get(r.name, r.name), r.metric)
         for r in study.laws.rollouts
         if r.metric == study.metric and r.rollout.forecasts
     ]
@@ -125,21 +127,23 @@ def rollout_table(study: Study) -> Block | None:
         "the paper's own training losses up to 10¹⁸ miss its 10¹⁹ by +7.6% although their R² is .999; its N* by 0.64×"
     )
     view = View(sentence(*last, paper), table=Table(header, tuple(rows)))
-    return Block("rollout-table", "Roll-out table", (view,), sheet)
+    return Exhibit("rollout-table", "Roll-out table", (view,), sheet)
 
 
-def calibration(study: Study) -> Block | None:
-    """How many observed values lay inside the 95% intervals of forecasts that had not seen them; those without an
-    interval are not judged."""
-    rows, raw, inside_all, all_of = [], [], 0, 0
+def calibration(study: Study) -> Exhibit | None:
+    """How many observed values lay inside the 95% intervals of forecasts that had not seen them.
+
+    Forecasts without an interval are not judged.
+    """
+    rows, raw, num_inside, num_judged = [], [], 0, 0
     for item in study.laws.rollouts:
-        for kind, found in (("roll-out", item.rollout), ("leave one out", item.leave_one_out)):
-            n = len(found.forecasts)
+        for kind, rollout in (("roll-out", item.rollout), ("leave one out", item.leave_one_out)):
+            n = len(rollout.forecasts)
             if not n:
                 continue
-            verdicts = [_inside(f) for f in found.forecasts]
+            verdicts = [_inside(f) for f in rollout.forecasts]
             inside, judged = verdicts.count(True), n - verdicts.count(None)
-            misses = [abs(f.miss) for f in found.forecasts]
+            misses = [abs(f.miss) for f in rollout.forecasts]
             rows.append(
                 (
                     _LETTERS.get(item.name, item.name),
@@ -151,23 +155,23 @@ def calibration(study: Study) -> Block | None:
                 )
             )
             raw.append((item.name, item.metric, kind, n, judged, inside, sum(misses) / n, max(misses)))
-            inside_all, all_of = inside_all + inside, all_of + judged
+            num_inside, num_judged = num_inside + inside, num_judged + judged
     if not rows:
         return None
-    words = "no forecast of this store has an interval"
-    if all_of:
-        share = f"{100 * inside_all / all_of:.0f}%"
-        words = f"{inside_all} of {all_of} values that a law had not seen lie inside its 95% interval ({share})"
+    reading = "no forecast of this store has an interval"
+    if num_judged:
+        share = f"{100 * num_inside / num_judged:.0f}%"
+        reading = f"{num_inside} of {num_judged} values that a law had not seen lie inside its 95% interval ({share})"
     notes = (
         "These are intervals of the curve, not of one more run, and a store's forecasts share their points: "
         "read the share as a warning light. docs/laws.md says where simulated coverage of each law is kept.",
     )
     header = ("law", "metric", "kind", "inside 95%", "mean miss", "largest miss")
     sheet = Sheet(("law", "metric", "kind", "n", "with_interval", "inside", "mean_miss", "largest_miss"), tuple(raw))
-    return Block(
+    return Exhibit(
         "calibration",
         "Calibration on this store",
-        (View(sentence(words), table=Table(header, tuple(rows), notes)),),
+        (View(sentence(reading), table=Table(header, tuple(rows), notes)),),
         sheet,
     )
 
@@ -191,7 +195,7 @@ def _forecast_tip(f: Forecast, letter: str) -> str:
     )
 
 
-def _last_words(item: NamedRollout, letter: str, metric: str) -> str:
+def _describe_last_forecast(item: NamedRollout, letter: str, metric: str) -> str:
     """The forecast of the largest budget from all the others."""
     top = max(f.budget for f in item.rollout.forecasts)
     f = max((f for f in item.rollout.forecasts if f.budget == top), key=lambda f: len(f.fitted_budgets))
@@ -205,4 +209,4 @@ def _last_words(item: NamedRollout, letter: str, metric: str) -> str:
 
 
 def _signed(miss: float) -> str:
-    return minus(f"{round(100 * miss, 1) + 0.0:+.1f}%")  # + 0.0: no sign of minus before a zero
+    return typeset_minus(f"{round(100 * miss, 1) + 0.0:+.1f}%")  # + 0.0: no sign of minus before a zero

@@ -1,38 +1,38 @@
-"""From values to places on an axis, and where its ticks stand."""
+"""From values to pixels along an axis, and where its ticks stand."""
 
 import math
 from collections.abc import Iterable
 
-from habitus.reporting.figure import Axis, Band, Line, Mark, Points, Rule
+from habitus.reporting.figure import Band, Line, Mark, PlotAxis, Points, Rule
 from habitus.reporting.format import count, power_of_ten, significant
 
 
 class Scale:
     """A linear or logarithmic map of [low, high] onto [start, end] in pixels."""
 
-    def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
+    def __init__(self, axis: PlotAxis, values: Iterable[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
-        known = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log)]
+        drawable = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log)]
         if axis.zero_at is not None:
-            known.append(axis.zero_at)
-        low = min(known, default=1.0) if axis.low is None else axis.low
-        high = max(known, default=10.0) if axis.high is None else axis.high
-        self.low, self.high = self._with_room(low, high)
+            drawable.append(axis.zero_at)
+        low = min(drawable, default=1.0) if axis.low is None else axis.low
+        high = max(drawable, default=10.0) if axis.high is None else axis.high
+        self.low, self.high = self._pad(low, high)
 
-    def _with_room(self, low: float, high: float) -> tuple[float, float]:
+    def _pad(self, low: float, high: float) -> tuple[float, float]:
         axis = self.axis
         if axis.log:
             if high / low < 1.2:
                 low, high = low / 1.3, high * 1.3
-            room = (high / low) ** 0.05
-            return (low / room if axis.low is None else low), (high * room if axis.high is None else high)
+            margin = (high / low) ** 0.05
+            return (low / margin if axis.low is None else low), (high * margin if axis.high is None else high)
         if high - low < 1e-12 * max(abs(high), 1e-300):
             low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
-        room = 0.06 * (high - low)
-        return (low - room if axis.low is None else low), (high + room if axis.high is None else high)
+        margin = 0.06 * (high - low)
+        return (low - margin if axis.low is None else low), (high + margin if axis.high is None else high)
 
     def at(self, value: float) -> float:
-        """The place of a value; far outside values are kept near the edge."""
+        """The pixel of a value; values far outside are clamped near the edge."""
         if self.axis.log:
             if value <= 0:
                 value = self.axis.zero_at or self.low
@@ -41,19 +41,19 @@ class Scale:
             share = (value - self.low) / (self.high - self.low)
         return self.start + max(-2.0, min(3.0, share)) * (self.end - self.start)
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         return math.isfinite(value) and (self.low <= value <= self.high or (value == 0 and self.axis.log))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Places and words of the ticks."""
+        """Values and labels of the ticks."""
         if self.axis.ticks:
             form = power_of_ten if self.axis.kind == "flops" else "{:g}".format
-            return [(t, form(t).replace("-", "−")) for t in self.axis.ticks if self.holds(t)]
+            return [(t, form(t).replace("-", "−")) for t in self.axis.ticks if self.contains(t)]
         values = self._log_ticks() if self.axis.log else self._linear_ticks()
-        told = [(value, self._word(value, values)) for value in values]
+        ticks = [(value, self._label(value, values)) for value in values]
         if self.axis.zero_at is not None:
-            told.insert(0, (0.0, "0"))
-        return told
+            ticks.insert(0, (0.0, "0"))
+        return ticks
 
     def _log_ticks(self) -> list[float]:
         low, high = self.low * 0.9999, self.high * 1.0001
@@ -78,7 +78,7 @@ class Scale:
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
-    def _word(self, value: float, values: list[float]) -> str:
+    def _label(self, value: float, values: list[float]) -> str:
         kind = self.axis.kind
         if kind in ("flops", "rate"):
             return power_of_ten(value)
@@ -95,7 +95,7 @@ class Scale:
         return f"{value + 0.0:.{min(places, 8)}f}".replace("-", "−")
 
 
-_BARS = 3.0  # how far a bar stretches a logarithmic axis, as a factor: enough to see that it is wide
+_BAR_FACTOR = 3.0  # how far an error bar stretches a logarithmic axis: enough to see that it is wide
 
 
 def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[float]:
@@ -103,15 +103,15 @@ def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[floa
 
     Bands do not stretch an axis.
     """
-    found: list[float] = []
+    values: list[float] = []
     for mark in marks:
         if isinstance(mark, Points | Line):
-            found += list(mark.x if which == "x" else mark.y)
+            values += list(mark.x if which == "x" else mark.y)
         if log and which == "y" and isinstance(mark, Points) and mark.bars == "y":
             for y, low, high in zip(mark.y, mark.low, mark.high, strict=False):
-                found += [max(low, y / _BARS), min(high, y * _BARS)]
+                values += [max(low, y / _BAR_FACTOR), min(high, y * _BAR_FACTOR)]
         if isinstance(mark, Band) and which == "x":
-            found += list(mark.x)
+            values += list(mark.x)
         if isinstance(mark, Rule) and mark.along == which:
-            found.append(mark.at)
-    return found
+            values.append(mark.at)
+    return values

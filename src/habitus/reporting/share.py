@@ -2,99 +2,100 @@
 
 import numpy as np
 
-from habitus.reporting.figure import Axis, Block, Line, Mark, Panel, Points, View
-from habitus.reporting.format import listed, percent, power_of_ten, reason, sentence, significant
-from habitus.reporting.powers import power_law_block
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, View
+from habitus.reporting.format import join_words, percent, power_of_ten, reason, sentence, significant
+from habitus.reporting.powers import power_law_exhibit
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import (
     best_row,
     better,
-    optimum_reading,
+    describe_optima,
+    make_views,
     optimum_table,
     run_sheet,
     run_tip,
     scatter_line,
     valley_panel,
-    views,
 )
 
-SHARE = Axis("embedder share s = p_e / N", log=True, kind="percent")
-FLOP_SHARE = Axis("embedder's share of FLOPs f", kind="percent")
+SHARE = PlotAxis("embedder share s = p_e / N", log=True, kind="percent")
+FLOP_SHARE = PlotAxis("embedder's share of FLOPs f", kind="percent")
 KNOBS = ("embedder_share", "embedder_flop_share", "params", "slots_seen", "joint_dim", "width", "depth")
 
 
-def share_curves(study: Study) -> Block | None:
+def share_curves(study: Study) -> Exhibit | None:
     """Metrics against share, with the two-term fits."""
     metrics = study.fitted_metrics("share", "embedder_share")
 
     def view(metric: str) -> View | None:
         panel = valley_panel(study, "share", "embedder_share", metric, "share_optimum", SHARE)
-        laws = study.by_budget("share_optimum", metric)
-        words = optimum_reading(study, laws, metric, "embedder share", "percent", "share_optimum")
-        return None if panel is None else View(words, metric, (panel,))
+        laws = study.laws_by_budget("share_optimum", metric)
+        reading = describe_optima(study, laws, metric, "embedder share", "percent", "share_optimum")
+        return None if panel is None else View(reading, metric, (panel,))
 
-    found = views(metrics, view)
-    sheet = run_sheet(study.chosen("share"), metrics, KNOBS)
+    views = make_views(metrics, view)
+    sheet = run_sheet(study.best_rate_runs("share"), metrics, KNOBS)
     how = "Dots are runs, lines two-term fits, diamonds optima with 95% intervals; hollow where they do not hold."
-    return Block("share", "Metrics against embedder share", found, sheet, how) if found else None
+    return Exhibit("share", "Metrics against embedder share", views, sheet, how) if views else None
 
 
-def share_law(study: Study) -> Block | None:
+def share_law(study: Study) -> Exhibit | None:
     """s*(C)."""
-    return power_law_block(
+    return power_law_exhibit(
         study, "share-law", "Best share against compute, s*(C)", "share_optimum", "share_law", "s*",
-        Axis("s*", log=True, kind="percent"),
+        PlotAxis("s*", log=True, kind="percent"),
     )  # fmt: skip
 
 
-def share_table(study: Study) -> Block | None:
-    metrics = [m for m in study.metrics if study.by_budget("share_optimum", m)]
+def share_table(study: Study) -> Exhibit | None:
+    metrics = [m for m in study.metrics if study.laws_by_budget("share_optimum", m)]
     if not metrics:
         return None
     table, sheet = optimum_table(study, "share_optimum", metrics, "percent")
-    held = sum(1 for m in metrics for law in study.by_budget("share_optimum", m).values() if law.ok)
-    words = f"{held} of {len(sheet.rows)} share optima are identified"
-    if not held:
-        words += f": {reason(next(iter(study.by_budget('share_optimum', metrics[0]).values())))}"
-    return Block("share-table", "Best embedder share s*", (View(sentence(words), table=table),), sheet)
+    identified = sum(1 for m in metrics for law in study.laws_by_budget("share_optimum", m).values() if law.ok)
+    reading = f"{identified} of {len(sheet.rows)} share optima are identified"
+    if not identified:
+        reading += f": {reason(next(iter(study.laws_by_budget('share_optimum', metrics[0]).values())))}"
+    return Exhibit("share-table", "Best embedder share s*", (View(sentence(reading), table=table),), sheet)
 
 
-def share_zoom(study: Study) -> Block | None:
+def share_zoom(study: Study) -> Exhibit | None:
     """Loss only, small shares, as nats above the best of each budget."""
     metric = "batch/loss"
     marks: list[Mark] = []
     near = []
     for budget in study.budgets:
         rows = sorted(
-            study.chosen("share", budget, ["embedder_share", metric]), key=lambda row: row.knobs["embedder_share"]
+            study.best_rate_runs("share", budget, ["embedder_share", metric]),
+            key=lambda row: row.knobs["embedder_share"],
         )
         if len(rows) < 3:
             continue
         least = min(row.metrics[metric] for row in rows)
-        kept = [row for row in rows if row.knobs["embedder_share"] <= 0.12]
-        above = [row.metrics[metric] - least for row in kept]
-        xs = [row.knobs["embedder_share"] for row in kept]
+        small = [row for row in rows if row.knobs["embedder_share"] <= 0.12]
+        above = [row.metrics[metric] - least for row in small]
+        xs = [row.knobs["embedder_share"] for row in small]
         colour = study.colour(budget)
         marks += [
             Line(xs, above, colour, power_of_ten(budget)),
-            Points(xs, above, colour, [run_tip(study, row, metric) for row in kept]),
+            Points(xs, above, colour, [run_tip(study, row, metric) for row in small]),
         ]
         inside = [a for a, s in zip(above, xs, strict=True) if 0.0195 <= s <= 0.0605]
         near += [max(inside) - min(inside)] if len(inside) > 1 else []
     if not marks:
         return None
-    words = f"within 2% to 6% the loss changes by at most {significant(max(near), 2)} nat" if near else ""
+    reading = f"within 2% to 6% the loss changes by at most {significant(max(near), 2)} nat" if near else ""
     paper = "the paper: at most 0.06 nat"
     panel = Panel(
-        "batch/loss above the best of each budget", Axis("embedder share s", kind="percent", low=0.0),
-        Axis("nats above best", low=0.0), tuple(marks),
+        "batch/loss above the best of each budget", PlotAxis("embedder share s", kind="percent", low=0.0),
+        PlotAxis("nats above best", low=0.0), tuple(marks),
     )  # fmt: skip
-    reading = sentence(words or "Fewer than two cells lie between 2% and 6%", paper if near else "")
-    sheet = run_sheet(study.chosen("share", needs=[metric]), [metric], KNOBS)
-    return Block("share-zoom", "Small shares, loss only", (View(reading, panels=(panel,)),), sheet)
+    reading = sentence(reading or "Fewer than two cells lie between 2% and 6%", paper if near else "")
+    sheet = run_sheet(study.best_rate_runs("share", needs=[metric]), [metric], KNOBS)
+    return Exhibit("share-zoom", "Small shares, loss only", (View(reading, panels=(panel,)),), sheet)
 
 
-def flop_share(study: Study) -> Block | None:
+def flop_share(study: Study) -> Exhibit | None:
     """Metrics against f, the cross-check axis."""
     metrics = study.fitted_metrics("share", "embedder_flop_share")
 
@@ -102,31 +103,33 @@ def flop_share(study: Study) -> Block | None:
         marks: list[Mark] = []
         best = {}
         for budget in study.budgets:
-            rows = study.chosen("share", budget, ["embedder_flop_share", metric])
+            rows = study.best_rate_runs("share", budget, ["embedder_flop_share", metric])
             if rows:
                 rows.sort(key=lambda row: row.knobs["embedder_flop_share"])
                 marks += scatter_line(study, rows, "embedder_flop_share", metric, budget)
                 best[budget] = best_row(rows, metric).knobs["embedder_flop_share"]
         if not marks:
             return None
-        told = listed(f"{percent(f)} at {power_of_ten(b)}" for b, f in best.items())
-        words = f"The best cells for {metric} spend this share of their FLOPs on the embedder and its softmax: {told}"
-        return View(sentence(words), metric, (Panel(better(metric), FLOP_SHARE, Axis(metric), tuple(marks)),))
+        shares = join_words(f"{percent(f)} at {power_of_ten(b)}" for b, f in best.items())
+        reading = (
+            f"The best cells for {metric} spend this share of their FLOPs on the embedder and its softmax: {shares}"
+        )
+        return View(sentence(reading), metric, (Panel(better(metric), FLOP_SHARE, PlotAxis(metric), tuple(marks)),))
 
-    found = views(metrics, view)
-    sheet = run_sheet(study.chosen("share"), metrics, KNOBS)
+    views = make_views(metrics, view)
+    sheet = run_sheet(study.best_rate_runs("share"), metrics, KNOBS)
     how = "f = (t·p_e + 3·B·L·h) / (t·p_e + p + 3·B·L·h): the same runs on the axis of compute instead of parameters."
-    return Block("flop-share", "Metrics against the embedder's share of FLOPs", found, sheet, how) if found else None
+    return Exhibit("flop-share", "Metrics against the embedder's share of FLOPs", views, sheet, how) if views else None
 
 
-def proxy(study: Study) -> Block | None:
+def proxy(study: Study) -> Exhibit | None:
     """N/D against share, and loss against N/D with R²: whether the share axis moves another knob by accident."""
     metric = "batch/loss"
     left: list[Mark] = []
     right: list[Mark] = []
     explained = {}
     for budget in study.budgets:
-        rows = study.chosen("share", budget, ["embedder_share", "params", "slots_seen", metric])
+        rows = study.best_rate_runs("share", budget, ["embedder_share", "params", "slots_seen", metric])
         if len(rows) < 3:
             continue
         ratio = [row.knobs["params"] / row.knobs["slots_seen"] for row in rows]
@@ -139,14 +142,14 @@ def proxy(study: Study) -> Block | None:
             explained[budget] = float(np.corrcoef(np.log(ratio), loss)[0, 1] ** 2)
     if not left:
         return None
-    ratio_axis = Axis("N / D", log=True)
+    ratio_axis = PlotAxis("N / D", log=True)
     panels = (
         Panel("N/D of the cells", SHARE, ratio_axis, tuple(left)),
-        Panel("batch/loss against N/D", ratio_axis, Axis(metric), tuple(right)),
+        Panel("batch/loss against N/D", ratio_axis, PlotAxis(metric), tuple(right)),
     )
-    told = listed(f"{significant(r, 2)} at {power_of_ten(b)}" for b, r in explained.items())
-    words = f"N/D alone explains this share (R²) of the loss along the share axis: {told}" if told else (
+    by_budget = join_words(f"{significant(r, 2)} at {power_of_ten(b)}" for b, r in explained.items())
+    reading = f"N/D alone explains this share (R²) of the loss along the share axis: {by_budget}" if by_budget else (
         "N/D is the same in all cells of a budget, so it explains nothing along the share axis"
     )  # fmt: skip
-    sheet = run_sheet(study.chosen("share"), [metric], KNOBS)
-    return Block("proxy", "Is it the share, or N/D?", (View(sentence(words), panels=panels),), sheet)
+    sheet = run_sheet(study.best_rate_runs("share"), [metric], KNOBS)
+    return Exhibit("proxy", "Is it the share, or N/D?", (View(sentence(reading), panels=panels),), sheet)

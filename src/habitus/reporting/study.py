@@ -2,15 +2,24 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from habitus.errors import ConfigError, FitError
-from habitus.laws import Run, fit, published_laws, read_runs
+from habitus.laws import MeasuredRun, fit, published_laws, read_runs
 from habitus.record import Record
-from habitus.store import Law, Laws, RunRow
+from habitus.store import (
+    LAWS_FILE,
+    Law,
+    Laws,
+    Plan,
+    RegisteredPlan,
+    RunRow,
+    SweepManifest,
+    manifest_paths,
+    read_record,
+)
 
 
 @dataclass(frozen=True)
@@ -19,12 +28,11 @@ class Study:
 
     name: str
     laws: Laws
-    runs: tuple[Run, ...]  # every row of every manifest, failed and missing ones included
+    runs: tuple[MeasuredRun, ...]  # every row of every manifest, failed and missing ones included
     records: tuple[Record, ...] = ()
-    plan: dict[str, Any] | None = None
-    store: dict[str, Any] = field(default_factory=dict)  # store.json
-    manifests: tuple[dict[str, Any], ...] = ()  # with cells that were asked for and not run, and why
-    told: tuple[str, ...] = ()  # how this page came to be
+    plan: Plan | None = None
+    manifests: tuple[SweepManifest, ...] = ()
+    laws_source: str = ""  # whether the laws were read or fitted for this page
     next_command: str | None = None  # trains the plan's recipe
 
     @cached_property
@@ -34,8 +42,9 @@ class Study:
     @cached_property
     def metric(self) -> str:
         """The metric shown first: the plan's, or the first fitted."""
-        asked = str((self.plan or {}).get("metric", ""))
-        return asked if asked in self.metrics else self.metrics[0]
+        if self.plan is not None and self.plan.metric in self.metrics:
+            return self.plan.metric
+        return self.metrics[0]
 
     @cached_property
     def budgets(self) -> tuple[float, ...]:
@@ -50,12 +59,12 @@ class Study:
         return {(e.name, e.metric, e.budget): e.law for e in self.laws.entries}
 
     @cached_property
-    def _places(self) -> dict[int, int]:
+    def _positions(self) -> dict[int, int]:
         return {id(row): i for i, row in enumerate(self.laws.runs)}
 
     def index(self, row: RunRow) -> int:
-        """The place of a run among the runs of the laws."""
-        return self._places[id(row)]
+        """The position of a run among the runs of the laws."""
+        return self._positions[id(row)]
 
     def colour(self, budget: float) -> str:
         """The colour name of a budget; one scale for the whole page."""
@@ -64,19 +73,19 @@ class Study:
     def law(self, name: str, metric: str, budget: float | None = None) -> Law | None:
         return self._entries.get((name, metric, budget))
 
-    def by_budget(self, name: str, metric: str) -> dict[float, Law]:
+    def laws_by_budget(self, name: str, metric: str) -> dict[float, Law]:
         """The laws of that name and metric that belong to a budget, in order of budgets."""
-        found = {b: law for (n, m, b), law in self._entries.items() if (n, m) == (name, metric) and b is not None}
-        return dict(sorted(found.items()))
+        laws = {b: law for (n, m, b), law in self._entries.items() if (n, m) == (name, metric) and b is not None}
+        return dict(sorted(laws.items()))
 
-    def paper(self, name: str, metric: str, budget: float | None = None) -> Law | None:
+    def paper_law(self, name: str, metric: str, budget: float | None = None) -> Law | None:
         """The paper's law of that name, if it is printed."""
         try:
             return self.published.find(name, metric, budget)
         except FitError:
             return None
 
-    def chosen(self, axis: str, budget: float | None = None, needs: Iterable[str] = ()) -> list[RunRow]:
+    def best_rate_runs(self, axis: str, budget: float | None = None, needs: Iterable[str] = ()) -> list[RunRow]:
         """The runs at their cell's best learning rate that hold the knobs or metrics named."""
         return [
             row
@@ -90,87 +99,75 @@ class Study:
     @cached_property
     def left_out(self) -> list[tuple[str, float, str]]:
         """Cells that a sweep asked for and did not run: axis, budget, reason."""
-        return [
-            (str(m.get("axis")), float(out["flops_budget"]), str(out.get("reason", "")))
-            for m in self.manifests
-            for out in m.get("left_out") or ()
-        ]
+        return [(m.axis, cell.flops_budget, cell.reason) for m in self.manifests for cell in m.left_out]
 
     def fitted_metrics(self, axis: str, knob: str = "") -> list[str]:
-        """The metrics that this axis's chosen runs hold, in the order of the laws."""
-        rows = self.chosen(axis, needs=[knob] if knob else [])
+        """The metrics that this axis's runs hold, in the order of the laws."""
+        rows = self.best_rate_runs(axis, needs=[knob] if knob else [])
         return [m for m in self.metrics if any(m in row.metrics for row in rows)]
 
 
-def read_study(store: Path, plan: Path | None = None) -> Study:
+def read_study(store: Path, plan: Plan | str | Path | None = None) -> Study:
     """The study of a store folder or a flat CSV. Laws come from laws.json, or are fitted where it is missing or old."""
     runs = read_runs(store)
-    laws, told = _laws(store)
+    laws, laws_source = _read_or_fit_laws(store)
     if not laws.metrics:
         raise FitError(f"{store}: its laws name no metric", expected="a laws.json written by `habitus fit`")
     return Study(
-        name=_name(store.resolve()),
+        name=_study_name(store.resolve()),
         laws=laws,
         runs=tuple(runs),
-        records=_records(store, runs),
-        plan=_plan(store, plan),
-        store=_json(store / "store.json") if (store / "store.json").is_file() else {},
-        manifests=_manifests(store),
-        told=(told,),
+        records=_read_records(store, runs),
+        plan=plan if isinstance(plan, Plan) else _read_plan(store, plan),
+        manifests=tuple(SweepManifest.read(path) for path in manifest_paths(store)),
+        laws_source=laws_source,
     )
 
 
-def _name(store: Path) -> str:
-    """What the page is called: the store's folder, and the study's where the store has no name of its own."""
+def _study_name(store: Path) -> str:
+    """The name of the store's folder; of the study's and the store's where that is just 'store'."""
     return f"{store.parent.name}/{store.name}" if store.name == "store" and store.parent.name else store.name
 
 
-def _laws(store: Path) -> tuple[Laws, str]:
-    path = store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json")
+def _read_or_fit_laws(store: Path) -> tuple[Laws, str]:
+    """The laws, and where they come from in words."""
+    path = store / LAWS_FILE if store.is_dir() else store.with_suffix(f".{LAWS_FILE}")
     old = Laws.read(path) if path.is_file() else None
-    if old is not None and path.stat().st_mtime >= _newest(store):
+    if old is not None and path.stat().st_mtime >= _newest_change(store):
         return old, f"laws read from {path.name}"
-    # What an earlier fit was asked for is asked for again.
-    repeats = old is not None and any(row.knobs.get("epochs", 0.0) > 1.001 for row in old.runs)
+    # Fit with the options of the earlier fit.
+    allow_repeats = old is not None and any(row.knobs.get("epochs", 0.0) > 1.001 for row in old.runs)
     why = "no laws.json yet" if old is None else "laws.json is older than the newest Record"
-    found = fit(store, allow_repeats=repeats)
-    more = [] if old is None else [m for m in old.metrics if m not in found.metrics]
+    laws = fit(store, allow_repeats=allow_repeats)
+    more = [] if old is None else [m for m in old.metrics if m not in laws.metrics]
     if more:
-        found = fit(store, [*found.metrics, *more], allow_repeats=repeats)
-    return found, f"laws fitted for this page ({why})"
+        laws = fit(store, [*laws.metrics, *more], allow_repeats=allow_repeats)
+    return laws, f"laws fitted for this page ({why})"
 
 
-def _newest(store: Path) -> float:
-    files = [*store.glob("cells/*/record.json"), *store.glob("sweeps/*.json")] if store.is_dir() else [store]
+def _newest_change(store: Path) -> float:
+    files = [*store.glob("cells/*/record.json"), *manifest_paths(store)] if store.is_dir() else [store]
     return max((path.stat().st_mtime for path in files), default=0.0)
 
 
-def _records(store: Path, runs: list[Run]) -> tuple[Record, ...]:
+def _read_records(store: Path, runs: list[MeasuredRun]) -> tuple[Record, ...]:
     hashes = sorted({run.recipe_hash for run in runs if run.recipe_hash and run.status != "missing"})
-    paths = [store / "cells" / digest / "record.json" for digest in hashes]
-    return tuple(Record.read(path) for path in paths if path.is_file())
+    records = (read_record(store, recipe_hash) for recipe_hash in hashes)
+    return tuple(record for record in records if record is not None)
 
 
-def _manifests(store: Path) -> tuple[dict[str, Any], ...]:
-    return tuple(_json(path) for path in sorted(store.glob("sweeps/*.json"))) if store.is_dir() else ()
-
-
-def _plan(store: Path, plan: Path | None) -> dict[str, Any] | None:
-    if plan is not None:
-        if not plan.is_file():
-            raise ConfigError(
-                f"--plan {plan} does not exist", expected="a plan in JSON, as `habitus plan --json` prints"
-            )
-        return _json(plan)
-    path = store / "plan.json"
-    return _json(path) if path.is_file() else None
-
-
-def _json(path: Path) -> dict[str, Any]:
+def _read_plan(store: Path, plan: str | Path | None) -> Plan | None:
+    """The plan given, or the one in the store, registered or not."""
+    path = store / "plan.json" if plan is None else Path(plan)
+    if not path.is_file():
+        if plan is None:
+            return None
+        raise ConfigError(f"--plan {path} does not exist", expected="a plan in JSON, as `habitus plan --json` prints")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", expected="a file in JSON") from None
+        raise ConfigError(f"{path} cannot be read: {error}", expected="a plan in JSON") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}", expected="a JSON object")
-    return values
+        raise ConfigError(f"{path} holds a {type(values).__name__}", expected="a plan, which is a JSON object")
+    kind = RegisteredPlan if "registered_hash" in values else Plan
+    return kind.parse(values, str(path))

@@ -1,53 +1,55 @@
-"""Can a cheap signal stand for a dear one? Batch-local for catalogue, training loss for metrics, loss for ranking."""
+"""Can a cheap signal stand in for an expensive one? Batch regime for catalogue, training loss for metrics."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from habitus.laws import spearman_matrix
-from habitus.reporting.correlations import STAGE_AXES, STAGE_WORDS, bare, tables_of
-from habitus.reporting.figure import Axis, Block, Heat, Mark, Panel, Points, Sheet, Table, View
-from habitus.reporting.format import listed, plural, power_of_ten, sentence
+from habitus.reporting.correlations import STAGES, bare, tables_of
+from habitus.reporting.figure import Exhibit, Heat, Mark, Panel, PlotAxis, Points, Sheet, Table, View
+from habitus.reporting.format import join_words, plural, power_of_ten, sentence
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import run_sheet, run_tip, views
-from habitus.store import direction_of
+from habitus.reporting.valleys import make_views, run_sheet, run_tip
+from habitus.store import REGIMES, correlated_axes, direction_of
 
 
-def regimes(study: Study) -> Block | None:
+def regimes(study: Study) -> Exhibit | None:
     """Each run's metric in the batch regime against the same metric over the catalogue."""
     names = sorted({bare(p.first) for r in study.laws.regimes for p in r.pairs})
     names = [n for n in names if any(m.endswith("/" + n) for m in study.metrics)]
 
     def view(name: str) -> View | None:
-        local, whole = f"batch/{name}", f"catalogue/{name}"
+        batch, catalogue = f"batch/{name}", f"catalogue/{name}"
         panels, rhos = [], []
         for axis in sorted({r.axis for r in study.laws.regimes}):
             marks: list[Mark] = []
             for budget in study.budgets:
-                rows = study.chosen(axis, budget, [local, whole])
+                rows = study.best_rate_runs(axis, budget, [batch, catalogue])
                 if rows:
-                    xs, ys = [r.metrics[local] for r in rows], [r.metrics[whole] for r in rows]
-                    tips = [run_tip(study, r, local, whole) for r in rows]
+                    xs, ys = [r.metrics[batch] for r in rows], [r.metrics[catalogue] for r in rows]
+                    tips = [run_tip(study, r, batch, catalogue) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
-                panels.append(Panel(f"{name}, {axis} axis", Axis(local), Axis(whole), tuple(marks), labels="margin"))
+                panels.append(
+                    Panel(f"{name}, {axis} axis", PlotAxis(batch), PlotAxis(catalogue), tuple(marks), labels="margin")
+                )
             for r in study.laws.regimes:
                 for p in r.pairs:
                     if r.axis == axis and bare(p.first) == name and p.rho is not None:
                         rhos.append((p.rho, r.budget, axis, p.n, p.beyond_chance))
         if not panels:
             return None
-        words = "no ρ could be computed"
+        reading = "no ρ could be computed"
         if rhos:
             low = min(rhos)
-            words = (
+            reading = (
                 f"within a budget the two regimes rank runs by {name} with ρ from {low[0]:+.2f} "
                 f"({low[2]} axis at {power_of_ten(low[1])}, n = {low[3]}) to {max(rhos)[0]:+.2f}; "
                 f"{sum(r[4] for r in rhos)} of {len(rhos)} are beyond chance"
             ).replace("-", "−")
-        return View(sentence(words), f"batch/{name} catalogue/{name}", tuple(panels))
+        return View(sentence(reading), f"batch/{name} catalogue/{name}", tuple(panels))
 
-    found = views(names, view)
+    views = make_views(names, view)
     raw = [
         (r.axis, r.budget, bare(p.first), p.n, p.rho, p.chance_low, p.chance_high)
         for r in study.laws.regimes
@@ -55,10 +57,10 @@ def regimes(study: Study) -> Block | None:
     ]
     sheet = Sheet(("axis", "flops_budget", "metric", "n", "rho", "chance_low", "chance_high"), tuple(raw))
     how = "One dot per run. A rising cloud within one colour means that the cheap batch regime picks the same winners."
-    return Block("regimes", "Batch-local against catalogue", found, sheet, how) if found else None
+    return Exhibit("regimes", "Batch-local against catalogue", views, sheet, how) if views else None
 
 
-def surrogate(study: Study) -> Block | None:
+def surrogate(study: Study) -> Exhibit | None:
     """Whether the in-batch training loss ranks K as the metrics do."""
     cells = study.laws.surrogacy
     if not cells:
@@ -88,10 +90,12 @@ def surrogate(study: Study) -> Block | None:
     )
     strong = [c for c in cells if not c.faded and c.correlation.rho is not None]
     agree = sum(_agrees(c.metric, c.correlation.rho or 0.0) for c in strong)
-    words = f"In {agree} of {plural(len(strong), 'cell')} training loss and metric rank K alike, with |ρ| at least 0.5"
+    reading = (
+        f"In {agree} of {plural(len(strong), 'cell')} training loss and metric rank K alike, with |ρ| at least 0.5"
+    )
     pale = len(cells) - len(strong)
     more = f"{plural(pale, 'cell')} {'varies' if pale == 1 else 'vary'} too little over K to rank" if pale else ""
-    words = "; ".join(part for part in (words, more) if part)
+    reading = "; ".join(part for part in (reading, more) if part)
     sheet = Sheet(
         ("metric", "flops_budget", "n", "rho", "spread", "faded"),
         tuple(
@@ -101,16 +105,16 @@ def surrogate(study: Study) -> Block | None:
     )
     how = "ρ between in-batch training loss and each metric over K; pale cells vary by less than 2% over K."
     panel = Panel("in-batch training loss against catalogue metrics", heat=heat)
-    return Block(
-        "surrogacy", "Is the training loss a surrogate?", (View(sentence(words), panels=(panel,)),), sheet, how
+    return Exhibit(
+        "surrogacy", "Is the training loss a surrogate?", (View(sentence(reading), panels=(panel,)),), sheet, how
     )
 
 
-def training_loss_table(study: Study) -> Block | None:
+def training_loss_table(study: Study) -> Exhibit | None:
     """ρ of the training loss with every metric: median over budgets in stage 1, pooled in stage 2."""
-    stage1 = {m: _rhos(study, STAGE_AXES["stage1"], m) for m in study.metrics if m.startswith("batch/")}
+    stage1 = {m: _rhos(study, correlated_axes("stage1"), m) for m in study.metrics if m.startswith("batch/")}
     stage2 = {
-        m: _rhos(study, STAGE_AXES["stage2"], m, pooled=True) for m in study.metrics if m.startswith("catalogue/")
+        m: _rhos(study, correlated_axes("stage2"), m, pooled=True) for m in study.metrics if m.startswith("catalogue/")
     }
     names = list(dict.fromkeys(bare(m) for m, r in {**stage1, **stage2}.items() if r))
     rows, raw = [], []
@@ -135,45 +139,48 @@ def training_loss_table(study: Study) -> Block | None:
     header = ("metric", "stage 1: median ρ", "budgets", "stage 2: ρ", "n")
     sheet = Sheet(("metric", "stage1_median_rho", "stage1_budgets", "stage2_rho", "stage2_n"), tuple(raw))
     strong = [r for r in raw if r[1] is not None and abs(r[1]) >= 0.9]
-    words = (
+    reading = (
         f"in stage 1 the training loss ranks runs as {len(strong)} of {plural(len(raw), 'metric')} do (|ρ| over 0.9)"
     )
-    view = View(sentence(words), table=Table(header, tuple(rows)))
-    return Block("training-loss", "Training loss against metrics", (view,), sheet)
+    view = View(sentence(reading), table=Table(header, tuple(rows)))
+    return Exhibit("training-loss", "Training loss against metrics", (view,), sheet)
 
 
-def loss_and_recall_regimes(study: Study) -> Block | None:
+def loss_and_recall_regimes(study: Study) -> Exhibit | None:
     """Loss against a ranking metric in both regimes."""
     ranking = list(dict.fromkeys(bare(m) for m in study.metrics if "@" in m))
 
     def view(name: str) -> View | None:
-        panels, words = [], []
-        for regime, stage in (("batch", "stage1"), ("catalogue", "stage2")):
+        panels, clauses = [], []
+        for regime, stage in zip(REGIMES, STAGES, strict=True):
             loss, other = f"{regime}/loss", f"{regime}/{name}"
             marks: list[Mark] = []
             for budget in study.budgets:
-                rows = [r for axis in STAGE_AXES[stage] for r in study.chosen(axis, budget, [loss, other])]
+                rows = [r for axis in correlated_axes(stage) for r in study.best_rate_runs(axis, budget, [loss, other])]
                 if rows:
                     xs, ys = [r.metrics[loss] for r in rows], [r.metrics[other] for r in rows]
                     tips = [run_tip(study, r, loss, other) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
-                panels.append(Panel(STAGE_WORDS[stage], Axis(loss), Axis(other), tuple(marks), labels="margin"))
-            known = [(t.label, t.rho(loss, other)) for t in tables_of(study, stage) if {loss, other} <= set(t.names)]
-            there = [(power_of_ten(float(b)), r) for b, r in known if b != "pooled" and r is not None]
-            if there:
-                words.append(
-                    f"{STAGE_WORDS[stage]}: ρ of loss and {name} is " + listed(f"{r:+.2f} at {b}" for b, r in there)
+                panels.append(Panel(STAGES[stage], PlotAxis(loss), PlotAxis(other), tuple(marks), labels="margin"))
+            rhos = [
+                (power_of_ten(float(t.label)), rho)
+                for t in tables_of(study, stage)
+                if t.label != "pooled" and {loss, other} <= set(t.names) and (rho := t.rho(loss, other)) is not None
+            ]
+            if rhos:
+                clauses.append(
+                    f"{STAGES[stage]}: ρ of loss and {name} is " + join_words(f"{r:+.2f} at {b}" for b, r in rhos)
                 )
-        reading = sentence(*words).replace("-0", "−0").replace("-1", "−1") or "Too few runs to correlate."
+        reading = sentence(*clauses).replace("-0", "−0").replace("-1", "−1") or "Too few runs to correlate."
         return View(reading, f"batch/{name} catalogue/{name}", tuple(panels)) if panels else None
 
-    found = views(ranking, view)
+    views = make_views(ranking, view)
     metrics = [m for m in study.metrics if bare(m) == "loss" or "@" in m]
-    rows = [r for axis in ("share", "depth", "allocation", "negatives") for r in study.chosen(axis)]
+    rows = [r for stage in STAGES for axis in correlated_axes(stage) for r in study.best_rate_runs(axis)]
     return (
-        Block("loss-metric", "Loss against ranking, in both regimes", found, run_sheet(rows, metrics, ()))
-        if found
+        Exhibit("loss-metric", "Loss against ranking, in both regimes", views, run_sheet(rows, metrics, ()))
+        if views
         else None
     )
 
@@ -184,14 +191,14 @@ def _agrees(metric: str, rho: float) -> bool:
 
 def _rhos(study: Study, axes: Sequence[str], metric: str, pooled: bool = False) -> list[tuple[float, int]]:
     """Spearman's ρ of the training loss with a metric, per budget or pooled, over the chosen runs."""
-    rows = [row for axis in axes for row in study.chosen(axis, needs=["train/loss", metric])]
+    rows = [row for axis in axes for row in study.best_rate_runs(axis, needs=["train/loss", metric])]
     groups = [rows] if pooled else [[r for r in rows if r.budget == b] for b in study.budgets]
-    found = []
+    rhos = []
     for group in groups:
         if len(group) >= 3:
             name = "train/in_batch_loss" if pooled else "train/loss"
             columns = {name: [r.metrics.get(name, np.nan) for r in group], metric: [r.metrics[metric] for r in group]}
             pair = spearman_matrix(columns, seed=study.laws.seed).pairs[0]
             if pair.rho is not None:
-                found.append((pair.rho, pair.n))
-    return found
+                rhos.append((pair.rho, pair.n))
+    return rhos

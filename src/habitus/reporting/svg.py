@@ -1,11 +1,11 @@
-"""Panels as SVG: few elements, colours through the style sheet, words of each point in `data-t`."""
+"""Panels as SVG: few elements, colours through the style sheet, the text of each point in `data-t`."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 
-from habitus.reporting.colours import diverging
-from habitus.reporting.figure import Axis, Band, Heat, Line, Mark, Panel, Points, Rule
+from habitus.reporting.colours import correlation_colours
+from habitus.reporting.figure import Band, Heat, Line, Mark, Panel, PlotAxis, Points, Rule
 from habitus.reporting.scales import Scale, values_of
 
 WIDTH, HEIGHT = 480.0, 330.0
@@ -18,7 +18,7 @@ def draw(panel: Panel) -> str:
     return _heat_map(panel, panel.heat) if panel.heat else _Plot(panel).svg()
 
 
-def text_width(text: str) -> float:
+def _text_width(text: str) -> float:
     return _LETTER * len(text)
 
 
@@ -27,11 +27,11 @@ class _Plot:
 
     def __init__(self, panel: Panel) -> None:
         self.panel = panel
-        self.x_axis, self.y_axis = panel.x or Axis("x"), panel.y or Axis("y")
+        self.x_axis, self.y_axis = panel.x or PlotAxis("x"), panel.y or PlotAxis("y")
         labels = [m.label for m in panel.marks if isinstance(m, Line | Points) and m.label]
         ys = Scale(self.y_axis, values_of(panel.marks, "y", self.y_axis.log), 1, 0)
-        self.left = 30.0 + max((text_width(word) for _, word in ys.ticks()), default=20.0)
-        self.right = 14.0 + max((text_width(label) for label in labels), default=0.0)
+        self.left = 30.0 + max((_text_width(label) for _, label in ys.ticks()), default=20.0)
+        self.right = 14.0 + max((_text_width(label) for label in labels), default=0.0)
         self.width, self.height = WIDTH - self.left - self.right, HEIGHT - _TOP - _BOTTOM
         self.x = Scale(self.x_axis, values_of(panel.marks, "x"), 0, self.width)
         self.y = Scale(self.y_axis, values_of(panel.marks, "y", self.y_axis.log), self.height, 0)
@@ -51,31 +51,31 @@ class _Plot:
 
     def _axes(self) -> str:
         left, bottom, right = self.left, _TOP + self.height, self.left + self.width
-        lines, words = [], []
+        marks, labels = [], []
         last = -math.inf
-        for value, word in self.x.ticks():
+        for value, label in self.x.ticks():
             at = left + self.x.at(value)
-            lines.append(f"M{at:.1f} {bottom:.1f}v4")
-            if at - last > text_width(word) * 0.9 + 8:
-                words.append(f'<text x="{at:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{escape(word)}</text>')
+            marks.append(f"M{at:.1f} {bottom:.1f}v4")
+            if at - last > _text_width(label) * 0.9 + 8:
+                labels.append(f'<text x="{at:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{escape(label)}</text>')
                 last = at
         grid = []
-        for value, word in self.y.ticks():
+        for value, label in self.y.ticks():
             at = _TOP + self.y.at(value)
             grid.append(f"M{left:.1f} {at:.1f}H{right:.1f}")
-            words.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{escape(word)}</text>')
+            labels.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{escape(label)}</text>')
         middle = left + self.width / 2
-        words.append(
+        labels.append(
             f'<text class="al" x="{middle:.1f}" y="{HEIGHT - 6:g}" text-anchor="middle">'
             f"{escape(self.x_axis.label)}</text>"
         )
         if self.y_axis.label:
-            words.append(
+            labels.append(
                 f'<text class="al" transform="translate(12 {_TOP + self.height / 2:.0f}) rotate(-90)" '
                 f'text-anchor="middle">{escape(self.y_axis.label)}</text>'
             )
-        axis = f"M{left:.1f} {bottom:.1f}H{right:.1f}" + "".join(lines)
-        return f'<path class="gl" d="{"".join(grid)}"/><path class="ax" d="{axis}"/><g class="tk">{"".join(words)}</g>'
+        axis = f"M{left:.1f} {bottom:.1f}H{right:.1f}" + "".join(marks)
+        return f'<path class="gl" d="{"".join(grid)}"/><path class="ax" d="{axis}"/><g class="tk">{"".join(labels)}</g>'
 
     def _mark(self, mark: Mark) -> str:
         if isinstance(mark, Points):
@@ -108,9 +108,9 @@ class _Plot:
             if mark.shape == "circle":
                 parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:g}"{tip}/>')
             else:
-                turn = f' transform="rotate(45 {x:.1f} {y:.1f})"' if mark.shape == "diamond" else ""
+                rotation = f' transform="rotate(45 {x:.1f} {y:.1f})"' if mark.shape == "diamond" else ""
                 at = f'x="{x - size:.1f}" y="{y - size:.1f}" width="{2 * size:g}" height="{2 * size:g}"'
-                parts.append(f"<rect {at}{turn}{tip}/>")
+                parts.append(f"<rect {at}{rotation}{tip}/>")
         return "".join(parts) + "</g>"
 
     def _end(self, scale: Scale, value: float) -> float:
@@ -131,17 +131,17 @@ class _Plot:
         return "".join(parts)
 
     def _band(self, mark: Band) -> str:
-        there = [(x, lo, hi) for x, lo, hi in zip(mark.x, mark.low, mark.high, strict=True) if math.isfinite(x)]
-        upper = [f"{self.x.at(x):.1f} {self._end(self.y, hi):.1f}" for x, _, hi in there]
-        lower = [f"{self.x.at(x):.1f} {self._end(self.y, lo):.1f}" for x, lo, _ in reversed(there)]
-        return f'<path class="bd {mark.colour}" d="M{"L".join(upper + lower)}Z"/>' if there else ""
+        points = [(x, lo, hi) for x, lo, hi in zip(mark.x, mark.low, mark.high, strict=True) if math.isfinite(x)]
+        upper = [f"{self.x.at(x):.1f} {self._end(self.y, hi):.1f}" for x, _, hi in points]
+        lower = [f"{self.x.at(x):.1f} {self._end(self.y, lo):.1f}" for x, lo, _ in reversed(points)]
+        return f'<path class="bd {mark.colour}" d="M{"L".join(upper + lower)}Z"/>' if points else ""
 
     def _rule(self, mark: Rule) -> str:
         if mark.along == "x":
             at = self.x.at(mark.at)
             d, x, y = f"M{at:.1f} 0V{self.height:.1f}", at + 4, 11.0
             anchor = ""
-            if at + 4 + text_width(mark.label) > self.width:
+            if at + 4 + _text_width(mark.label) > self.width:
                 x, anchor = at - 4, ' text-anchor="end"'
         else:
             at = self.y.at(mark.at)
@@ -153,29 +153,29 @@ class _Plot:
 
     def _labels(self) -> str:
         """Labels at the right end of their marks, pushed apart where they would overlap."""
-        wanted: list[tuple[float, float, str, str]] = []
+        labels: list[tuple[float, float, str, str]] = []
         for mark in self.panel.marks:
             if isinstance(mark, Line | Points) and mark.label:
                 ends = [(vx, vy) for vx, vy in zip(mark.x, mark.y, strict=True) if math.isfinite(vx + vy)]
                 if ends:
                     vx, vy = max(ends, key=lambda end: end[0])
                     x = self.width if self.panel.labels == "margin" else min(self.x.at(vx), self.width)
-                    wanted.append((max(6.0, min(self.height, self.y.at(vy))), x, mark.label, mark.colour))
+                    labels.append((max(6.0, min(self.height, self.y.at(vy))), x, mark.label, mark.colour))
         if self.panel.labels == "end":
-            wanted.sort(key=lambda item: item[0])
+            labels.sort(key=lambda item: item[0])
         else:  # in the order of the marks, about the middle of where they end
-            middle = sum(item[0] for item in wanted) / max(len(wanted), 1)
-            wanted = [(middle - (len(wanted) / 2 - i) * _LINE, *item[1:]) for i, item in enumerate(wanted)]
-        places = spread([item[0] for item in wanted], _LINE, 4.0, self.height - 6)  # above the ticks' words
+            middle = sum(item[0] for item in labels) / max(len(labels), 1)
+            labels = [(middle - (len(labels) / 2 - i) * _LINE, *item[1:]) for i, item in enumerate(labels)]
+        positions = push_apart([item[0] for item in labels], _LINE, 4.0, self.height - 6)  # above the ticks' labels
         return "".join(
-            f'<text class="lb {colour}" x="{self.left + x + 8:.1f}" y="{_TOP + at + 4:.1f}">{escape(label)}</text>'
-            for at, (_, x, label, colour) in zip(places, wanted, strict=True)
+            f'<text class="lb {colour}" x="{self.left + x + 8:.1f}" y="{_TOP + at + 4:.1f}">{escape(text)}</text>'
+            for at, (_, x, text, colour) in zip(positions, labels, strict=True)
         )
 
 
-def spread(places: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Sorted places moved apart by at least `gap`, staying between low and high where that is possible."""
-    moved = list(places)
+def push_apart(positions: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Sorted positions moved apart by at least `gap`, staying between low and high where that is possible."""
+    moved = list(positions)
     for i in range(1, len(moved)):
         moved[i] = max(moved[i], moved[i - 1] + gap)
     if moved and moved[-1] > high:
@@ -188,12 +188,12 @@ def spread(places: list[float], gap: float, low: float, high: float) -> list[flo
 
 
 def _heat_map(panel: Panel, heat: Heat) -> str:
-    left = 12 + max(text_width(row) for row in heat.rows)
-    head = 34 + max(text_width(column) for column in heat.columns) * 0.72
+    left = 12 + max(_text_width(row) for row in heat.rows)
+    head = 34 + max(_text_width(column) for column in heat.columns) * 0.72
     side = max(34.0, min(58.0, (WIDTH - left - 20) / len(heat.columns)))
     tall = 27.0
     head = min(head, 110.0)
-    spill = text_width(heat.columns[-1]) * 0.72  # the last column's slanted name leans to the right
+    spill = _text_width(heat.columns[-1]) * 0.72  # the last column's slanted name leans to the right
     width = max(300.0, left + side * len(heat.columns) + max(10.0, spill - side / 2 + 8))
     height = head + tall * len(heat.rows) + 8
     parts = [
@@ -213,7 +213,7 @@ def _heat_map(panel: Panel, heat: Heat) -> str:
             value = heat.values[i][j]
             if value is None:
                 continue
-            cell, ink = diverging(value, bool(heat.faded and heat.faded[i][j]))
+            cell, ink = correlation_colours(value, bool(heat.faded and heat.faded[i][j]))
             x, y = left + side * j, head + tall * i
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{side - 2:.1f}" height="{tall - 2:.1f}" rx="3" fill="{cell}" '

@@ -1,41 +1,41 @@
 """Tables of the allocation axis: winners, exponents with their nearest cells, accounting, the training surrogate."""
 
 from habitus.laws import NO_TREND, trend
-from habitus.reporting.curves import told
-from habitus.reporting.figure import Block, Sheet, Table, View
+from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
     count,
-    exponent,
-    listed,
-    minus,
+    describe_optimum,
+    describe_status,
+    format_exponent,
+    join_words,
+    law_value,
     percent,
     plural,
     power_of_ten,
-    raised,
     sentence,
     significant,
-    state,
-    value_of,
+    superscript,
+    typeset_minus,
 )
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import best_row
 from habitus.store import Law, RunRow
 
 
-def allocation_table(study: Study) -> Block | None:
+def allocation_table(study: Study) -> Exhibit | None:
     """Winners on the grid and the optimum, budget by budget, by the loss."""
-    metric = "batch/loss" if study.by_budget("size_optimum", "batch/loss") else study.metric
-    laws = study.by_budget("size_optimum", metric)
+    metric = "batch/loss" if study.laws_by_budget("size_optimum", "batch/loss") else study.metric
+    laws = study.laws_by_budget("size_optimum", metric)
     extra = [m for m in ("batch/recall@10", "batch/ndcg@10") if m in study.metrics and m != metric]
     rows, raw = [], []
     for budget, law in laws.items():
-        runs = study.chosen("allocation", budget, ["params", metric])
+        runs = study.best_rate_runs("allocation", budget, ["params", metric])
         if not runs:
             continue
         best = best_row(runs, metric)
         size, slots = best.knobs["params"], best.knobs.get("slots_seen")
-        parabola, paper = study.law("size_parabola", metric, budget), study.paper("size_parabola", metric, budget)
-        optimum = value_of(law, "x_opt")
+        parabola, paper = study.law("size_parabola", metric, budget), study.paper_law("size_parabola", metric, budget)
+        optimum = law_value(law, "x_opt")
         six = None if optimum is None else budget / (6 * optimum)
         ratio = None if optimum is None or six is None else six / optimum
         rows.append(
@@ -46,8 +46,8 @@ def allocation_table(study: Study) -> Block | None:
                 significant(best.metrics[metric]),
                 *(significant(best.metrics.get(m)) for m in extra),
                 significant(slots / size, 3) if slots else "–",
-                told(law, "count"),
-                told(parabola, "count") if parabola is not None else "–",
+                describe_optimum(law, "count"),
+                describe_optimum(parabola, "count") if parabola is not None else "–",
                 count(six),
                 significant(ratio, 3),
                 "–"
@@ -73,8 +73,8 @@ def allocation_table(study: Study) -> Block | None:
         "budget", "best cell N", "its D", metric, *extra, "D/N", "N* [95%]", "by parabola [95%]", "D = C/6N*",
         "D/N by 6ND", "paper N*",
     )  # fmt: skip
-    held = [b for b, law in laws.items() if law.ok]
-    words = f"{len(held)} of {len(laws)} budgets have an interior optimum of {metric}"
+    identified = [b for b, law in laws.items() if law.ok]
+    reading = f"{len(identified)} of {len(laws)} budgets have an interior optimum of {metric}"
     data = study.law("data_law", metric)
     realised = dict(zip(data.points.get("x", ()), data.points.get("y", ()), strict=True)) if data is not None else {}
     off = [float(r[7]) / realised[r[0]] for r in raw if r[7] is not None and r[0] in realised]
@@ -89,10 +89,12 @@ def allocation_table(study: Study) -> Block | None:
     table = Table(
         header, tuple(rows), ("D = C/(6N) is the paper's convention; what a budget really buys is the realised D.",)
     )
-    return Block("allocation-table", "Compute-optimal allocation", (View(sentence(words, more), table=table),), sheet)
+    return Exhibit(
+        "allocation-table", "Compute-optimal allocation", (View(sentence(reading, more), table=table),), sheet
+    )
 
 
-def exponents(study: Study) -> Block | None:
+def exponents(study: Study) -> Exhibit | None:
     """a_N and a_D per metric, by both readings, with the buildable cell nearest to each N*."""
     rows, raw = [], []
     for metric in study.metrics:
@@ -100,7 +102,7 @@ def exponents(study: Study) -> Block | None:
         if law is None:
             continue
         parabola, data, six = (study.law(n, metric) for n in ("size_law_parabola", "data_law", "data_law_6nd"))
-        paper = study.paper("size_law", metric)
+        paper = study.paper_law("size_law", metric)
         printed = "–"
         if paper is not None:
             values = paper.details.get("printed", paper.values)
@@ -122,7 +124,7 @@ def exponents(study: Study) -> Block | None:
         )  # fmt: skip
     if not rows:
         return None
-    words = _exponent_words(study)
+    reading = _describe_exponents(study)
     header = (
         "metric",
         "a_N ± SE [95%]",
@@ -133,26 +135,26 @@ def exponents(study: Study) -> Block | None:
         "paper a_N",
     )
     sheet = Sheet(("metric", "exponent", "se", "status", "n", "exponent_parabola", "data_exponent"), tuple(raw))
-    told_se = ("± is one standard error, which covers 61% with five budgets; brackets are 95% by Student's t.",)
-    view = View(sentence(words), table=Table(header, tuple(rows), told_se))
-    return Block("exponents", "Exponents and nearest cells", (view,), sheet)
+    notes = ("± is one standard error, which covers 61% with five budgets; brackets are 95% by Student's t.",)
+    view = View(sentence(reading), table=Table(header, tuple(rows), notes))
+    return Exhibit("exponents", "Exponents and nearest cells", (view,), sheet)
 
 
-def accounting(study: Study) -> Block | None:
+def accounting(study: Study) -> Exhibit | None:
     """The winning cells with their sizes: what the budget bought, and how far 6ND is off."""
     metric = "batch/loss"
     rows, raw = [], []
     for axis in ("share", "allocation"):
         for budget in study.budgets:
-            runs = study.chosen(axis, budget, ["params", "slots_seen", metric])
+            runs = study.best_rate_runs(axis, budget, ["params", "slots_seen", metric])
             if not runs:
                 continue
             best = best_row(runs, metric)
             k = best.knobs
             spent = k.get("flops_nominal")
             six = 6 * k["params"] * k["slots_seen"] / budget
-            shape = (_whole(k.get(n)) for n in ("joint_dim", "width", "depth", "batch_sequences", "steps"))
-            off = "–" if spent is None else minus(f"{100 * (spent / budget - 1):+.2f}%")
+            shape = (_integer(k.get(n)) for n in ("joint_dim", "width", "depth", "batch_sequences", "steps"))
+            off = "–" if spent is None else typeset_minus(f"{100 * (spent / budget - 1):+.2f}%")
             rows.append(
                 (
                     power_of_ten(budget), axis, *shape, count(k["params"]), count(k["slots_seen"]),
@@ -183,20 +185,22 @@ def accounting(study: Study) -> Block | None:
     )
     ratios = [float(r[-1] or 0.0) for r in raw]
     if max(abs(r - 1) for r in ratios) < 0.05:
-        words = "at the winning cells 6ND is the budget to within 5%"
+        reading = "at the winning cells 6ND is the budget to within 5%"
     else:
-        words = f"at the winning cells 6ND is {min(ratios):.2f} to {max(ratios):.2f} of the budget: C/(6N) misstates D"
+        reading = (
+            f"at the winning cells 6ND is {min(ratios):.2f} to {max(ratios):.2f} of the budget: C/(6N) misstates D"
+        )
     sheet = Sheet(("flops_budget", "axis", *_ACCOUNTED, "six_nd_over_c"), tuple(raw))
     table = Table(header, tuple(rows), ("FLOPs are nominal: Equation 1 over all steps.",))
-    return Block("accounting", "Iso-FLOP accounting of the winners", (View(sentence(words), table=table),), sheet)
+    return Exhibit("accounting", "Iso-FLOP accounting of the winners", (View(sentence(reading), table=table),), sheet)
 
 
-def train_surrogate(study: Study) -> Block | None:
+def train_surrogate(study: Study) -> Exhibit | None:
     """The allocation as the tail training loss would choose it."""
-    laws = study.by_budget("size_optimum", "train/loss")
+    laws = study.laws_by_budget("size_optimum", "train/loss")
     rows, raw, apart = [], [], []
     for budget, law in laws.items():
-        runs = study.chosen("allocation", budget, ["params", "train/loss"])
+        runs = study.best_rate_runs("allocation", budget, ["params", "train/loss"])
         if not runs:
             continue
         best = best_row(runs, "train/loss")
@@ -207,8 +211,8 @@ def train_surrogate(study: Study) -> Block | None:
         rows.append(
             (
                 power_of_ten(budget), count(size), count(slots), significant(best.metrics["train/loss"]),
-                significant(slots / size, 3) if slots else "–", told(law, "count"),
-                significant(value_of(law, "y_opt")),
+                significant(slots / size, 3) if slots else "–", describe_optimum(law, "count"),
+                significant(law_value(law, "y_opt")),
             )
         )  # fmt: skip
         raw.append(
@@ -227,33 +231,33 @@ def train_surrogate(study: Study) -> Block | None:
     height, size_law, paper = (
         study.law("loss_law", "train/loss"),
         study.law("size_law", "train/loss"),
-        study.paper("loss_law", "train/loss"),
+        study.paper_law("loss_law", "train/loss"),
     )
-    words = (
-        f"training and validation loss pick another cell at {listed(power_of_ten(b) for b in apart)}"
+    reading = (
+        f"training and validation loss pick another cell at {join_words(power_of_ten(b) for b in apart)}"
         if apart
         else "training and validation loss pick the same cells"
     )
     notes = []
     if height is not None and height.values:
         curve = f"{significant(float(height['floor']))} + {significant(float(height['coefficient']), 3)}"
-        notes.append(f"L*(C) = {curve}·C{raised(-height['exponent'])} ({height.status.replace('_', ' ')}).")
+        notes.append(f"L*(C) = {curve}·C{superscript(-height['exponent'])} ({height.status.replace('_', ' ')}).")
     if size_law is not None and "exponent" in size_law.values:
-        power = f"shows {NO_TREND}" if trend(size_law) == "none" else f"∝ C{raised(size_law['exponent'])}"
-        notes.append(f"N* {power} (exponent {exponent(size_law)}) by training loss.")
+        power = f"shows {NO_TREND}" if trend(size_law) == "none" else f"∝ C{superscript(size_law['exponent'])}"
+        notes.append(f"N* {power} (exponent {format_exponent(size_law)}) by training loss.")
     if paper is not None:
         p = paper.details["printed"]
-        curve = f"{p['floor']:g} + {p['coefficient']:g}·C{raised(-p['exponent'])}"
-        notes.append(f"The paper: L*(C) = {curve}; N* ∝ C{raised(0.612)} by training loss.")
+        curve = f"{p['floor']:g} + {p['coefficient']:g}·C{superscript(-p['exponent'])}"
+        notes.append(f"The paper: L*(C) = {curve}; N* ∝ C{superscript(0.612)} by training loss.")
     header = ("budget", "best cell N", "its D", "train/loss", "D/N", "N* [95%]", "L*")
     sheet = Sheet(
         ("flops_budget", "grid_size", "grid_slots", "train/loss", "optimum_size", "optimum_loss", "status"), tuple(raw)
     )
-    view = View(sentence(words), table=Table(header, tuple(rows), tuple(notes)))
+    view = View(sentence(reading), table=Table(header, tuple(rows), tuple(notes)))
     how = (
         "Training losses of different batch sizes have different candidate pools and are not comparable across budgets."
     )
-    return Block("train-surrogate", "Allocation by training loss", (view,), sheet, how)
+    return Exhibit("train-surrogate", "Allocation by training loss", (view,), sheet, how)
 
 
 _ACCOUNTED = (
@@ -262,40 +266,40 @@ _ACCOUNTED = (
 )  # fmt: skip
 
 
-def _whole(value: float | None) -> str:
+def _integer(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-def _exponent_words(study: Study) -> str:
-    """The range of the exponents that stand above their own error, and how many do not."""
+def _describe_exponents(study: Study) -> str:
+    """The range of the exponents that show a trend above their own error, and how many do not."""
     laws = {m: law for m in study.metrics if (law := study.law("size_law", m)) is not None and "exponent" in law.values}
-    known = {m: float(law["exponent"]) for m, law in laws.items() if trend(law) != "none"}
+    exponents = {m: float(law["exponent"]) for m, law in laws.items() if trend(law) != "none"}
     if not laws:
         return "no metric has a law N*(C)"
-    if not known:
+    if not exponents:
         return f"N*(C) shows {NO_TREND} for {plural(len(laws), 'metric')}"
-    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-    words = f"the exponent of N* runs from {known[low]:.3f} ({low}) to {known[high]:.3f} ({high})"
-    swallowed = len(laws) - len(known)
-    return f"{words}; for {plural(swallowed, 'more metric')} N* shows {NO_TREND}" if swallowed else words
+    low, high = min(exponents, key=exponents.__getitem__), max(exponents, key=exponents.__getitem__)
+    reading = f"the exponent of N* runs from {exponents[low]:.3f} ({low}) to {exponents[high]:.3f} ({high})"
+    num_trendless = len(laws) - len(exponents)
+    return f"{reading}; for {plural(num_trendless, 'more metric')} N* shows {NO_TREND}" if num_trendless else reading
 
 
 def _exponent(law: Law | None) -> str:
     if law is None or "exponent" not in law.values:
-        return "–" if law is None else f"not identified\n{state(law)}"
+        return "–" if law is None else f"not identified\n{describe_status(law)}"
     error = f"\n± {law['exponent_se']:.3f}" if "exponent_se" in law.values else ""
-    return exponent(law) + error + (f"\n{NO_TREND}" if trend(law) == "none" else "")
+    return format_exponent(law) + error + (f"\n{NO_TREND}" if trend(law) == "none" else "")
 
 
 def _nearest_cells(study: Study, metric: str) -> list[str]:
     """width/depth of the cell nearest to N*, for every budget with an interior optimum."""
-    found = []
-    for budget, law in study.by_budget("size_optimum", metric).items():
-        runs = study.chosen("allocation", budget, ["params"])
+    names = []
+    for budget, law in study.laws_by_budget("size_optimum", metric).items():
+        runs = study.best_rate_runs("allocation", budget, ["params"])
         if law.ok and runs:
             best = min(runs, key=lambda r: abs(r.knobs["params"] / float(law["x_opt"]) - 1))
-            found.append(_cell_name(best))
-    return found
+            names.append(_cell_name(best))
+    return names
 
 
 def _cell_name(row: RunRow) -> str:

@@ -1,58 +1,67 @@
-"""The order of the page: every figure and table of the protocol, and what is missing with how to measure it."""
+"""`habitus report`: a store in, one HTML page out. Which exhibits stand on it, and in which order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 
+from habitus.errors import ConfigError
+from habitus.files import write_atomic
 from habitus.reporting import (
     allocation,
+    allocation_tables,
     batch,
     correlations,
     depth,
     disclosure,
     inits,
     negatives,
-    planned,
     rollouts,
     share,
-    sizes,
-    slices,
+    summary,
     surrogates,
     trust,
 )
-from habitus.reporting import summary as top
-from habitus.reporting.figure import Block
-from habitus.reporting.study import Study
+from habitus.reporting.figure import Chapter, Contents, Exhibit, MissingExhibit
+from habitus.reporting.page import render_page
+from habitus.reporting.plan import plan_exhibit
+from habitus.reporting.study import Study, read_study
+from habitus.store import Plan
+
+_Make = Callable[[Study], Exhibit | list[Exhibit] | None]
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A block that this store does not support, why, and what would measure it."""
+def report(
+    store: str | Path,
+    out: str | Path,
+    *,
+    png: str | Path | None = None,
+    plan: Plan | str | Path | None = None,
+    title: str | None = None,
+    next_command: str | None = None,
+) -> Path:
+    """Write the report of a store (or a flat CSV of runs) to `out`; with `png`, its figures as PNG files too.
 
-    title: str
-    command: str
+    `title` stands on top instead of the store's name, `next_command` below the plan.
+    """
+    store, out = Path(store), Path(out)
+    if out.suffix.lower() not in (".html", ".htm") or not out.parent.is_dir():
+        raise ConfigError(f"--out {out}", expected="a name that ends in .html, in a folder that exists")
+    study = read_study(store, plan)
+    study = replace(study, name=title or study.name, next_command=next_command)
+    contents = list_contents(study)
+    try:
+        write_atomic(out, render_page(study, contents).encode())
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}", expected="a file name in a folder") from error
+    if png is not None:
+        from habitus.reporting.png import write_pngs
+
+        write_pngs(study, contents, Path(png))
+    return out
 
 
-@dataclass(frozen=True)
-class Group:
-    key: str
-    title: str
-    blocks: tuple[Block, ...]
-
-
-@dataclass(frozen=True)
-class Contents:
-    groups: tuple[Group, ...]
-    missing: tuple[Missing, ...]
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [block for group in self.groups for block in group.blocks]
-
-
-Maker = Callable[[Study], Block | list[Block] | None]
-
-# key and title of a group; per entry what it is called when missing, its maker, and the axes that measure it.
-_ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
+# Key and title of a chapter; per entry what it is called when missing, its function, and the axes that measure it.
+_CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
     ("embedder-share", "Embedder share", (
         ("metrics against share", share.share_curves, "share"),
         ("s*(C)", share.share_law, "share"),
@@ -65,8 +74,8 @@ _ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
     ("size-and-data", "Size and data", (
         ("iso-FLOP curves", allocation.isoflop, "allocation"),
         ("frontiers N*, D*, D/N", allocation.frontiers, "allocation"),
-        ("table of the allocation", sizes.allocation_table, "allocation"),
-        ("exponents with nearest cells", sizes.exponents, "allocation"),
+        ("table of the allocation", allocation_tables.allocation_table, "allocation"),
+        ("exponents with nearest cells", allocation_tables.exponents, "allocation"),
     )),
     ("extra-negatives", "Extra negatives", (
         ("metrics against K", negatives.negatives_curves, "negatives"),
@@ -77,9 +86,9 @@ _ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
         ("loss and ranking against K", negatives.loss_and_recall, "negatives"),
         ("batch-local against catalogue", surrogates.regimes, "both regimes"),
     )),
-    ("recipe-table", "Recipe", (("recipe table", top.recipe_table, "allocation"),)),
+    ("recipe-table", "Recipe", (("recipe table", summary.recipe_table, "allocation"),)),
     ("accounting-and-checks", "Accounting and cross-checks of the share", (
-        ("iso-FLOP accounting", sizes.accounting, "allocation"),
+        ("iso-FLOP accounting", allocation_tables.accounting, "allocation"),
         ("share zoom, loss only", share.share_zoom, "share"),
         ("metrics against FLOP share", share.flop_share, "share"),
         ("N/D as a proxy of the share", share.proxy, "share"),
@@ -93,10 +102,10 @@ _ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
         ("trajectories per batch size", batch.trajectories, "batch"),
         ("training-loss channels against K", negatives.channels, "negatives"),
         ("K*(C)", negatives.negatives_law, "negatives"),
-        ("allocation by training loss", sizes.train_surrogate, "allocation"),
+        ("allocation by training loss", allocation_tables.train_surrogate, "allocation"),
         ("surrogacy of the training loss", surrogates.surrogate, "negatives"),
     )),
-    ("inits", "Initialisation and learning rates", (
+    ("starts", "Initialisation and learning rates", (
         ("loss against learning rate, best rate against size", inits.learning_rates, "init"),
         ("table of initialisations", inits.learning_rate_table, "init"),
     )),
@@ -107,9 +116,9 @@ _ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
         ("loss against ranking in both regimes", surrogates.loss_and_recall_regimes, "allocation"),
     )),
     ("history", "History slices", (
-        ("worst slice agreement", slices.worst_agreement, "slices"),
-        ("slice matrices, batch", lambda s: slices.slice_matrices(s, "batch"), "slices"),
-        ("slice matrices, catalogue", lambda s: slices.slice_matrices(s, "catalogue"), "catalogue slices"),
+        ("worst slice agreement", correlations.worst_agreement, "slices"),
+        ("slice matrices, batch", lambda s: correlations.slice_matrices(s, "batch"), "slices"),
+        ("slice matrices, catalogue", lambda s: correlations.slice_matrices(s, "catalogue"), "catalogue slices"),
     )),
     ("trust", "How far to trust it", (
         ("roll-out", rollouts.rollout_figure, "allocation over four budgets"),
@@ -127,30 +136,30 @@ _ORDER: tuple[tuple[str, str, tuple[tuple[str, Maker, str], ...]], ...] = (
 )  # fmt: skip
 
 
-def contents(study: Study) -> Contents:
-    """All blocks that the store supports, in order, and what is missing."""
-    first = [block for block in (planned.plan_block(study), top.answer(study), disclosure.study_map(study)) if block]
-    groups = [Group("summary", "Summary", tuple(first))]
+def list_contents(study: Study) -> Contents:
+    """All exhibits that the store supports, in order, and those that it does not."""
+    first = (plan_exhibit(study), summary.answer(study), disclosure.study_map(study))
+    chapters = [Chapter("summary", "Summary", tuple(exhibit for exhibit in first if exhibit))]
     missing = []
-    for key, title, entries in _ORDER:
-        blocks: list[Block] = []
+    for key, title, entries in _CHAPTERS:
+        exhibits: list[Exhibit] = []
         for name, make, axis in entries:
-            made = make(study)
-            found = made if isinstance(made, list) else [made] if made is not None else []
-            blocks += found
-            if not found:
-                missing.append(Missing(name, _command(axis)))
-        if blocks:
-            groups.append(Group(key, title, tuple(blocks)))
+            result = make(study)
+            if not result:
+                missing.append(MissingExhibit(name, _command(axis)))
+            else:
+                exhibits += result if isinstance(result, list) else [result]
+        if exhibits:
+            chapters.append(Chapter(key, title, tuple(exhibits)))
     if study.plan is None:
         flops = f"{10 * study.budgets[-1]:.3g}"
         command = f"habitus plan --laws STORE --flops {flops} --metric {study.metric} --register plan.json"
-        missing.append(Missing("recipe for a budget of your own", command))
-    return Contents(tuple(groups), tuple(missing))
+        missing.append(MissingExhibit("recipe for a budget of your own", command))
+    return Contents(tuple(chapters), tuple(missing))
 
 
 def _command(axis: str) -> str:
-    """What would measure it."""
+    """The command that would measure an axis."""
     sweep = "habitus sweep {} --data DATASET --store STORE"
     if axis == "both regimes":
         return sweep.format("allocation") + '  (recipes with evaluate.regimes = ["batch", "catalogue"])'
