@@ -25,9 +25,8 @@ from served_run import STEPS, served_run
 from softmax import machine
 
 from habitus.serving import Retriever
-from habitus.serving.approximate import EFFORTS, ApproximateManifest
-from habitus.serving.index import ExactIndex, SearchIndex
-from habitus.serving.live import LiveItems
+from habitus.serving.catalogue import Candidates
+from habitus.serving.index import EFFORTS, ApproximateManifest, ExactIndex, SearchIndex
 
 BATCHES = (1, 32, 256)
 REPEATS = 3
@@ -52,17 +51,17 @@ def main() -> None:
     exact: dict[str, dict[str, float]] = {}
     for kind in ("exact", *options.kinds.split(",")):
         retriever = Retriever.open(run, device="cpu", index=kind)  # type: ignore[arg-type]
-        speeds = measured(retriever._index, retriever.live)
+        speeds = measure(retriever.index, retriever.candidates)
         exact = exact or speeds
         info = retriever.index_info
-        found: dict[str, Any] = {**info.to_values(), "speed": speeds}
+        row: dict[str, Any] = {**info.to_values(), "speed": speeds}
         if kind != "exact":
             manifest = ApproximateManifest.read(run / "serve" / f"index-{kind}" / "manifest.json")
             names = ("effort", "queries", "build_s", "build_cpu_s", "faiss")
-            found |= {name: getattr(manifest, name) for name in names}
-            found["efforts"] = list(EFFORTS[kind])
-            found["bytes"] = (run / "serve" / f"index-{kind}" / "index.faiss").stat().st_size
-        result["indexes"][kind] = found
+            row |= {name: getattr(manifest, name) for name in names}
+            row["efforts"] = list(EFFORTS[kind])
+            row["bytes"] = (run / "serve" / f"index-{kind}" / "index.faiss").stat().st_size
+        result["indexes"][kind] = row
         print(f"{kind}: recall@10 {info.recall_at_10:.4f}, log-sum error {info.log_sum_error:.3f} nats (median)")
         for batch, one in speeds.items():
             one["times_exact"] = exact[batch]["cpu_ms_per_query"] / one["cpu_ms_per_query"]
@@ -77,26 +76,26 @@ def main() -> None:
         options.keep.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def measured(index: SearchIndex, live: LiveItems) -> dict[str, dict[str, float]]:
+def measure(index: SearchIndex, candidates: Candidates) -> dict[str, dict[str, float]]:
     """CPU and wall milliseconds per query by batch size."""
-    queries = live.catalogue.sample_queries
+    queries = candidates.catalogue.sample_queries
     held_out = queries[len(queries) // 2 :]
-    index.search(held_out[:4], 10, live)
-    found = {}
+    index.search(held_out[:4], 10, candidates)
+    speeds = {}
     for batch in BATCHES:
         count = min(len(held_out), 16 if batch == 1 and isinstance(index, ExactIndex) else 256)
         wall, cpu = [], []
         for _ in range(REPEATS):
             began, used = time.perf_counter(), time.process_time()
             for at in range(0, count, batch):
-                index.search(held_out[at : at + batch], 10, live)
+                index.search(held_out[at : at + batch], 10, candidates)
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
-        found[str(batch)] = {
+        speeds[str(batch)] = {
             "cpu_ms_per_query": min(cpu) / count * 1e3,
             "wall_ms_per_query": min(wall) / count * 1e3,
         }
-    return found
+    return speeds
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def main() -> None:
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for items in options.items:
-        folder = prepared(options.folder / str(items), items, options.index)
+        folder = prepare(options.folder / str(items), items, options.index)
         for index in [] if options.prepare else options.index:
-            rows += measured(folder, items, index, options)
+            rows += measure(folder, items, index, options)
     ratios(rows)
     result = {"benchmark": "serve", **machine(), "threads": options.threads, "events": EVENTS, "k": K, "rows": rows}
     print(json.dumps(result))
@@ -61,7 +61,7 @@ def main() -> None:
         options.keep.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def prepared(folder: Path, items: int, indexes: list[str]) -> Path:
+def prepare(folder: Path, items: int, indexes: list[str]) -> Path:
     """A folder with a dataset, a trained run with its vectors and indexes, and request bodies."""
     from habitus.data import Dataset, PrepareOptions
     from habitus.data.from_world import prepare_world
@@ -74,8 +74,8 @@ def prepared(folder: Path, items: int, indexes: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     world = World(WorldConfig(num_users=3_000, num_items=items, events_per_user=EVENTS + 14, seed=1))
     if not (folder / "dataset").exists():
-        prepare = PrepareOptions(seq_len=64, text_len=8, vocabulary_size=4_000, validation_share=0.2, threads=2)
-        prepare_world(world, schema_of(world), folder / "dataset", prepare, lambda *_: None)
+        options = PrepareOptions(seq_len=64, text_len=8, vocabulary_size=4_000, validation_share=0.2, threads=2)
+        prepare_world(world, schema_of(world), folder / "dataset", options, lambda *_: None)
         print(f"{items:,} items prepared", file=sys.stderr)
     dataset = Dataset.open(folder / "dataset")
     if not (folder / "run" / "record.json").exists():
@@ -96,15 +96,15 @@ def prepared(folder: Path, items: int, indexes: list[str]) -> Path:
 
 def histories(world: Any) -> list[list[dict[str, Any]]]:
     """Raw events of some users, the newest `EVENTS` of each, as JSON carries them."""
-    found: dict[int, list[dict[str, Any]]] = {}
+    events: dict[int, list[dict[str, Any]]] = {}
     for block in world.event_blocks():
         for event in block.to_pylist():
             event["timestamp"] = event["timestamp"].isoformat()
-            found.setdefault(event.pop("user_id"), []).append(event)
-    return [events[-EVENTS:] for events in list(found.values())[:BODIES]]
+            events.setdefault(event.pop("user_id"), []).append(event)
+    return [history[-EVENTS:] for history in list(events.values())[:BODIES]]
 
 
-def measured(folder: Path, items: int, index: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(folder: Path, items: int, index: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of both servers for every number of clients, and of the loop."""
     rows = plain_loop(folder, items, index, options)
     threads = ["--threads", str(options.threads)]
@@ -114,15 +114,16 @@ def measured(folder: Path, items: int, index: str, options: argparse.Namespace) 
     }
     try:
         for clients in options.clients:
-            found: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
+            rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
             for turn in range(options.rounds + 1):
                 for name, server in servers.items():
-                    measurement = server.asked(folder, clients, options)
+                    measurement = server.measure(folder, clients, options)
                     if turn:  # the first round warms up
-                        found[name].append(measurement)
-            for name, rounds in found.items():
-                middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0] if key != "first_ids"}
-                rows.append({"items": items, "index": index, "mode": name, "clients": clients, **middle})
+                        rounds[name].append(measurement)
+            for name, measurements in rounds.items():
+                keys = [key for key in measurements[0] if key != "first_ids"]
+                medians = {key: statistics.median(one[key] for one in measurements) for key in keys}
+                rows.append({"items": items, "index": index, "mode": name, "clients": clients, **medians})
                 show(rows[-1])
     finally:
         for server in servers.values():
@@ -139,11 +140,11 @@ class Server:
         self.process = subprocess.Popen([sys.executable, "-m", "habitus", "serve", *run, *more], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode()
-        found = re.search(r":(\d+)$", line.strip())
-        assert found, line
-        self.port = found[1]
+        match = re.search(r":(\d+)$", line.strip())
+        assert match, line
+        self.port = match[1]
 
-    def asked(self, folder: Path, clients: int, options: argparse.Namespace) -> dict[str, Any]:
+    def measure(self, folder: Path, clients: int, options: argparse.Namespace) -> dict[str, Any]:
         """What one client process measured, and the server's processor time per request."""
         before, batches = processor_seconds(self.process.pid), self.batches()
         client = Path(__file__).with_name("serve_client.py")
@@ -153,18 +154,18 @@ class Server:
             stdout=subprocess.PIPE,
             check=True,
         )
-        found: dict[str, Any] = json.loads(done.stdout)
-        found["server_cpu_ms"] = 1e3 * (processor_seconds(self.process.pid) - before) / found["requests"]
-        found["batch_size"] = found["requests"] / max(1, self.batches() - batches)
-        found["load"] = os.getloadavg()[0]  # of the whole machine: above 2, others compute here too
-        found["client_cpu_ms"] = 1e3 * found.pop("client_cpu_s") / found["requests"]
-        return found
+        result: dict[str, Any] = json.loads(done.stdout)
+        result["server_cpu_ms"] = 1e3 * (processor_seconds(self.process.pid) - before) / result["requests"]
+        result["batch_size"] = result["requests"] / max(1, self.batches() - batches)
+        result["load"] = os.getloadavg()[0]  # of the whole machine: above 2, others compute here too
+        result["client_cpu_ms"] = 1e3 * result.pop("client_cpu_s") / result["requests"]
+        return result
 
     def batches(self) -> int:
         """Batches computed so far."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
-            found = re.search(rb'batch_size_count{lane="recommend"} (\S+)', answer.read())
-        return int(float(found[1])) if found else 0
+            match = re.search(rb'batch_size_count{lane="recommend"} (\S+)', answer.read())
+        return int(float(match[1])) if match else 0
 
 
 def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -173,24 +174,23 @@ def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace
     import torch
 
     from habitus.model import batch_tensors
-    from habitus.serving import Retriever
-    from habitus.serving.histories import packed
+    from habitus.serving import Retriever, pack_histories
 
     retriever = Retriever.open(folder / "run", device="cpu", index=index, read_only=True)  # type: ignore[arg-type]
     bodies = [json.loads(body)["history"] for body in json.loads((folder / "bodies.json").read_text())]
-    encoded = retriever.encoder.encode(bodies, retriever.live.rows_of)
-    table = retriever.live.base[0]
+    encoded = [retriever.encode_history(history) for history in bodies]
+    table = retriever.candidates.trained_vectors[0]
     if index == "exact":
         search = faiss.IndexFlatIP(table.shape[1])
         search.add(table.numpy())
         parameters = None
     else:
-        search, parameters = retriever._index.index, retriever._index._parameters()  # type: ignore[attr-defined]
+        search, parameters = retriever.index.index, retriever.index.search_parameters()  # type: ignore[attr-defined]
     torch.set_num_threads(options.threads)
     faiss.omp_set_num_threads(options.threads)
 
     def answer(histories: list[Any]) -> np.ndarray:
-        batch, windows, slots = packed(histories, retriever.encoder.specs)
+        batch, windows, slots = pack_histories(histories, retriever.encoder.fields)
         events = table[torch.from_numpy(batch.items)]
         with torch.no_grad():
             queries = retriever.bundle.model.queries(batch_tensors(batch, torch.device("cpu")), events)
@@ -222,11 +222,11 @@ def plain_loop(folder: Path, items: int, index: str, options: argparse.Namespace
 def ratios(rows: list[dict[str, Any]]) -> None:
     """Print what batching and the approximate index are worth at the largest number of clients."""
     most = max((row["clients"] for row in rows), default=0)
-    found = {(row["items"], row["index"], row["mode"]): row for row in rows if row["clients"] == most}
-    for (items, index, mode), row in found.items():
+    by_mode = {(row["items"], row["index"], row["mode"]): row for row in rows if row["clients"] == most}
+    for (items, index, mode), row in by_mode.items():
         if mode != "batched":
             continue
-        alone, exact = found[items, index, "one at a time"], found.get((items, "exact", "batched"), row)
+        alone, exact = by_mode[items, index, "one at a time"], by_mode.get((items, "exact", "batched"), row)
         print(
             f"{items:>9,} {index:<6} {most} clients: batched {row['per_s'] / alone['per_s']:.1f} times one at a time "
             f"({alone['server_cpu_ms'] / row['server_cpu_ms']:.1f} by processor time), "

@@ -59,6 +59,6 @@ async def main(port: int, bodies: list[str], clients: int, seconds: float, count
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    asked = json.loads(Path(given[1]).read_text(encoding="utf-8"))
-    print(json.dumps(asyncio.run(main(int(given[0]), asked, int(given[2]), float(given[3]), int(given[4])))))
+    port, path, clients, seconds, count = sys.argv[1:]
+    bodies = json.loads(Path(path).read_text(encoding="utf-8"))
+    print(json.dumps(asyncio.run(main(int(port), bodies, int(clients), float(seconds), int(count)))))

@@ -25,7 +25,7 @@ class Typed(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines = [_explain(cls, detail) for detail in error.errors()]
+            lines = [explain_error(cls, detail) for detail in error.errors()]
             raise ConfigError(
                 f"{source}: " + "; ".join(lines),
                 expected=f"the keys and types of {cls.__name__}",
@@ -145,7 +145,8 @@ def _toml_scalar(text: str) -> Any:
         return text
 
 
-def _explain(cls: type[BaseModel], detail: Any) -> str:
+def explain_error(cls: type[BaseModel], detail: Any) -> str:
+    """One error of pydantic in our words, with the nearest name for an unknown key."""
     place = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         *sections, key = detail["loc"]

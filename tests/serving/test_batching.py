@@ -66,9 +66,9 @@ def test_what_waits_while_the_worker_is_busy_is_computed_together_and_in_order()
 
     async def scene(batcher: Batcher) -> list[int]:
         work.gate.clear()
-        first = asyncio.create_task(batcher.ask("one", 0, soon()))
+        first = asyncio.create_task(batcher.submit("one", 0, soon()))
         await until(lambda: work.batches == [[0]])
-        rest = [asyncio.create_task(batcher.ask("one", number, soon())) for number in range(1, 12)]
+        rest = [asyncio.create_task(batcher.submit("one", number, soon())) for number in range(1, 12)]
         await until(lambda: batcher.num_waiting == 11)
         work.gate.set()
         return list(await asyncio.gather(first, *rest))
@@ -82,17 +82,17 @@ def test_a_lone_caller_is_not_kept_waiting_and_company_is_waited_for_after_compa
 
     async def scene(batcher: Batcher) -> tuple[float, float]:
         began = time.monotonic()
-        await batcher.ask("one", 1, soon())
+        await batcher.submit("one", 1, soon())
         alone = time.monotonic() - began
         work.gate.clear()
-        blocked = asyncio.create_task(batcher.ask("one", 2, soon()))
+        blocked = asyncio.create_task(batcher.submit("one", 2, soon()))
         await until(lambda: len(work.batches) == 2)
-        pair = [asyncio.create_task(batcher.ask("one", number, soon())) for number in (3, 4)]
+        pair = [asyncio.create_task(batcher.submit("one", number, soon())) for number in (3, 4)]
         await until(lambda: batcher.num_waiting == 2)
         work.gate.set()
         await asyncio.gather(blocked, *pair)
         began = time.monotonic()
-        await batcher.ask("one", 5, soon())
+        await batcher.submit("one", 5, soon())
         return alone, time.monotonic() - began
 
     alone, after_a_pair = run(work, scene, max_wait_s=0.3)
@@ -106,9 +106,9 @@ def test_one_bad_request_fails_alone() -> None:
 
     async def scene(batcher: Batcher) -> list[Any]:
         work.gate.clear()
-        first = asyncio.create_task(batcher.ask("one", 0, soon()))
+        first = asyncio.create_task(batcher.submit("one", 0, soon()))
         await until(lambda: len(work.batches) == 1)
-        rest = [asyncio.create_task(batcher.ask("one", number, soon())) for number in (1, -2, 3)]
+        rest = [asyncio.create_task(batcher.submit("one", number, soon())) for number in (1, -2, 3)]
         await until(lambda: batcher.num_waiting == 3)
         work.gate.set()
         return list(await asyncio.gather(first, *rest, return_exceptions=True))
@@ -123,7 +123,7 @@ def test_an_error_among_the_results_goes_to_its_own_caller() -> None:
         return [DataError("odd") if number % 2 else number for number in numbers]
 
     async def scene(batcher: Batcher) -> list[Any]:
-        asked = [batcher.ask("one", number, soon()) for number in range(4)]
+        asked = [batcher.submit("one", number, soon()) for number in range(4)]
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
     found = run(work, scene)
@@ -137,15 +137,15 @@ def test_a_full_queue_refuses_and_empties_again() -> None:
 
     async def scene(batcher: Batcher) -> list[int]:
         work.gate.clear()
-        first = asyncio.create_task(batcher.ask("one", 0, soon()))
+        first = asyncio.create_task(batcher.submit("one", 0, soon()))
         await until(lambda: len(work.batches) == 1)
-        waiting = [asyncio.create_task(batcher.ask("one", number, soon())) for number in (1, 2)]
+        waiting = [asyncio.create_task(batcher.submit("one", number, soon())) for number in (1, 2)]
         await until(lambda: batcher.num_waiting == 2)
         with pytest.raises(QueueFullError):
-            await batcher.ask("one", 3, soon())
+            await batcher.submit("one", 3, soon())
         work.gate.set()
         found = list(await asyncio.gather(first, *waiting))
-        return [*found, await batcher.ask("one", 4, soon())]
+        return [*found, await batcher.submit("one", 4, soon())]
 
     assert run(work, scene, max_queue=2) == [0, 2, 4, 8]
 
@@ -158,11 +158,11 @@ def test_a_lane_without_limit_is_let_into_a_full_queue() -> None:
         batcher = Batcher(lanes, max_queue=1, max_wait_s=0.0)
         batcher.start()
         work.gate.clear()
-        asked = [asyncio.create_task(batcher.ask("one", 0, soon()))]
+        asked = [asyncio.create_task(batcher.submit("one", 0, soon()))]
         await until(lambda: len(work.batches) == 1)
-        asked.append(asyncio.create_task(batcher.ask("one", 1, soon())))
+        asked.append(asyncio.create_task(batcher.submit("one", 1, soon())))
         await until(lambda: batcher.num_waiting == 1)
-        asked.append(asyncio.create_task(batcher.ask("swap", 5, soon())))
+        asked.append(asyncio.create_task(batcher.submit("swap", 5, soon())))
         await until(lambda: batcher.num_waiting == 2)
         work.gate.set()
         found = list(await asyncio.gather(*asked))
@@ -177,10 +177,10 @@ def test_a_job_whose_time_is_over_is_never_computed() -> None:
 
     async def scene(batcher: Batcher) -> None:
         work.gate.clear()
-        first = asyncio.create_task(batcher.ask("one", 0, soon()))
+        first = asyncio.create_task(batcher.submit("one", 0, soon()))
         await until(lambda: len(work.batches) == 1)
         with pytest.raises(DeadlineError):
-            await batcher.ask("one", 1, time.monotonic() + 0.05)
+            await batcher.submit("one", 1, time.monotonic() + 0.05)
         assert batcher.num_waiting == 0
         work.gate.set()
         assert await first == 0
@@ -195,7 +195,7 @@ def test_a_running_job_is_given_up_unless_its_lane_is_patient() -> None:
         return numbers
 
     async def scene(batcher: Batcher) -> Any:
-        return await batcher.ask("one", 7, time.monotonic() + 0.05)
+        return await batcher.submit("one", 7, time.monotonic() + 0.05)
 
     with pytest.raises(DeadlineError):
         run(slow, scene)
@@ -207,12 +207,12 @@ def test_stopping_answers_what_waits_and_takes_nothing_more() -> None:
 
     async def scene(batcher: Batcher) -> list[int]:
         work.gate.clear()
-        asked = [asyncio.create_task(batcher.ask("one", number, soon())) for number in range(20)]
+        asked = [asyncio.create_task(batcher.submit("one", number, soon())) for number in range(20)]
         await until(lambda: batcher.num_waiting + sum(map(len, work.batches)) == 20)
         stopping = asyncio.create_task(batcher.stop())
         await asyncio.sleep(0.02)
         with pytest.raises(StoppedError):
-            await batcher.ask("one", 99, soon())
+            await batcher.submit("one", 99, soon())
         work.gate.set()
         await stopping
         return list(await asyncio.gather(*asked))
@@ -223,7 +223,7 @@ def test_stopping_answers_what_waits_and_takes_nothing_more() -> None:
 def test_many_callers_each_get_their_own_answer() -> None:
     async def scene(batcher: Batcher) -> list[list[int]]:
         async def caller(number: int) -> list[int]:
-            return [await batcher.ask("one", 1000 * number + turn, soon()) for turn in range(50)]
+            return [await batcher.submit("one", 1000 * number + turn, soon()) for turn in range(50)]
 
         return list(await asyncio.gather(*map(caller, range(20))))
 

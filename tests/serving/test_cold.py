@@ -17,7 +17,7 @@ from habitus.events.schema import Schema
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import WORLD_SCHEMA, write_world
 from habitus.model.bundle import save_bundle
-from habitus.serving import Request, Retriever
+from habitus.serving import RecommendRequest, Retriever
 
 AMAZON = Path(__file__).parents[3] / "shared" / "data" / "amazon_purchases"
 SCHEMAS = Path(__file__).parents[2] / "examples" / "schemas"
@@ -63,7 +63,7 @@ def test_unseen_items_of_a_world_are_found_as_the_oracle_finds_them(
         # First-time targets: with copying alone an item's features would not matter.
         if log[place]["item_id"] in held_out and log[place]["item_id"] not in {e["item_id"] for e in log[:place]}
     ][:400]
-    requests = [Request(tuple(histories[user][:place]), k=100) for user, place in asked]
+    requests = [RecommendRequest(history=histories[user][:place], k=100) for user, place in asked]
     targets = [histories[user][place]["item_id"] for user, place in asked]
     ours = recall(retriever, requests, targets)
     best = []
@@ -83,7 +83,7 @@ def test_unseen_items_of_a_world_are_found_as_the_oracle_finds_them(
     assert ours > 0.3 * np.mean(best)
 
 
-def recall(retriever: Retriever, requests: list[Request], targets: list[int]) -> float:
+def recall(retriever: Retriever, requests: list[RecommendRequest], targets: list[int]) -> float:
     """The share of requests whose target is among the first 100."""
     answers = retriever.recommend(requests)
     firsts = [[one.item_id for one in answer.items] for answer in answers]
@@ -124,7 +124,7 @@ def test_amazon_items_added_at_run_time_rank_as_the_cold_rows_of_the_evaluation(
         seen = int(values.event[query] - dataset.user_offsets[user]) + 1
         if seen == values.history[query]:
             chosen.append(query)
-            requests.append(Request(tuple(logs[users[user]][:seen]), k=1000))
+            requests.append(RecommendRequest(history=logs[users[user]][:seen], k=1000))
     chosen, requests = chosen[:300], requests[:300]
     ids = dataset.item_ids()["item_id"]
     raw = {item["item_id"]: item for item in items.to_pylist()}

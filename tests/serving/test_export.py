@@ -21,7 +21,7 @@ from habitus.exporting.onnx import PaddedEmbedder
 from habitus.exporting.vectors import export_items, export_users
 from habitus.model import item_tensors
 from habitus.model.bundle import load_bundle
-from habitus.serving import Request, Retriever
+from habitus.serving import RecommendRequest, Retriever
 
 Log = dict[int, list[dict[str, Any]]]
 
@@ -48,7 +48,7 @@ def test_exported_items_score_as_the_retriever_does(
     ids, vectors = vectors_in(tmp_path / "items.parquet")
     assert ids == [item for item in range(300) if item != 4] + [500]
     query = retriever.embed_histories([log[3]])[0]
-    answer = {one.item_id: one.score for one in retriever.recommend([Request(tuple(log[3]), k=300)])[0].items}
+    answer = {one.item_id: one.score for one in retriever.recommend([RecommendRequest(history=log[3], k=300)])[0].items}
     np.testing.assert_allclose(vectors @ query, [answer[item] for item in ids], atol=1e-5)
     with pytest.raises(ConfigError, match="exists already"):
         export_items(retriever, tmp_path / "items.parquet")
@@ -124,7 +124,7 @@ def test_onnx_files_answer_as_the_model_does(
     vectors = embedder.run(None, given)[0]
     np.testing.assert_allclose(vectors, retriever.embed_items(items), atol=1e-4)
     contextualizer = onnxruntime.InferenceSession(str(run / "onnx" / "contextualizer.onnx"))
-    histories = [retriever.encoded(log[user]) for user in range(20)]
+    histories = [retriever.encode_history(log[user]) for user in range(20)]
     longest = max(len(history.rows) for history in histories)
     events = np.zeros((20, longest, 16), np.float32)
     inputs: dict[str, np.ndarray] = {
@@ -136,7 +136,7 @@ def test_onnx_files_answer_as_the_model_does(
         inputs[f"field_{field.name}"] = np.zeros((20, longest), kind)
     for place, history in enumerate(histories):
         length = len(history.rows)
-        events[place, :length] = retriever.live.vectors(history.rows).numpy()
+        events[place, :length] = retriever.candidates.vectors(history.rows).numpy()
         for name, column in history.fields.items():
             inputs[f"field_{name}"][place, :length] = column
     queries, *said = contextualizer.run(None, inputs)
@@ -144,10 +144,10 @@ def test_onnx_files_answer_as_the_model_does(
     np.testing.assert_allclose(queries, expected, atol=1e-4)
     assert len(said) == (which == "copying_run")
     if said:  # an item's score, put together from the two graphs alone
-        answer = retriever.recommend([Request(tuple(log[4]), k=1)])[0].items[0]
+        answer = retriever.recommend([RecommendRequest(history=log[4], k=1)])[0].items[0]
         rows = histories[4].rows
         added = np.exp(said[0][4][: len(rows)][rows == answer.item_id]).sum()
-        plain = retriever.live.vectors(np.array([answer.item_id])).numpy()[0] @ queries[4]
+        plain = retriever.candidates.vectors(np.array([answer.item_id])).numpy()[0] @ queries[4]
         assert np.log(np.exp(plain) + added) == pytest.approx(answer.score, abs=1e-3)
     assert (run / "onnx" / "tokenizer.json").exists()
 
@@ -187,17 +187,17 @@ def test_a_model_without_text_or_event_fields_is_padded_too(
     recipe_of: Callable[..., Any], copying: bool, tmp_path: Path
 ) -> None:
     from habitus.data.fields import Field, Fields
-    from habitus.exporting.onnx import _contextualizer, _embedder, _write
+    from habitus.exporting.onnx import _contextualizer_part, _embedder_part, _write
     from habitus.model import BehaviorModel
 
     fields = Fields(item=(Field(name="a b", kind="category", size=5), Field(name="a_b", kind="number")), event=())
     model = BehaviorModel(fields, recipe_of(copying=copying).model).eval()
-    for part in (_embedder(model), _contextualizer(model, 64)):
+    for part in (_embedder_part(model), _contextualizer_part(model, 64)):
         with torch.no_grad():
             inputs = list(part.inputs.values())
             found = part.module(*inputs)
             found = found if isinstance(found, tuple) else (found,)
             assert len(found) == len(part.outputs)
             torch.testing.assert_close(found, part.original(inputs), atol=2e-6, rtol=0)
-    assert list(_embedder(model).inputs) == ["field_a_b", "field_a_b_"]
-    assert _write(tmp_path / "contextualizer.onnx", _contextualizer(model, 64)) < 1e-4
+    assert list(_embedder_part(model).inputs) == ["field_a_b", "field_a_b_"]
+    assert _write(tmp_path / "contextualizer.onnx", _contextualizer_part(model, 64)) < 1e-4

@@ -14,7 +14,7 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.model.bundle import save_bundle
-from habitus.serving import Request, Retriever
+from habitus.serving import RecommendRequest, Retriever
 from tests.serving.served import Served, events, shared_server, wait_until
 
 Log = dict[int, list[dict[str, Any]]]
@@ -44,7 +44,7 @@ def test_answers_are_those_of_the_retriever(served: Served, retriever: Retriever
         history = events(log[user])
         answer = served.recommend(history, k=7)
         assert answer.status == 200
-        expected = retriever.recommend([Request(tuple(history), k=7)])[0]
+        expected = retriever.recommend([RecommendRequest(history=history, k=7)])[0]
         assert answer.body["items"] == as_answer(expected)
         assert answer.body["events_used"] == len(history)
         assert answer.body["model"] == retriever.checksum
@@ -55,7 +55,7 @@ def test_filters_and_seen_items_are_passed_on(served: Served, retriever: Retriev
     category = items[0]["category"]
     wanted = {"k": 5, "exclude_seen": True, "allow": {"category": [category]}, "deny": {"brand": [items[0]["brand"]]}}
     found = served.recommend(history, **wanted).body
-    assert found["items"] == as_answer(retriever.recommend([Request(tuple(history), **wanted)])[0])
+    assert found["items"] == as_answer(retriever.recommend([RecommendRequest(history=history, **wanted)])[0])
     ids = [one["item_id"] for one in found["items"]]
     assert ids
     assert all(items[i]["category"] == category and items[i]["brand"] != items[0]["brand"] for i in ids)
@@ -80,7 +80,7 @@ def test_concurrent_requests_share_batches_and_get_their_own_answers(
 ) -> None:
     histories = {user: events(log[user]) for user in range(24)}
     expected = {
-        user: [one.item_id for one in retriever.recommend([Request(tuple(history))])[0].items]
+        user: [one.item_id for one in retriever.recommend([RecommendRequest(history=history)])[0].items]
         for user, history in histories.items()
     }
     before = [served.metric(f'habitus_batch_size_{part}{{lane="recommend"}}') for part in ("count", "sum")]
@@ -158,16 +158,16 @@ def test_openapi_describes_every_endpoint(served: Served) -> None:
 
 
 def test_answers_have_the_form_that_openapi_promises(served: Served) -> None:
-    from habitus.serving import wire
+    from habitus.serving import schemas
 
     history = [{"item_id": 1}, {"item_id": 987654}]
     found = served.recommend(history, with_fields=True).body
-    assert wire.RecommendAnswer.model_validate(found).unknown_items == [987654]
-    wire.EmbedAnswer.model_validate(served.ask("POST", "/v1/embed", {"histories": [[{"item_id": 1}]]}).body)
-    wire.SchemaAnswer.model_validate(served.ask("GET", "/v1/schema").body)
-    wire.Health.model_validate(served.ask("GET", "/v1/health").body)
-    wire.ItemFields.model_validate(served.ask("GET", "/v1/items/1").body)
-    wire.ErrorAnswer.model_validate(served.ask("GET", "/nowhere").body)
+    assert schemas.RecommendResponse.model_validate(found).unknown_items == (987654,)
+    schemas.EmbedResponse.model_validate(served.ask("POST", "/v1/embed", {"histories": [[{"item_id": 1}]]}).body)
+    schemas.SchemaResponse.model_validate(served.ask("GET", "/v1/schema").body)
+    schemas.HealthResponse.model_validate(served.ask("GET", "/v1/health").body)
+    schemas.ItemResponse.model_validate(served.ask("GET", "/v1/items/1").body)
+    schemas.ErrorResponse.model_validate(served.ask("GET", "/nowhere").body)
 
 
 def test_the_curl_examples_of_the_page_work(served: Served) -> None:
@@ -247,7 +247,7 @@ def test_a_swap_drops_no_request_and_loses_no_item(
     server = Served(link, *options, logs=tmp_path)
     old, new = (Retriever.open(path, device="cpu", read_only=True) for path in (run, second))
     history = events(log[2])
-    expected = {one.checksum: as_answer(one.recommend([Request(tuple(history))])[0]) for one in (old, new)}
+    expected = {one.checksum: as_answer(one.recommend([RecommendRequest(history=history)])[0]) for one in (old, new)}
     assert server.ask("PUT", "/v1/items/7003", {"fields": {"title": "Comes along"}}).status == 200
     assert server.ask("DELETE", "/v1/items/7003").status == 200
     assert server.ask("PUT", "/v1/items/7004", {"fields": {"title": "Comes along too"}}).status == 200

@@ -19,11 +19,8 @@ from habitus.errors import ConfigError
 from habitus.events.schema import Schema
 from habitus.events.world.writing import schema_of, write_world
 from habitus.model.bundle import save_bundle
-from habitus.serving import Request, Retriever
-from habitus.serving.http import create_app
-from habitus.serving.limits import ServerLimits
-from habitus.serving.service import Service
-from habitus.serving.serving import bind, is_loopback
+from habitus.serving import Limits, RecommendRequest, Retriever, Service, bind, is_loopback
+from habitus.serving.app import create_app
 
 HISTORY = [{"item_id": 1}, {"item_id": 2}]
 
@@ -33,8 +30,7 @@ def service(trained_run: Path) -> Iterator[Callable[..., Service]]:
     def make(**limits: Any) -> Service:
         return Service(
             trained_run,
-            lambda run, store: Retriever.open(run, device="cpu", read_only=True),
-            ServerLimits(**limits),
+            lambda run, store: Retriever.open(run, device="cpu", read_only=True, limits=Limits(**limits)),
             share_items=False,
         )
 
@@ -78,7 +74,7 @@ def test_time_that_is_over_is_a_504(service: Callable[..., Service]) -> None:
     made, gate = service(timeout_s=0.2), threading.Event()
 
     async def scene(client: httpx.AsyncClient) -> list[httpx.Response]:
-        busy = asyncio.create_task(made.ask("read", gate.wait, math.inf))  # the worker waits while time runs out
+        busy = asyncio.create_task(made.submit("read", gate.wait, math.inf))  # the worker waits while time runs out
         await asyncio.sleep(0)
         answers = await many(client, 3)
         gate.set()
@@ -102,7 +98,7 @@ def test_requests_of_a_batch_are_answered_as_they_would_be_alone(
         gate.wait()
 
     async def scene(client: httpx.AsyncClient) -> list[httpx.Response]:
-        busy = asyncio.create_task(made.ask("read", hold, math.inf))  # the worker waits until all have asked
+        busy = asyncio.create_task(made.submit("read", hold, math.inf))  # the worker waits until all have asked
         asked = [asyncio.create_task(client.post("/v1/recommend", json={"history": h})) for h in histories]
         while not held.is_set() or made.batcher.num_waiting < len(histories):
             await asyncio.sleep(0.01)
@@ -111,13 +107,11 @@ def test_requests_of_a_batch_are_answered_as_they_would_be_alone(
         return list(await asyncio.gather(*asked))
 
     answers = within(made, scene)
-    batches = {
-        sample.name: sample.value for metric in made.telemetry.batch_sizes.collect() for sample in metric.samples
-    }
+    batches = {sample.name: sample.value for metric in made.metrics.batch_sizes.collect() for sample in metric.samples}
     assert batches["habitus_batch_size_count"] == 1
     retriever = Retriever.open(trained_run, device="cpu", read_only=True)
     for history, answer in zip(histories[:-1], answers, strict=False):
-        alone = retriever.recommend([Request(tuple(history))])[0]
+        alone = retriever.recommend([RecommendRequest(history=history)])[0]
         assert [one["item_id"] for one in answer.json()["items"]] == [one.item_id for one in alone.items]
     assert answers[-1].status_code == 422
 
@@ -138,7 +132,6 @@ def test_pairs_are_named_by_json_in_paths_and_survive_a_swap(
     made = Service(
         tmp_path / "run",
         lambda run, store: Retriever.open(run, data=dataset.path, device="cpu", items=store),
-        ServerLimits(),
         share_items=False,
     )
     path = "/v1/items/%5B5%2C%22dream%22%5D"
@@ -246,9 +239,20 @@ def test_the_command_and_the_page_of_documentation_name_the_limits_that_hold() -
         "timeout": "timeout_s",
         "read_timeout": "read_timeout_s",
         "shutdown_timeout": "shutdown_s",
-        **{same: same for same in ("max_history", "max_k", "max_batch", "max_wait_ms", "max_queue", "max_connections")},
+        **{
+            same: same
+            for same in (
+                "max_history",
+                "max_k",
+                "max_filter_values",
+                "max_batch",
+                "max_wait_ms",
+                "max_queue",
+                "max_connections",
+            )
+        },
     }
-    limits = ServerLimits()
+    limits = Limits()
     defaults = {name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()}
     assert {name: defaults[name] for name in names} == {name: getattr(limits, field) for name, field in names.items()}
     text = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from habitus.errors import ModelError
-from habitus.serving import Request, Retriever
+from habitus.serving import RecommendRequest, Retriever
 from habitus.serving.scan import HIDDEN, NARROW, exact_search
 
 Log = dict[int, list[dict[str, Any]]]
@@ -70,7 +70,7 @@ def opened(run: Path, **options: Any) -> Retriever:
 
 def test_the_recall_that_is_kept_is_what_requests_get(approximate: Path, log: Log) -> None:
     exact, fast = Retriever.open(approximate, device="cpu"), opened(approximate)
-    requests = [Request(tuple(log[user])) for user in range(200)]
+    requests = [RecommendRequest(history=log[user]) for user in range(200)]
     truth = [{one.item_id: one for one in answer.items} for answer in exact.recommend(requests)]
     found = [{one.item_id: one for one in answer.items} for answer in fast.recommend(requests)]
     recall = np.mean([len(a.keys() & b.keys()) / 10 for a, b in zip(truth, found, strict=True)])
@@ -96,10 +96,10 @@ def test_filters_stay_exact_with_an_approximate_index(
     fast = opened(approximate, items=exact.store)
     rare = items[0]["brand"]
     requests = [
-        Request(tuple(log[1]), k=8, allow={"brand": [rare]}),
-        Request(tuple(log[2]), k=8, allow={"brand": [rare]}, exclude_seen=True),
-        Request(tuple(log[3]), k=200, deny={"brand": [rare]}),
-        Request(tuple(log[4]), k=317),
+        RecommendRequest(history=log[1], k=8, allow={"brand": [rare]}),
+        RecommendRequest(history=log[2], k=8, allow={"brand": [rare]}, exclude_seen=True),
+        RecommendRequest(history=log[3], k=200, deny={"brand": [rare]}),
+        RecommendRequest(history=log[4], k=317),
     ]
     for one, other in zip(exact.recommend(requests[:2]), fast.recommend(requests[:2]), strict=True):
         assert [item.item_id for item in one.items] == [item.item_id for item in other.items]
@@ -120,7 +120,7 @@ def test_an_index_is_opened_again_and_refused_when_damaged(approximate: Path, lo
     assert told == []  # it was there
     run = tmp_path / "run"
     shutil.copytree(approximate, run)
-    request = Request(tuple(log[9]))
+    request = RecommendRequest(history=log[9])
     again = opened(run)
     assert again.recommend([request]) == first.recommend([request])
     assert again.index_info == first.index_info

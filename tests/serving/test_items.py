@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from habitus.errors import RunError
-from habitus.serving import Request, Response, Retriever
-from habitus.serving.items import Entry, ItemStore
-from habitus.serving.requests import ReadOnlyError, RequestError, StorageError, UnknownItemError
+from habitus.serving import RecommendRequest, RecommendResponse, Retriever
+from habitus.serving.item_store import ItemStore, JournalEntry
+from habitus.serving.schemas import ReadOnlyError, RequestError, StorageError, UnknownItemError
 
 Log = dict[int, list[dict[str, Any]]]
 
@@ -25,13 +25,13 @@ def fields_of(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name != "item_id"}
 
 
-def ranks(response: Response) -> dict[Any, int]:
+def ranks(response: RecommendResponse) -> dict[Any, int]:
     return {one.item_id: place for place, one in enumerate(response.items, 1)}
 
 
 def test_an_added_item_scores_as_its_twin_in_the_catalogue(run: Path, log: Log, items: list[dict[str, Any]]) -> None:
     retriever = Retriever.open(run, device="cpu")
-    request = Request(tuple(log[3]), k=310)
+    request = RecommendRequest(history=log[3], k=310)
     best = retriever.recommend([request])[0].items[0]
     before = retriever.num_items
     retriever.put_item(5000, fields_of(items[best.item_id]))
@@ -47,7 +47,7 @@ def test_an_added_item_scores_as_its_twin_in_the_catalogue(run: Path, log: Log, 
 
 def test_a_withdrawn_item_is_gone_and_its_chance_goes_to_the_others(run: Path, log: Log) -> None:
     retriever = Retriever.open(run, device="cpu")
-    request = Request(tuple(log[5]), k=300)
+    request = RecommendRequest(history=log[5], k=300)
     before = retriever.recommend([request])[0].items
     retriever.delete_item(before[0].item_id)
     after = retriever.recommend([request])[0].items
@@ -64,14 +64,14 @@ def test_a_withdrawn_item_still_counts_in_histories(run: Path, log: Log) -> None
     before = retriever.embed_histories([log[7]])
     retriever.delete_item(log[7][-1]["item_id"])
     np.testing.assert_array_equal(retriever.embed_histories([log[7]]), before)
-    answer = retriever.recommend([Request(tuple(log[7]), k=300)])[0]
+    answer = retriever.recommend([RecommendRequest(history=log[7], k=300)])[0]
     assert answer.unknown_items == ()
     assert log[7][-1]["item_id"] not in ranks(answer)
 
 
 def test_a_changed_item_has_its_new_vector_everywhere(run: Path, log: Log, items: list[dict[str, Any]]) -> None:
     retriever = Retriever.open(run, device="cpu")
-    request = Request(tuple(log[11]), k=300)
+    request = RecommendRequest(history=log[11], k=300)
     before = retriever.recommend([request])[0].items
     first, last = before[0].item_id, before[-1].item_id
     retriever.put_item(last, fields_of(items[first]))
@@ -86,14 +86,14 @@ def test_a_withdrawn_item_can_come_back(run: Path, log: Log, items: list[dict[st
     retriever = Retriever.open(run, device="cpu")
     retriever.put_item(900, fields_of(items[3]))
     retriever.delete_item(900)
-    assert not retriever.item(900).live
+    assert not retriever.item(900).recommended
     retriever.put_item(900, fields_of(items[4]))
-    assert retriever.item(900).live
+    assert retriever.item(900).recommended
     assert retriever.num_items == 301
     retriever.delete_item(4)
     retriever.put_item(4, fields_of(items[4]))
     assert retriever.num_items == 301
-    assert 4 in ranks(retriever.recommend([Request(tuple(log[1]), k=301)])[0])
+    assert 4 in ranks(retriever.recommend([RecommendRequest(history=log[1], k=301)])[0])
 
 
 def test_a_restarted_retriever_answers_the_same(run: Path, log: Log, items: list[dict[str, Any]]) -> None:
@@ -103,7 +103,7 @@ def test_a_restarted_retriever_answers_the_same(run: Path, log: Log, items: list
     first.put_item(2, fields_of(items[100]))
     first.delete_item(701)
     first.delete_item(20)
-    requests = [Request(tuple(log[user]), k=300, exclude_seen=user % 2 == 0) for user in range(12)]
+    requests = [RecommendRequest(history=log[user], k=300, exclude_seen=user % 2 == 0) for user in range(12)]
     expected = first.recommend(requests)
     first.close()
     again = Retriever.open(run, device="cpu")
@@ -118,9 +118,9 @@ def test_items_embedded_by_another_model_are_embedded_again(
     run: Path, log: Log, items: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     store = ItemStore(tmp_path / "items")
-    store.put(800, Entry(fields_of(items[8]), False, np.zeros(16, np.float32).tobytes(), "of another model"))
+    store.put(800, JournalEntry(fields_of(items[8]), False, np.zeros(16, np.float32).tobytes(), "of another model"))
     found = Retriever.open(run, device="cpu", items=store)
-    answer = {one.item_id: one.score for one in found.recommend([Request(tuple(log[0]), k=301)])[0].items}
+    answer = {one.item_id: one.score for one in found.recommend([RecommendRequest(history=log[0], k=301)])[0].items}
     assert answer[800] == pytest.approx(answer[8], abs=1e-5)
 
 
@@ -128,22 +128,22 @@ def test_two_retrievers_may_share_a_store(run: Path, items: list[dict[str, Any]]
     old = Retriever.open(run, device="cpu")
     new = Retriever.open(run, device="cpu", items=old.store)
     old.put_item(600, fields_of(items[1]))
-    assert new.item(600).live
+    assert new.item(600).recommended
     new.delete_item(600)
-    assert not old.item(600).live
+    assert not old.item(600).recommended
 
 
 def test_a_second_process_may_read_but_not_write(run: Path, items: list[dict[str, Any]]) -> None:
     first = Retriever.open(run, device="cpu")
     first.put_item(600, fields_of(items[1]))
     second = Retriever.open(run, device="cpu")  # another open file is to the lock as another process
-    assert second.item(600).live
+    assert second.item(600).recommended
     with pytest.raises(StorageError, match="another process"):
         second.put_item(601, fields_of(items[1]))
     first.put_item(602, fields_of(items[2]))
     first.close()
     second.put_item(601, fields_of(items[1]))  # and sees what was written before it became the writer
-    assert second.item(602).live
+    assert second.item(602).recommended
 
 
 def test_read_only_means_it(run: Path, items: list[dict[str, Any]]) -> None:
@@ -194,7 +194,7 @@ def test_ids_that_cannot_be_are_refused(run: Path, item_id: Any) -> None:
 def test_a_torn_last_line_is_cut_off_and_a_damaged_one_refused(tmp_path: Path) -> None:
     store = ItemStore(tmp_path)
     for number in range(3):
-        store.put(number, Entry({"title": f"item {number}"}, False, b"\0" * 8, "e"))
+        store.put(number, JournalEntry({"title": f"item {number}"}, False, b"\0" * 8, "e"))
     store.close()
     journal = tmp_path / "journal.jsonl"
     whole = journal.read_bytes()
@@ -205,7 +205,7 @@ def test_a_torn_last_line_is_cut_off_and_a_damaged_one_refused(tmp_path: Path) -
         assert [key for key, _ in ItemStore(tmp_path).changes(0)[1]] == [0, 1]
     journal.write_bytes(whole[: len(whole) - 5])
     store = ItemStore(tmp_path)
-    store.put(9, Entry({"title": "after"}, False, b"", "e"))
+    store.put(9, JournalEntry({"title": "after"}, False, b"", "e"))
     store.close()
     assert [key for key, _ in ItemStore(tmp_path).changes(0)[1]] == [0, 1, 9]
     journal.write_bytes(lines[0] + lines[1].replace(b"item 0", b"item 8") + lines[2])
@@ -217,7 +217,7 @@ def test_the_journal_is_compacted_and_keeps_the_order_of_changes(tmp_path: Path)
     store = ItemStore(tmp_path)
     store._compact_at = 10
     for number in range(40):
-        store.put(number % 3, Entry({"title": f"{number}"}, number % 3 == 1, b"\1\2\3\4", "e"))
+        store.put(number % 3, JournalEntry({"title": f"{number}"}, number % 3 == 1, b"\1\2\3\4", "e"))
     store.close()
     assert len((tmp_path / "journal.jsonl").read_bytes().splitlines()) < 20
     found = ItemStore(tmp_path).changes(0)[1]
@@ -230,32 +230,32 @@ def test_the_journal_is_compacted_and_keeps_the_order_of_changes(tmp_path: Path)
 
 def test_a_compaction_that_fails_leaves_the_journal_in_use(tmp_path: Path) -> None:
     store = ItemStore(tmp_path)
-    store.put(1, Entry({"title": "one"}, False, b"", "e"))
+    store.put(1, JournalEntry({"title": "one"}, False, b"", "e"))
     (tmp_path / ".journal.jsonl.partial").mkdir()  # nothing can be written under this name
     with pytest.raises(StorageError):
         store.compact()
     (tmp_path / ".journal.jsonl.partial").rmdir()
-    store.put(2, Entry({"title": "two"}, False, b"", "e"))
+    store.put(2, JournalEntry({"title": "two"}, False, b"", "e"))
     assert [key for key, _ in ItemStore(tmp_path).changes(0)[1]] == [1, 2]
     store.compact()
-    store.put(3, Entry({"title": "three"}, False, b"", "e"))
+    store.put(3, JournalEntry({"title": "three"}, False, b"", "e"))
     assert [key for key, _ in ItemStore(tmp_path).changes(0)[1]] == [1, 2, 3]
 
 
 FULL = """
 import resource, signal, sys
-from habitus.serving.items import Entry, ItemStore
-from habitus.serving.requests import StorageError
+from habitus.serving.item_store import ItemStore, JournalEntry
+from habitus.serving.schemas import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = ItemStore(sys.argv[1])
-store.put(1, Entry({"title": "first"}, False, b"", "e"))
+store.put(1, JournalEntry({"title": "first"}, False, b"", "e"))
 resource.setrlimit(resource.RLIMIT_FSIZE, (store._size + 300, resource.RLIM_INFINITY))
 try:
-    store.put(2, Entry({"title": "x" * 1000}, False, b"", "e"))
+    store.put(2, JournalEntry({"title": "x" * 1000}, False, b"", "e"))
 except StorageError as error:
     print("refused", error.problem)
 assert store.get(2) is None
-store.put(3, Entry({"title": "small"}, False, b"", "e"))
+store.put(3, JournalEntry({"title": "small"}, False, b"", "e"))
 print("written", len(store))
 """
 
@@ -321,11 +321,11 @@ def check_kills(run: Path, rounds: int) -> None:
             found = str(state.fields["title"])
             if found == title:
                 # A deletion that was acknowledged is never undone; one that was not may or may not be there.
-                assert not (what == "delete" and state.live), (item, title)
+                assert not (what == "delete" and state.recommended), (item, title)
             else:  # the writer was killed between the write and the word: only newer, only of this round
                 assert found.startswith(f"round {seed} number"), (item, title, found)
                 assert acknowledged.get(item, ("", ""))[1] != found
-                expected[item] = ("put" if state.live else "delete", found)
+                expected[item] = ("put" if state.recommended else "delete", found)
     assert total > rounds
 
 

@@ -15,7 +15,7 @@ from habitus.cli.app import app
 from habitus.errors import ConfigError, DataError
 from habitus.exporting import recommend as recommending
 from habitus.exporting.recommend import RecommendOptions, recommend_file
-from habitus.serving import Request, Retriever
+from habitus.serving import Limits, RecommendRequest, Retriever
 
 Log = dict[int, list[dict[str, Any]]]
 Answers = dict[int, list[tuple[int, float]]]
@@ -23,13 +23,13 @@ Answers = dict[int, list[tuple[int, float]]]
 
 @pytest.fixture(scope="module")
 def retriever(trained_run: Path) -> Retriever:
-    return Retriever.open(trained_run, device="cpu", read_only=True, max_history=10**9)
+    return Retriever.open(trained_run, device="cpu", read_only=True, limits=Limits(max_history=10**9))
 
 
 @pytest.fixture(scope="module")
 def expected(retriever: Retriever, log: Log) -> Answers:
     users = range(0, 60)
-    answers = retriever.recommend([Request(tuple(log[user]), k=5, exclude_seen=True) for user in users])
+    answers = retriever.recommend([RecommendRequest(history=log[user], k=5, exclude_seen=True) for user in users])
     return {
         user: [(one.item_id, one.probability) for one in answer.items]
         for user, answer in zip(users, answers, strict=True)
@@ -181,11 +181,11 @@ def test_the_command_answers_a_file_and_a_single_history(run: Path, events: Path
         (["--histories", "x.csv"], "no --out was given"),
         (["--histories", "x.csv", "--history", "[]"], "both"),
         (["--history", "[1"], "not JSON"),
-        (["--history", "5"], "is no list"),
+        (["--history", "5"], "is not a list"),
         (["--history", "[]"], "the history is empty"),
         (["--history", "[5]", "--allow", "category"], "has no '='"),
         (["--history", "[5]", "--index", "magic"], "--index"),
-        (["--history", "[5]", "--k", "0"], "k is 0"),
+        (["--history", "[5]", "--k", "0"], "k = 0"),
     ],
 )
 def test_the_command_refuses_in_words(run: Path, arguments: list[str], message: str) -> None:

@@ -35,7 +35,7 @@ def export(
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace --out where it exists.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     from habitus.model import load_bundle
 
@@ -47,21 +47,21 @@ def export(
     if onnx is not None:
         from habitus.exporting import export_onnx
 
-        made = export_onnx(load_bundle(run, "cpu"), onnx)
+        files = export_onnx(load_bundle(run, "cpu"), onnx)
         if as_json:
-            typer.echo(made.to_json())
+            typer.echo(files.to_json())
             return
-        for name, off in made.largest_difference.items():
-            typer.echo(f"{onnx / name}: within {off:.1g} of the original")
+        for name, difference in files.largest_difference.items():
+            typer.echo(f"{onnx / name}: within {difference:.1g} of the original")
         return
     assert vectors is not None
     kind = check_choice("vectors", vectors, ("items", "users"))
     if out is None:
         raise ConfigError("no --out was given", expected="the file to write, as in --out items.parquet")
-    from habitus.exporting import check_out, export_items, export_users
-    from habitus.serving import Retriever
+    from habitus.exporting import check_output, export_items, export_users
+    from habitus.serving import Limits, Retriever
 
-    check_out(out, (".parquet",), replace=replace)
+    check_output(out, (".parquet",), replace=replace)
     with phases() as progress:
         retriever = Retriever.open(
             run,
@@ -69,7 +69,7 @@ def export(
             device=device,
             items=items,
             read_only=True,
-            max_history=10**9,
+            limits=Limits(max_history=10**9),
             note=lambda text: typer.echo(text, err=True),
             progress=progress,
         )

@@ -1,7 +1,7 @@
 """habitus recommend."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,7 @@ from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from habitus.serving import Response, Retriever
+    from habitus.serving import Event, RecommendResponse, Retriever
 
 EXAMPLE = """
 
@@ -52,8 +52,8 @@ def recommend(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done, or the answer, as JSON.")] = False,
 ) -> None:
-    from habitus.exporting import RESULT_SUFFIXES, RecommendOptions, check_out, recommend_file
-    from habitus.serving import INDEX_KINDS, Request, Retriever
+    from habitus.exporting import RESULT_SUFFIXES, RecommendOptions, check_output, recommend_file
+    from habitus.serving import INDEX_KINDS, Limits, RecommendRequest, Retriever
 
     if (histories is None) == (history is None):
         raise ConfigError(
@@ -63,12 +63,12 @@ def recommend(
     if history is None:
         if out is None:
             raise ConfigError("no --out was given", expected="the file to write, as in --out recommended.parquet")
-        check_out(out, RESULT_SUFFIXES, replace=replace)
+        check_output(out, RESULT_SUFFIXES, replace=replace)
     options = RecommendOptions(
         k=k,
         exclude_seen=exclude_seen,
-        allow=_conditions("allow", allow or []),
-        deny=_conditions("deny", deny or []),
+        allow=_parse_conditions("allow", allow or []),
+        deny=_parse_conditions("deny", deny or []),
         on_bad=check_choice("on-bad", on_bad, ("error", "skip")),
         memory=memory,
         replace=replace,
@@ -82,7 +82,7 @@ def recommend(
             index=kind,
             items=items,
             read_only=True,
-            max_history=10**9,  # a file may hold what a client may not send
+            limits=Limits(max_history=10**9),  # a file may hold more than a client may send
             note=lambda text: typer.echo(text, err=True),
             progress=progress,
         )
@@ -91,9 +91,14 @@ def recommend(
             assert out is not None
             done = recommend_file(retriever, histories, out, options, progress)
     if history is not None:
-        events = _events(history, retriever)
-        request = Request(events, k, exclude_seen, options.allow, options.deny)
-        _show(retriever.recommend([request])[0], as_json)
+        request = RecommendRequest(
+            history=_parse_history(history, retriever),
+            k=k,
+            exclude_seen=exclude_seen,
+            allow=options.allow,
+            deny=options.deny,
+        )
+        _print_response(retriever.recommend([request])[0], as_json)
         return
     if as_json:
         typer.echo(done.to_json())
@@ -103,17 +108,17 @@ def recommend(
         typer.echo(f"  no answer: {reason}")
 
 
-def _conditions(what: str, given: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for one in given:
-        name, separator, value = one.partition("=")
+def _parse_conditions(option: str, texts: list[str]) -> dict[str, list[str]]:
+    conditions: dict[str, list[str]] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
         if not separator or not name:
-            raise ConfigError(f"--{what} {one!r} has no '='", expected="field=value, as in --allow category=shoes")
-        found.setdefault(name, []).append(value)
-    return found
+            raise ConfigError(f"--{option} {text!r} has no '='", expected="field=value, as in --allow category=shoes")
+        conditions.setdefault(name, []).append(value)
+    return conditions
 
 
-def _events(text: str, retriever: "Retriever") -> tuple[dict[str, Any], ...]:
+def _parse_history(text: str, retriever: "Retriever") -> list["Event"]:
     """The events of a JSON list; plain values stand for events with that item."""
     import json
 
@@ -122,18 +127,18 @@ def _events(text: str, retriever: "Retriever") -> tuple[dict[str, Any], ...]:
     except ValueError as error:
         raise ConfigError(f"--history is not JSON: {error}", expected="a list, as in '[{\"item_id\": 5}]'") from None
     if not isinstance(values, list):
-        raise ConfigError(f"--history {text} is no list", expected="a list of events or of item ids")
+        raise ConfigError(f"--history {text} is not a list", expected="a list of events or of item ids")
     column = retriever.bundle.schema.events.item_column
-    return tuple(value if isinstance(value, dict) else {column: value} for value in values)
+    return [value if isinstance(value, dict) else {column: value} for value in values]
 
 
-def _show(answer: "Response", as_json: bool) -> None:
+def _print_response(response: "RecommendResponse", as_json: bool) -> None:
     if as_json:
         import json
 
-        from habitus.exporting import plain
+        from habitus.exporting import response_values
 
-        typer.echo(json.dumps(plain(answer), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(response_values(response), indent=2, ensure_ascii=False))
         return
     from rich.console import Console
     from rich.table import Table
@@ -142,11 +147,11 @@ def _show(answer: "Response", as_json: bool) -> None:
     table = Table(box=None)
     for name in ("rank", "item", "score", "probability"):
         table.add_column(name, justify="left" if name == "item" else "right")
-    for rank, one in enumerate(answer.items, 1):
-        shown = one.item_id if not isinstance(one.item_id, dict) else ", ".join(map(str, one.item_id.values()))
-        table.add_row(str(rank), Text(str(shown)), f"{one.score:.3f}", f"{one.probability:.4f}")
+    for rank, item in enumerate(response.items, 1):
+        item_id = ", ".join(map(str, item.item_id.values())) if isinstance(item.item_id, dict) else str(item.item_id)
+        table.add_row(str(rank), Text(item_id), f"{item.score:.3f}", f"{item.probability:.4f}")
     Console().print(table)
-    if answer.unknown_items:
-        typer.echo(f"left out, since unknown: {', '.join(map(str, answer.unknown_items))}", err=True)
-    for note in answer.notes:
+    if response.unknown_items:
+        typer.echo(f"left out, since unknown: {', '.join(map(str, response.unknown_items))}", err=True)
+    for note in response.notes:
         typer.echo(note, err=True)

@@ -41,10 +41,11 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 1 << 20,
     max_history: Annotated[int, typer.Option(help="Events of one history.")] = 2_000,
     max_k: Annotated[int, typer.Option(help="Recommendations in one answer.")] = 1_000,
+    max_filter_values: Annotated[int, typer.Option(help="Values in allow and deny together.")] = 1_000,
     timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 10.0,
     read_timeout: Annotated[float, typer.Option(help="Seconds for headers, and for a body, to arrive.")] = 10.0,
     max_batch: Annotated[int, typer.Option(help="Requests computed together.")] = 64,
-    max_wait_ms: Annotated[float, typer.Option(help="How long a request may wait for company.")] = 2.0,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a request may wait for others to join its batch.")] = 2.0,
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; beyond it 503.")] = 512,
     max_connections: Annotated[int, typer.Option(help="Open connections; beyond it 503.")] = 1_000,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight after SIGTERM.")] = 30.0,
@@ -62,14 +63,24 @@ def serve(
 
     import torch
 
-    from habitus.serving import INDEX_KINDS, ItemStore, Retriever, ServerLimits, Service, address_of, bind, is_loopback
-    from habitus.serving import serve as run_server
+    from habitus.serving import (
+        INDEX_KINDS,
+        ItemStore,
+        Limits,
+        Retriever,
+        Service,
+        address_of,
+        bind,
+        is_loopback,
+        run_server,
+    )
 
-    limits = ServerLimits.parse(
+    limits = Limits.parse(
         {
             "max_body_bytes": max_body,
             "max_history": max_history,
             "max_k": max_k,
+            "max_filter_values": max_filter_values,
             "timeout_s": timeout,
             "read_timeout_s": read_timeout,
             "max_batch": max_batch,
@@ -81,7 +92,7 @@ def serve(
         "the options",
     )
     kind = check_choice("index", index, INDEX_KINDS)
-    token = _token(token_file)
+    token = _read_token(token_file)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("habitus").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
@@ -90,8 +101,8 @@ def serve(
     listener = bind(host, port)
     if token is None and not is_loopback(listener.getsockname()[0]):
         typer.echo(
-            f"habitus: warning: no token, and {host} can be reached from other machines: whoever reaches it may ask "
-            f"and change items. Set {TOKEN_VARIABLE} or pass --token-file.",
+            f"habitus: warning: no token, and {host} can be reached from other machines: anyone there may send "
+            f"requests and change items. Set {TOKEN_VARIABLE} or pass --token-file.",
             err=True,
         )
 
@@ -100,10 +111,17 @@ def serve(
 
     def open_run(folder: Path, store: ItemStore | None) -> Retriever:
         return Retriever.open(
-            folder, data=data, device=device, index=kind, items=store or items, read_only=read_only, note=note
+            folder,
+            data=data,
+            device=device,
+            index=kind,
+            items=store or items,
+            read_only=read_only,
+            limits=limits,
+            note=note,
         )
 
-    service = Service(run, open_run, limits, share_items=items is not None)
+    service = Service(run, open_run, share_items=items is not None)
     # One line on standard output once it answers, so that whoever started it knows the port.
     run_server(
         service,
@@ -114,22 +132,22 @@ def serve(
     )
 
 
-def _token(path: Path | None) -> str | None:
+def _read_token(path: Path | None) -> str | None:
     """The token of a file or of the environment; never of the command line, which every user of a machine can read."""
     if path is not None:
         try:
-            found = path.read_text(encoding="utf-8").strip()
+            token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the token file {path} cannot be read: {error}") from None
         source = str(path)
     elif TOKEN_VARIABLE in os.environ:
-        found, source = os.environ[TOKEN_VARIABLE].strip(), TOKEN_VARIABLE
+        token, source = os.environ[TOKEN_VARIABLE].strip(), TOKEN_VARIABLE
     else:
         return None
-    if len(found) < 16 or not found.isascii() or not found.isprintable() or " " in found:
+    if len(token) < 16 or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"the token in {source} has {len(found)} characters or odd ones",
+            f"the token in {source} has {len(token)} characters or unusual ones",
             expected="16 printable ASCII characters or more, without spaces",
             next_step="python -c 'import secrets; print(secrets.token_urlsafe(32))'",
         )
-    return found
+    return token

@@ -36,17 +36,17 @@ from habitus.model import (
     batch_tensors,
     item_tensors,
 )
-from habitus.serving import History, packed
+from habitus.serving import EncodedHistory, pack_histories
 from habitus.typed import Typed
 
-EMBEDDER, CONTEXTUALIZER, MANIFEST = "embedder.onnx", "contextualizer.onnx", "manifest.json"
-TOLERANCE = 1e-4
-OPSET = 18
-EXTERNAL_BYTES = 1 << 30  # an ONNX file holds at most two gigabytes; larger weights lie beside it
+_EMBEDDER, _CONTEXTUALIZER, _MANIFEST = "embedder.onnx", "contextualizer.onnx", "manifest.json"
+_TOLERANCE = 1e-4
+_OPSET = 18
+_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds at most two gigabytes; larger weights lie beside it
 
 
 class OnnxFiles(Typed):
-    """manifest.json: what the graphs take and give, and how far they are from the original."""
+    """manifest.json: inputs and outputs of the graphs, and how far they are from the original."""
 
     bundle_checksum: str
     embedder_inputs: dict[str, str] = Described(description="Type, shape and field by the graph's name.")
@@ -66,7 +66,7 @@ class PaddedEmbedder(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         values = list(inputs)
         text = self.embedder.text
-        total = None if text is None else padded_text(text, values.pop(0))
+        total = None if text is None else _encode_padded_text(text, values.pop(0))
         fields = dict(zip(self.names, values, strict=True))
         for encoder in (self.embedder.categories, self.embedder.numbers, self.embedder.vectors):
             if encoder is not None:
@@ -76,13 +76,13 @@ class PaddedEmbedder(nn.Module):
         return vectors
 
 
-def padded_text(encoder: TextEncoder, tokens: Tensor) -> Tensor:
-    """What the text encoder makes of tokens [n, T] with padding at the end: [n, h]."""
+def _encode_padded_text(encoder: TextEncoder, tokens: Tensor) -> Tensor:
+    """The text encoder over tokens [n, T] with padding at the end: [n, h]."""
     count, width = tokens.shape
     present = tokens != PADDING_TOKEN
     rows = nn.functional.embedding(tokens.flatten(), encoder.tokens)
     places = torch.arange(width, device=tokens.device).expand(count, width).flatten()
-    # A text without tokens sees its first slot, so that its softmax is one of something; the result is not used.
+    # A text without tokens attends to its first slot, so that its softmax is not empty; the result is not used.
     first = torch.arange(width, device=tokens.device) == 0
     mask = (present | first)[:, None, None, :].expand(count, 1, width, width)
     x = encoder.add_positions(rows, places)
@@ -97,7 +97,7 @@ def padded_text(encoder: TextEncoder, tokens: Tensor) -> Tensor:
 class PaddedContextualizer(nn.Module):
     """The contextualizer over event vectors [B, L, h], lengths [B] and event fields [B, L].
 
-    Queries [B, h] out; where the recipe has `copying`, also how much each event speaks for its own item [B, L].
+    Queries [B, h] out; where the recipe has `copying`, also the copy score of each event for its own item [B, L].
     """
 
     def __init__(self, contextualizer: Contextualizer, fields: Sequence[Field]) -> None:
@@ -108,7 +108,7 @@ class PaddedContextualizer(nn.Module):
     def forward(self, events: Tensor, lengths: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
         count, width = events.shape[:2]
         slots = torch.arange(width, device=events.device).expand(count, width)
-        # Attention never looks ahead, so what stands after a history's end is not seen by its last event.
+        # Attention is causal, so the last event of a history does not see what stands after it.
         batch = BatchTensors(
             items=slots,
             targets=slots,
@@ -117,10 +117,10 @@ class PaddedContextualizer(nn.Module):
             boundaries=slots,
             fields=dict(zip(self.names, fields, strict=True)),
         )
-        read = self.contextualizer(batch, events)
-        found = [read.queries] if read.copy_scores is None else [read.queries, read.copy_scores]
+        output = self.contextualizer(batch, events)
+        parts = [output.queries] if output.copy_scores is None else [output.queries, output.copy_scores]
         last = (lengths - 1)[:, None, None]
-        return tuple(part.gather(1, last.expand(count, 1, part.shape[2])).squeeze(1) for part in found)
+        return tuple(part.gather(1, last.expand(count, 1, part.shape[2])).squeeze(1) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -136,54 +136,54 @@ class _Part:
 
 
 def export_onnx(bundle: Bundle, folder: str | Path) -> OnnxFiles:
-    """Write both graphs to a folder, which must not exist, once onnxruntime has answered as the original does."""
+    """Write both graphs to a new folder, once onnxruntime gives the same results as the original."""
     folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"{folder} exists already", next_step="remove it, or name another folder")
-    _require()
+    _require_onnx()
     model = copy.deepcopy(bundle.model).to("cpu").float().eval()
-    parts = {EMBEDDER: _embedder(model), CONTEXTUALIZER: _contextualizer(model, bundle.recipe.data.seq_len)}
+    parts = {_EMBEDDER: _embedder_part(model), _CONTEXTUALIZER: _contextualizer_part(model, bundle.recipe.data.seq_len)}
     try:
         with staged_folder(folder) as stage:
-            off = {name: _write(stage / name, part) for name, part in parts.items()}
+            differences = {name: _write(stage / name, part) for name, part in parts.items()}
             for name in ("encoders.json", "schema.toml", "tokenizer.json"):  # what turns raw values into inputs
                 if (bundle.path / name).exists():
                     shutil.copyfile(bundle.path / name, stage / name)
             files = {file.name: sha256_of(file) for file in sorted(stage.iterdir())}
-            made = OnnxFiles(
+            manifest = OnnxFiles(
                 bundle_checksum=bundle.checksum,
-                embedder_inputs=_described(parts[EMBEDDER]),
-                contextualizer_inputs=_described(parts[CONTEXTUALIZER]),
-                largest_difference=off,
+                embedder_inputs=_describe_inputs(parts[_EMBEDDER]),
+                contextualizer_inputs=_describe_inputs(parts[_CONTEXTUALIZER]),
+                largest_difference=differences,
                 files=files,
             )
-            made.write(stage / MANIFEST)
+            manifest.write(stage / _MANIFEST)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
-    return made
+    return manifest
 
 
-def _embedder(model: BehaviorModel) -> _Part:
+def _embedder_part(model: BehaviorModel) -> _Part:
     fields = model.fields.item
     inputs, names = {}, {}
     for field in fields:
         if field.kind == "text":
-            inputs["tokens"] = _tokens(7, model.recipe.text_len, field.size)
+            inputs["tokens"] = _random_tokens(7, model.recipe.text_len, field.size)
     for field in fields:
         if field.kind != "text":
             name = _graph_name(field.name, inputs)
-            names[name], inputs[name] = field.name, _values(field, (7,))
+            names[name], inputs[name] = field.name, _random_values(field, (7,))
 
     def original(values: list[Tensor]) -> tuple[Tensor, ...]:
-        given = [value.numpy() for value in values]
-        tokens = given.pop(0).astype(np.int32) if "tokens" in inputs else None
-        features = ItemFeatures(tokens, dict(zip(names.values(), given, strict=True)))
+        arrays = [value.numpy() for value in values]
+        tokens = arrays.pop(0).astype(np.int32) if "tokens" in inputs else None
+        features = ItemFeatures(tokens, dict(zip(names.values(), arrays, strict=True)))
         return (model.embed_items(item_tensors(features, model.recipe)),)
 
     return _Part(PaddedEmbedder(model.embedder, fields), inputs, [{0: "items"}] * len(inputs), names, original)
 
 
-def _contextualizer(model: BehaviorModel, window: int) -> _Part:
+def _contextualizer_part(model: BehaviorModel, window: int) -> _Part:
     count, width = 3, min(5, window)
     fields = model.fields.event
     random = torch.Generator().manual_seed(0)
@@ -192,31 +192,29 @@ def _contextualizer(model: BehaviorModel, window: int) -> _Part:
     axes, names = [{0: "histories", 1: "slots"}, {0: "histories"}], {}
     for field in fields:
         name = _graph_name(field.name, inputs)
-        names[name], inputs[name] = field.name, _values(field, (count, width))
+        names[name], inputs[name] = field.name, _random_values(field, (count, width))
         axes.append({0: "histories", 1: "slots"})
 
     def original(values: list[Tensor]) -> tuple[Tensor, ...]:
         vectors, lengths = values[0], values[1].tolist()
         rows = np.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])
         histories = [
-            History(
+            EncodedHistory(
                 rows[number, :length],
                 {f.name: column[number, :length].numpy() for f, column in zip(fields, values[2:], strict=True)},
-                frozenset(),
-                (),
             )
             for number, length in enumerate(lengths)
         ]
-        batch, windows, slots = packed(histories, fields)
-        looked_up = vectors.flatten(0, 1)[torch.from_numpy(batch.items)]
-        read = model.contextualize(batch_tensors(batch), looked_up)
-        queries = read.queries[torch.from_numpy(windows), torch.from_numpy(slots)]
-        if read.copy_scores is None:
+        batch, windows, slots = pack_histories(histories, fields)
+        event_vectors = vectors.flatten(0, 1)[torch.from_numpy(batch.items)]
+        output = model.contextualize(batch_tensors(batch), event_vectors)
+        queries = output.queries[torch.from_numpy(windows), torch.from_numpy(slots)]
+        if output.copy_scores is None:
             return (queries,)
-        said = torch.full(vectors.shape[:2], MASKED_COPY_SCORE)
+        copy_scores = torch.full(vectors.shape[:2], MASKED_COPY_SCORE)
         for number, (window, slot, length) in enumerate(zip(windows, slots, lengths, strict=True)):
-            said[number, :length] = read.copy_scores[window, slot, slot + 1 - length : slot + 1]
-        return queries, said
+            copy_scores[number, :length] = output.copy_scores[window, slot, slot + 1 - length : slot + 1]
+        return queries, copy_scores
 
     outputs = ("vectors",) if model.contextualizer.copying is None else ("vectors", "copying")
     return _Part(PaddedContextualizer(model.contextualizer, fields), inputs, axes, names, original, outputs)
@@ -230,19 +228,19 @@ def _graph_name(field: str, taken: Mapping[str, Any]) -> str:
     return name
 
 
-def _tokens(count: int, width: int, size: int) -> Tensor:
+def _random_tokens(count: int, width: int, size: int) -> Tensor:
     """Texts of all lengths, the empty one among them."""
     random = torch.Generator().manual_seed(1)
     tokens = torch.randint(1, size, (count, width), generator=random)
     return tokens * (torch.arange(width) < torch.arange(count)[:, None] * width // max(count - 1, 1))
 
 
-def _values(field: Field, shape: tuple[int, ...]) -> Tensor:
+def _random_values(field: Field, shape: tuple[int, ...]) -> Tensor:
     """Values of a field, missing ones among them."""
     random = torch.Generator().manual_seed(2)
-    if field.kind == "category":
+    if field.is_coded:
         return torch.randint(0, field.size, shape, generator=random)
-    size = (*shape, field.size) if field.kind == "vector" else shape
+    size = (*shape, *field.row_shape(0))
     values = torch.randn(size, generator=random) * field.std + field.mean
     values.view(shape[0], -1)[0] = torch.nan
     return values
@@ -263,44 +261,46 @@ def _write(path: Path, part: _Part) -> float:
             input_names=list(part.inputs),
             output_names=list(part.outputs),
             dynamic_shapes=(*fixed, free) if free else fixed,  # a model without event fields has no more inputs
-            opset_version=OPSET,
+            opset_version=_OPSET,
             dynamo=True,
-            external_data=size > EXTERNAL_BYTES,
+            external_data=size > _EXTERNAL_BYTES,
             verbose=False,
         )
-    return max(_difference(path, part, times) for times in (1, 3))
+    return max(_measure_difference(path, part, times) for times in (1, 3))
 
 
-def _difference(path: Path, part: _Part, times: int) -> float:
+def _measure_difference(path: Path, part: _Part, times: int) -> float:
     """The largest difference between onnxruntime and the original on the inputs, repeated; a large one is an error."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     repeated = {name: one.repeat(times, *([1] * (one.ndim - 1))) for name, one in part.inputs.items()}
-    found = session.run(None, {name: one.numpy() for name, one in repeated.items()})
+    results = session.run(None, {name: one.numpy() for name, one in repeated.items()})
     with torch.no_grad():
         expected = [one.numpy() for one in part.original(list(repeated.values()))]
-    off = max(float(np.abs(np.asarray(one) - truth).max()) for one, truth in zip(found, expected, strict=True))
-    if not off <= TOLERANCE:
+    difference = max(
+        float(np.abs(np.asarray(result) - truth).max()) for result, truth in zip(results, expected, strict=True)
+    )
+    if not difference <= _TOLERANCE:
         raise ModelError(
-            f"{path.name} differs from the model by {off:.2g}",
-            expected=f"at most {TOLERANCE:g}",
+            f"{path.name} differs from the model by {difference:.2g}",
+            expected=f"at most {_TOLERANCE:g}",
             next_step="report this with the versions of torch, onnx and onnxruntime",
         )
-    return off
+    return difference
 
 
-def _described(part: _Part) -> dict[str, str]:
-    """Type, shape and field of each input, in words."""
-    found = {}
+def _describe_inputs(part: _Part) -> dict[str, str]:
+    """Type, shape and field of each input, as text."""
+    inputs = {}
     for (name, one), free in zip(part.inputs.items(), part.axes, strict=True):
         shape = ", ".join(free.get(axis, str(size)) for axis, size in enumerate(one.shape))
         field = f" of {part.fields[name]!r}" if name in part.fields else ""
-        found[name] = f"{str(one.dtype).removeprefix('torch.')} [{shape}]{field}"
-    return found
+        inputs[name] = f"{str(one.dtype).removeprefix('torch.')} [{shape}]{field}"
+    return inputs
 
 
-def _require() -> None:
+def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401

@@ -15,30 +15,29 @@ from habitus.data import SourceTable, is_disk_full, open_table, quoted_path, req
 from habitus.errors import DataError
 from habitus.exporting.results import open_results
 from habitus.progress import Progress
-from habitus.serving import Request, RequestError, Response, Retriever
+from habitus.serving import Event, RecommendRequest, RecommendResponse, RequestError, Retriever, UnknownHistoryError
 from habitus.typed import Typed, suggest_name
 from habitus.units import parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-HISTORY = "history"  # the column of a table with one history per row
+_HISTORY = "history"  # the column of a table with one history per row
 BATCH = 256
 READ_ROWS = 1 << 14
-Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class RecommendOptions:
-    """What is wanted for every history of a file."""
+    """What to recommend for every history of a file."""
 
     k: int = 10
     exclude_seen: bool = False
-    allow: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    allow: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # as in RecommendRequest
     deny: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     on_bad: Literal["error", "skip"] = "error"  # a history with values that cannot be read
     memory: str = "2GiB"  # of sorting events by user
-    replace: bool = False  # whether `out` may exist; it is replaced when the new file is whole
+    replace: bool = False  # whether `out` may exist; it is replaced when the new file is complete
 
 
 class Recommendations(Typed):
@@ -62,12 +61,12 @@ def recommend_file(
     options: RecommendOptions | None = None,
     progress: Progress | None = None,
 ) -> Recommendations:
-    """Write the recommendations for every user of a file, Parquet, CSV or JSON lines; it appears whole or not at all.
+    """Write recommendations for every user of a file, Parquet, CSV or JSON lines. `out` appears complete or not at all.
 
-    The file is an event log with the columns that the run was trained on (events in any order), or has one row per
+    The input is an event log with the columns that the run was trained on (events in any order), or has one row per
     user with the column `history`, a list of events. Events are sorted by user within a memory limit, on disk.
     """
-    options, told = options or RecommendOptions(), progress or (lambda *_: None)
+    options, progress = options or RecommendOptions(), progress or (lambda *_: None)
     out = Path(out)
     began = time.perf_counter()
     tally = _Tally()
@@ -76,13 +75,17 @@ def recommend_file(
             open_results(out, retriever, replace=options.replace) as results,
             tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommend-") as scratch,
         ):
-            for batch, share in _batches(users_in(retriever, histories, Path(scratch), options.memory, told)):
-                for user, answer in _answers(retriever, batch, options):
-                    if tally.add(user, answer, options.on_bad) and isinstance(answer, Response):
-                        results.add(user, answer)
-                told("recommending", share)
+            for batch, share in _batches(read_users(retriever, histories, Path(scratch), options.memory, progress)):
+                for user, response in _recommend(retriever, batch, options):
+                    tally.add(user, response, options.on_bad)
+                    if isinstance(response, RecommendResponse):
+                        results.add(user, response)
+                progress("recommending", share)
     except OSError as error:
-        raise _told_error(error, out) from error
+        raise DataError(
+            f"{out} could not be written: {error.strerror or error}",
+            next_step="free some space, or name a file elsewhere",
+        ) from error
     return tally.result(out, time.perf_counter() - began)
 
 
@@ -96,26 +99,25 @@ class _Tally:
     unknown_events: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add(self, user: Any, answer: Response | RequestError, on_bad: str) -> bool:
-        """Count an answer; whether it is one."""
+    def add(self, user: Any, response: RecommendResponse | RequestError, on_bad: str) -> None:
+        """Count a response, or why there is none; a history that cannot be read may be an error."""
         self.users += 1
-        if isinstance(answer, Response):
+        if isinstance(response, RecommendResponse):
             self.answered += 1
-            self.items += len(answer.items)
-            self.unknown_events += len(answer.unknown_items)
-            return True
-        unknown = answer.problem.startswith("none of the history")
+            self.items += len(response.items)
+            self.unknown_events += len(response.unknown_items)
+            return
+        unknown = isinstance(response, UnknownHistoryError)
         if not unknown and on_bad == "error":
             raise DataError(
-                f"histories, user {str(user)[:60]!r}: {answer.problem}",
-                expected=answer.expected,
+                f"histories, user {str(user)[:60]!r}: {response.problem}",
+                expected=response.expected,
                 next_step="correct the file, or pass --on-bad skip to leave such users out",
-            ) from answer
+            ) from response
         self.unknown_only += unknown
         self.skipped += not unknown
         if len(self.examples) < 3:
-            self.examples.append(f"user {str(user)[:60]!r}: {answer.problem}")
-        return False
+            self.examples.append(f"user {str(user)[:60]!r}: {response.problem}")
 
     def result(self, out: Path, seconds: float) -> Recommendations:
         return Recommendations(
@@ -131,14 +133,13 @@ class _Tally:
         )
 
 
-def _answers(
+def _recommend(
     retriever: Retriever, batch: list[tuple[Any, list[Event]]], options: RecommendOptions
-) -> Iterator[tuple[Any, Response | RequestError]]:
-    requests = [
-        Request(tuple(events), options.k, options.exclude_seen, options.allow, options.deny) for _, events in batch
-    ]
-    for (user, _), answer in zip(batch, retriever.recommend_each(requests), strict=True):
-        yield user, answer
+) -> Iterator[tuple[Any, RecommendResponse | RequestError]]:
+    shared = {name: getattr(options, name) for name in ("k", "exclude_seen", "allow", "deny")}
+    requests = [RecommendRequest(history=events, **shared) for _, events in batch]
+    for (user, _), response in zip(batch, retriever.recommend_each(requests), strict=True):
+        yield user, response
 
 
 def _batches(
@@ -155,7 +156,7 @@ def _batches(
         yield batch, share
 
 
-def users_in(
+def read_users(
     retriever: Retriever,
     histories: str,
     scratch: Path,
@@ -173,8 +174,8 @@ def users_in(
     with duckdb.connect(":memory:", config=config) as con:
         table = open_table("histories", histories, con, scratch)
         roles = retriever.bundle.schema.events
-        if HISTORY in table.types and roles.item_column not in table.types:
-            require_columns(table, [roles.user, HISTORY])
+        if _HISTORY in table.types and roles.item_column not in table.types:
+            require_columns(table, [roles.user, _HISTORY])
             yield from _listed(table, roles.user)
             return
         needed = [roles.user, roles.item_column, *roles.pair_columns]
@@ -234,25 +235,14 @@ def _grouped(path: Path, user: str) -> Iterator[tuple[Any, list[Event], float]]:
 
 
 def _listed(table: SourceTable, user: str) -> Iterator[tuple[Any, list[Event], float]]:
-    kind = table.types[HISTORY]
+    kind = table.types[_HISTORY]
     if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
-        raise DataError(f"histories: the column {HISTORY!r} is {kind}", expected="a list of events per row")
+        raise DataError(f"histories: the column {_HISTORY!r} is {kind}", expected="a list of events per row")
     done = 0
-    for batch in table.batches([user, HISTORY]):
+    for batch in table.batches([user, _HISTORY]):
         for row in batch.to_pylist():
             done += 1
             events: list[Event] = [
-                {k: v for k, v in (event or {}).items() if v is not None} for event in row[HISTORY] or []
+                {k: v for k, v in (event or {}).items() if v is not None} for event in row[_HISTORY] or []
             ]
             yield row[user], events, done / table.num_rows
-
-
-def _given(event: Event | None) -> Event:
-    """The event without what other events of the file have and it has not."""
-    return {name: value for name, value in (event or {}).items() if value is not None}
-
-
-def _told_error(error: OSError, out: Path) -> DataError:
-    return DataError(
-        f"{out} could not be written: {error.strerror or error}", next_step="free some space, or name a file elsewhere"
-    )

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.errors import ConfigError
-from habitus.serving import Response, Retriever
+from habitus.serving import RecommendResponse, Retriever
 
 RESULT_SUFFIXES = (".parquet", ".csv", ".jsonl")
-ROWS = 1 << 16
+_ROWS = 1 << 16
 
 
 class Results(Protocol):
-    """Takes answers one after another."""
+    """Takes responses one after another."""
 
-    def add(self, user: Any, answer: Response) -> None: ...
+    def add(self, user: Any, response: RecommendResponse) -> None: ...
 
     def close(self) -> None: ...
 
@@ -30,28 +30,28 @@ class Results(Protocol):
 @contextmanager
 def open_results(out: Path, retriever: Retriever, *, replace: bool) -> Iterator[Results]:
     """A file of the kind that its suffix names, written beside its name and renamed when the block ends well."""
-    check_out(out, RESULT_SUFFIXES, replace=replace)
-    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    check_output(out, RESULT_SUFFIXES, replace=replace)
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     columns = _Columns(retriever)
     try:
         results: Results
         if out.suffix == ".parquet":
-            results = _ParquetResults(beside, columns)
+            results = _ParquetResults(partial, columns)
         else:
-            results = _CsvResults(beside, columns) if out.suffix == ".csv" else _JsonResults(beside, columns)
+            results = _CsvResults(partial, columns) if out.suffix == ".csv" else _JsonResults(partial, columns)
         try:
             yield results
         finally:
             results.close()
-        with beside.open("rb") as file:
+        with partial.open("rb") as file:
             os.fsync(file.fileno())
-        beside.replace(out)
+        partial.replace(out)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
-def check_out(out: Path, suffixes: tuple[str, ...], *, replace: bool) -> None:
-    """Refuse a name that could not be written, before any work is done."""
+def check_output(out: Path, suffixes: tuple[str, ...], *, replace: bool) -> None:
+    """Refuse a file that cannot be written, before any work is done."""
     if out.suffix not in suffixes:
         raise ConfigError(f"--out {out} has no known suffix", expected=", ".join(suffixes))
     if out.is_dir():
@@ -72,11 +72,11 @@ class _Columns:
         self.user = schema.events.user
         self.pair = schema.events.pair_columns
         self.item = schema.items.item if schema.items.item != self.user else f"{schema.items.item}_recommended"
-        self.is_integer = retriever.ids_are_integers
+        self.is_integer = retriever.id_format.is_integer
         self.names = [self.user, "rank", self.item, *self.pair, "score", "probability"]
 
-    def rows(self, user: Any, answer: Response) -> Iterator[tuple[Any, ...]]:
-        for rank, one in enumerate(answer.items, 1):
+    def rows(self, user: Any, response: RecommendResponse) -> Iterator[tuple[Any, ...]]:
+        for rank, one in enumerate(response.items, 1):
             ids = tuple(one.item_id.values()) if self.pair else (one.item_id,)
             yield (user, rank, *ids, one.score, one.probability)
 
@@ -88,9 +88,9 @@ class _ParquetResults:
         self.held: list[tuple[Any, ...]] = []
         self.writer: pq.ParquetWriter | None = None
 
-    def add(self, user: Any, answer: Response) -> None:
-        self.held.extend(self.columns.rows(user, answer))
-        if len(self.held) >= ROWS:
+    def add(self, user: Any, response: RecommendResponse) -> None:
+        self.held.extend(self.columns.rows(user, response))
+        if len(self.held) >= _ROWS:
             self._flush()
 
     def close(self) -> None:
@@ -102,15 +102,15 @@ class _ParquetResults:
         names = self.columns.names
         item = pa.int64() if self.columns.is_integer else pa.string()
         kinds = [pa.int32(), item, *(pa.string() for _ in self.columns.pair), pa.float32(), pa.float64()]
-        found = list(zip(*self.held, strict=True)) if self.held else [() for _ in names]
+        columns = list(zip(*self.held, strict=True)) if self.held else [() for _ in names]
         if self.writer is None:
-            users = pa.array(found[0]) if self.held else pa.array([], pa.string())
+            users = pa.array(columns[0]) if self.held else pa.array([], pa.string())
             schema = pa.schema(list(zip(names, [users.type, *kinds], strict=True)))
             self.writer = pq.ParquetWriter(self.path, schema, compression="zstd")
         if self.held:
             schema = self.writer.schema
             self.writer.write_table(
-                pa.table([pa.array(column, kind) for column, kind in zip(found, schema.types, strict=True)], schema)
+                pa.table([pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)], schema)
             )
         self.held = []
 
@@ -122,8 +122,8 @@ class _CsvResults:
         self.writer = csv.writer(self.file)
         self.writer.writerow(columns.names)
 
-    def add(self, user: Any, answer: Response) -> None:
-        self.writer.writerows(self.columns.rows(user, answer))
+    def add(self, user: Any, response: RecommendResponse) -> None:
+        self.writer.writerows(self.columns.rows(user, response))
 
     def close(self) -> None:
         self.file.close()
@@ -134,27 +134,20 @@ class _JsonResults:
         self.columns = columns
         self.file = path.open("w", encoding="utf-8")
 
-    def add(self, user: Any, answer: Response) -> None:
-        self.file.write(json.dumps({self.columns.user: user, **plain(answer)}, ensure_ascii=False, default=_iso) + "\n")
+    def add(self, user: Any, response: RecommendResponse) -> None:
+        line = {self.columns.user: user, **response_values(response)}
+        self.file.write(json.dumps(line, ensure_ascii=False, default=_to_iso) + "\n")
 
     def close(self) -> None:
         self.file.close()
 
 
-def plain(answer: Response) -> dict[str, Any]:
-    """An answer as plain values, ready for JSON."""
-    values: dict[str, Any] = {
-        "items": [{"item_id": one.item_id, "score": one.score, "probability": one.probability} for one in answer.items],
-        "events_used": answer.events_used,
-    }
-    if answer.unknown_items:
-        values["unknown_items"] = list(answer.unknown_items)
-    if answer.notes:
-        values["notes"] = list(answer.notes)
-    return values
+def response_values(response: RecommendResponse) -> dict[str, Any]:
+    """A response as plain values for JSON, without what is empty."""
+    return response.model_dump(mode="json", exclude={"model"}, exclude_defaults=True)
 
 
-def _iso(value: Any) -> str:
+def _to_iso(value: Any) -> str:
     if isinstance(value, date | datetime):
         return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

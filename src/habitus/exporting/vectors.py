@@ -14,15 +14,15 @@ from torch import Tensor
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError
 from habitus.evaluation import check_dataset
-from habitus.exporting.recommend import users_in
-from habitus.exporting.results import check_out
+from habitus.exporting.recommend import read_users
+from habitus.exporting.results import check_output
 from habitus.progress import Progress
-from habitus.serving import History, RequestError, Retriever
+from habitus.serving import EncodedHistory, RequestError, Retriever, UnknownHistoryError
 from habitus.typed import Typed
 
 ROWS = 1 << 14
-USERS = 256
-Part = tuple[pa.Table, np.ndarray, float]  # ids, vectors [n, h], share of the work
+_USERS = 256
+_Part = tuple[pa.Table, np.ndarray, float]  # ids, vectors [n, h], share of the work
 
 
 class Exported(Typed):
@@ -57,7 +57,7 @@ def export_users(
     """Write id and vector of every user of a prepared dataset, or of a file of histories as `recommend` takes it."""
     if (data is None) == (histories is None):
         raise ConfigError(
-            "users were asked for" + (" with two sources" if data else " without their histories"),
+            "users are to be exported " + ("from two sources" if data else "without their histories"),
             expected="either --data DATASET or --histories FILE",
         )
     retriever.catch_up()
@@ -65,21 +65,21 @@ def export_users(
     if data is not None:
         return _write(out, _dataset_users(retriever, Path(data)), retriever, replace, progress)
     assert histories is not None
-    check_out(out, (".parquet",), replace=replace)
+    check_output(out, (".parquet",), replace=replace)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as scratch:
         left_out: list[int] = []
         parts = _listed_users(retriever, histories, Path(scratch), left_out)
-        made = _write(out, parts, retriever, replace, progress)
-    return made.model_copy(update={"left_out": sum(left_out)})
+        exported = _write(out, parts, retriever, replace, progress)
+    return exported.model_copy(update={"left_out": sum(left_out)})
 
 
 def _write(
-    out: Path, parts: Iterator[Part], retriever: Retriever, replace: bool, progress: Progress | None
+    out: Path, parts: Iterator[_Part], retriever: Retriever, replace: bool, progress: Progress | None
 ) -> Exported:
-    """One Parquet file, written beside its name and renamed when it is whole."""
-    check_out(out, (".parquet",), replace=replace)
+    """One Parquet file, written beside its name and renamed when it is complete."""
+    check_output(out, (".parquet",), replace=replace)
     joint_dim = retriever.bundle.recipe.model.joint_dim
-    beside = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
@@ -87,7 +87,7 @@ def _write(
             flat = pa.array(np.ascontiguousarray(vectors, np.float32).ravel())
             table = ids.append_column("vector", pa.FixedSizeListArray.from_arrays(flat, joint_dim))
             if writer is None:
-                writer = pq.ParquetWriter(beside, table.schema, compression="zstd")
+                writer = pq.ParquetWriter(partial, table.schema, compression="zstd")
             writer.write_table(table.cast(writer.schema))
             rows += table.num_rows
             if progress is not None:
@@ -95,67 +95,66 @@ def _write(
         if writer is None:
             raise DataError("there is nothing to export", expected="at least one item or user")
         writer.close()
-        with beside.open("rb") as file:
+        with partial.open("rb") as file:
             os.fsync(file.fileno())
-        beside.replace(out)
+        partial.replace(out)
     except OSError as error:
         raise DataError(f"{out} could not be written: {error.strerror or error}") from error
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return Exported(path=str(out), rows=rows, joint_dim=joint_dim)
 
 
-def _items(retriever: Retriever) -> Iterator[Part]:
-    live = retriever.live
-    for start in range(0, live.num_base, ROWS):
-        rows = np.arange(start, min(start + ROWS, live.num_base))
-        rows = rows[~np.isin(rows, list(live.hidden))] if live.hidden else rows
-        yield live.catalogue.ids.take(pa.array(rows)), _numpy(live.vectors(rows)), (start + ROWS) / live.num_rows
-    extra = [row for row in range(live.num_base, live.num_rows) if row not in live.hidden]
-    if extra:
-        ids = live.ids_at(extra)
-        names = live.catalogue.ids.schema
-        rows_of = ids if retriever.kind.is_pair else [{names.names[0]: one} for one in ids]
-        yield pa.Table.from_pylist(rows_of, names), _numpy(live.vectors(np.array(extra))), 1.0
+def _items(retriever: Retriever) -> Iterator[_Part]:
+    candidates = retriever.candidates
+    for start in range(0, candidates.num_trained, ROWS):
+        rows = np.arange(start, min(start + ROWS, candidates.num_trained))
+        rows = rows[~np.isin(rows, list(candidates.hidden))] if candidates.hidden else rows
+        ids = candidates.catalogue.ids.take(pa.array(rows))
+        yield ids, _numpy(candidates.vectors(rows)), (start + ROWS) / candidates.num_rows
+    added = [row for row in range(candidates.num_trained, candidates.num_rows) if row not in candidates.hidden]
+    if added:
+        schema = candidates.catalogue.ids.schema
+        items = candidates.ids_at(added)
+        records = items if retriever.id_format.is_pair else [{schema.names[0]: item} for item in items]
+        yield pa.Table.from_pylist(records, schema), _numpy(candidates.vectors(np.array(added))), 1.0
 
 
-def _dataset_users(retriever: Retriever, data: Path) -> Iterator[Part]:
+def _dataset_users(retriever: Retriever, data: Path) -> Iterator[_Part]:
     dataset = Dataset.open(data, verify=False)
     check_dataset(retriever.bundle, dataset, other_dataset=False)
-    ids, window = dataset.user_ids(), retriever.limits.window
-    newest = retriever.live.newest_rows()
-    for start in range(0, dataset.num_users, USERS):
-        offsets = dataset.user_offsets[start : start + USERS + 1]
+    ids, window = dataset.user_ids(), retriever.window
+    newest = retriever.candidates.newest_rows()
+    for start in range(0, dataset.num_users, _USERS):
+        offsets = dataset.user_offsets[start : start + _USERS + 1]
         histories = []
         for first, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            shown = slice(max(first, stop - window), stop)
-            rows = np.array([newest.get(row, row) for row in dataset.items[shown].tolist()], np.int64)
-            fields = {name: np.array(column[shown]) for name, column in dataset.event_fields.items()}
-            histories.append(History(rows, fields, frozenset(), ()))
-        vectors = _numpy(retriever.query_vectors(histories))
-        names = pa.table({dataset.schema.events.user: ids.slice(start, len(histories))})
-        yield names, vectors, (start + len(histories)) / dataset.num_users
+            used = slice(max(first, stop - window), stop)
+            rows = np.array([newest.get(row, row) for row in dataset.items[used].tolist()], np.int64)
+            fields = {name: np.array(column[used]) for name, column in dataset.event_fields.items()}
+            histories.append(EncodedHistory(rows, fields))
+        vectors = _numpy(retriever.embed_encoded(histories))
+        users = pa.table({dataset.schema.events.user: ids.slice(start, len(histories))})
+        yield users, vectors, (start + len(histories)) / dataset.num_users
 
 
-def _listed_users(retriever: Retriever, histories: str, scratch: Path, left_out: list[int]) -> Iterator[Part]:
+def _listed_users(retriever: Retriever, histories: str, scratch: Path, left_out: list[int]) -> Iterator[_Part]:
     column = retriever.bundle.schema.events.user
-    held: list[tuple[Any, History]] = []
+    held: list[tuple[Any, EncodedHistory]] = []
 
-    def part(share: float) -> Part:
-        vectors = _numpy(retriever.query_vectors([history for _, history in held]))
+    def part(share: float) -> _Part:
+        vectors = _numpy(retriever.embed_encoded([history for _, history in held]))
         return pa.table({column: [user for user, _ in held]}), vectors, share
 
     share = 0.0
-    for user, events, share in users_in(retriever, histories, scratch):
+    for user, events, share in read_users(retriever, histories, scratch):
         try:
-            held.append((user, retriever.encoded(events)))
-        except RequestError as error:
-            if not error.problem.startswith("none of the history"):
-                raise DataError(
-                    f"histories, user {str(user)[:60]!r}: {error.problem}", expected=error.expected
-                ) from error
+            held.append((user, retriever.encode_history(events)))
+        except UnknownHistoryError:
             left_out.append(1)
-        if len(held) == USERS:
+        except RequestError as error:
+            raise DataError(f"histories, user {str(user)[:60]!r}: {error.problem}", expected=error.expected) from error
+        if len(held) == _USERS:
             yield part(share)
             held = []
     if held:
@@ -163,5 +162,5 @@ def _listed_users(retriever: Retriever, histories: str, scratch: Path, left_out:
 
 
 def _numpy(vectors: Tensor) -> np.ndarray:
-    found: np.ndarray = vectors.float().cpu().numpy()
-    return found
+    array: np.ndarray = vectors.float().cpu().numpy()
+    return array

@@ -1,28 +1,57 @@
-"""Catalogue index, retriever, HTTP."""
+"""Recommendations from a trained run: catalogue, index, retriever, and the HTTP service."""
 
-from habitus.serving.histories import History, packed
+from typing import TYPE_CHECKING, Any
+
+from habitus.serving.encoding import EncodedHistory, pack_histories
 from habitus.serving.index import INDEX_KINDS
-from habitus.serving.items import ItemStore
-from habitus.serving.limits import ServerLimits
-from habitus.serving.requests import Request, RequestError, Response, Scored
-from habitus.serving.retriever import Retriever
-from habitus.serving.service import Service
-from habitus.serving.serving import address_of, bind, is_loopback, serve
+from habitus.serving.item_store import ItemStore
+from habitus.serving.retriever import LIBRARY_LIMITS, Retriever
+from habitus.serving.schemas import (
+    Event,
+    Limits,
+    RecommendRequest,
+    RecommendResponse,
+    RequestError,
+    UnknownHistoryError,
+)
+
+if TYPE_CHECKING:
+    from habitus.serving.server import address_of, bind, is_loopback, run_server
+    from habitus.serving.service import Service
+
+# The HTTP side needs the `serve` extra (FastAPI, uvicorn, Prometheus), so it is imported when it is first used.
+_HTTP = {
+    "Service": "service",
+    "address_of": "server",
+    "bind": "server",
+    "is_loopback": "server",
+    "run_server": "server",
+}
 
 __all__ = [
     "INDEX_KINDS",
-    "History",
+    "LIBRARY_LIMITS",
+    "EncodedHistory",
+    "Event",
     "ItemStore",
-    "Request",
+    "Limits",
+    "RecommendRequest",
+    "RecommendResponse",
     "RequestError",
-    "Response",
     "Retriever",
-    "Scored",
-    "ServerLimits",
     "Service",
+    "UnknownHistoryError",
     "address_of",
     "bind",
     "is_loopback",
-    "packed",
-    "serve",
+    "pack_histories",
+    "run_server",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HTTP:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HTTP[name]}"), name)

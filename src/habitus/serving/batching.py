@@ -1,9 +1,9 @@
 """Many callers, one worker: what waits together is computed together.
 
-Callers live on an event loop, the work on one thread of its own. The worker takes the lane whose oldest job has waited
+Callers run on an event loop, the work on one thread of its own. The worker takes the lane whose oldest job has waited
 longest, and with it as many jobs of that lane as a batch holds; so batches form by themselves while it is busy. Before
-it begins it may linger a moment, for as many jobs as were lately there at once: callers who have just been answered
-come back soon, and where batches are long, one of all costs less than two of half. A lone caller never waits.
+it begins it may wait a moment until as many jobs are there as in the last batch: callers who have just been answered
+come back soon, and if batches are slow, one full batch costs less than two half ones. A lone caller never waits.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from habitus.errors import HabitusError
 log = logging.getLogger(__name__)
 
 # After a batch of this much processor time (the scan of a large catalogue, most of which is the same for one request
-# and for thirty), the next may be put off by a share of it. Short ones overlap better with the reading of requests.
-LONG_BATCH_S, LINGER_SHARE = 0.1, 0.1
+# and for thirty), the next may wait for a share of it. Short ones overlap better with the reading of requests.
+_LONG_BATCH_S, _EXTRA_WAIT_SHARE = 0.1, 0.1
 Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class QueueFullError(Exception):
-    """As many jobs wait as may wait."""
+    """As many jobs wait as are allowed to."""
 
 
 class DeadlineError(Exception):
-    """The job's time was over before its answer was there."""
+    """The job's deadline passed before its result was there."""
 
 
 class StoppedError(Exception):
@@ -43,7 +43,7 @@ class Lane:
 
     `work` gets the payloads of a batch and returns a result for each. `patient` jobs are waited for once they have
     begun, however long they take: a caller must know whether an update has happened. A lane that is not `limited` takes
-    jobs even where the queue is full.
+    jobs even if the queue is full.
     """
 
     work: Work
@@ -77,8 +77,8 @@ class Batcher:
         self.max_wait_s = max_wait_s
         self.on_batch = on_batch
         self._waiting: dict[str, deque[_Job]] = {name: deque() for name in lanes}
-        self._callers = dict.fromkeys(lanes, 1)  # that the lane had at the end of its last batch
-        self._put_off_s = dict.fromkeys(lanes, 0.0)
+        self._callers = dict.fromkeys(lanes, 1)  # of each lane at the end of its last batch
+        self._extra_wait_s = dict.fromkeys(lanes, 0.0)
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -102,7 +102,7 @@ class Batcher:
     def num_waiting(self) -> int:
         return sum(len(jobs) for jobs in self._waiting.values())
 
-    async def ask(self, lane: str, payload: Any, deadline: float) -> Any:
+    async def submit(self, lane: str, payload: Any, deadline: float) -> Any:
         """The result for one payload; `deadline` is a time of time.monotonic()."""
         loop = asyncio.get_running_loop()
         job = _Job(payload, deadline, loop.create_future())
@@ -129,16 +129,16 @@ class Batcher:
             job.future.set_exception(DeadlineError())
 
     def _run(self) -> None:
-        while (taken := self._take()) is not None:
-            name, jobs = taken
-            began, worked = time.monotonic(), time.thread_time()
-            outcomes = _outcomes(self.lanes[name].work, [job.payload for job in jobs])
-            worked = time.thread_time() - worked
+        while (batch := self._take()) is not None:
+            name, jobs = batch
+            began, cpu_s = time.monotonic(), time.thread_time()
+            results = _compute_results(self.lanes[name].work, [job.payload for job in jobs])
+            cpu_s = time.thread_time() - cpu_s
             self._callers[name] = len(jobs) + len(self._waiting[name])
-            self._put_off_s[name] = LINGER_SHARE * worked if worked >= LONG_BATCH_S and self.max_wait_s else 0.0
+            self._extra_wait_s[name] = _EXTRA_WAIT_SHARE * cpu_s if cpu_s >= _LONG_BATCH_S and self.max_wait_s else 0.0
             self.on_batch(name, len(jobs), time.monotonic() - began)
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(_deliver, jobs, outcomes)
+            self._loop.call_soon_threadsafe(_deliver, jobs, results)
 
     def _take(self) -> tuple[str, list[_Job]] | None:
         """The next batch; None when the worker is to end."""
@@ -149,33 +149,33 @@ class Batcher:
                         return None
                     self._changed.wait()
                 name = min(filter(self._waiting.get, self._waiting), key=lambda name: self._waiting[name][0].since)
-                self._linger(name)
+                self._wait_for_batch(name)
                 lane, waiting = self.lanes[name], self._waiting[name]
                 jobs = [waiting.popleft() for _ in range(min(len(waiting), lane.max_batch))]
-                if jobs:  # none where all that waited ran out of time meanwhile
+                if jobs:  # none if all of them reached their deadline meanwhile
                     break
             for job in jobs:
                 job.begun = True
             return name, jobs
 
-    def _linger(self, name: str) -> None:
-        """Wait until as many jobs are there as were lately, but not for long."""
+    def _wait_for_batch(self, name: str) -> None:
+        """Wait until as many jobs are there as in the last batch, but not for long."""
         waiting = self._waiting[name]
-        wanted = min(self._callers[name], self.lanes[name].max_batch)
-        until = max(waiting[0].since + self.max_wait_s, time.monotonic() + self._put_off_s[name])
-        while 0 < len(waiting) < wanted and not self._stopping:
+        expected = min(self._callers[name], self.lanes[name].max_batch)
+        until = max(waiting[0].since + self.max_wait_s, time.monotonic() + self._extra_wait_s[name])
+        while 0 < len(waiting) < expected and not self._stopping:
             left = until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 return
 
 
-def _outcomes(work: Work, payloads: list[Any]) -> list[Any]:
+def _compute_results(work: Work, payloads: list[Any]) -> list[Any]:
     """A result or an exception for every payload; a failing batch is done again one by one, so that only one fails."""
     try:
         results = list(work(payloads))
     except Exception as error:
         if len(payloads) > 1:
-            return [_outcomes(work, [payload])[0] for payload in payloads]
+            return [_compute_results(work, [payload])[0] for payload in payloads]
         if not isinstance(error, HabitusError):
             log.exception("a request could not be answered")
         return [error]
@@ -184,11 +184,11 @@ def _outcomes(work: Work, payloads: list[Any]) -> list[Any]:
     return results
 
 
-def _deliver(jobs: list[_Job], outcomes: list[Any]) -> None:
-    for job, outcome in zip(jobs, outcomes, strict=True):
-        if job.future.done():  # its time was over, or its caller is gone
+def _deliver(jobs: list[_Job], results: list[Any]) -> None:
+    for job, result in zip(jobs, results, strict=True):
+        if job.future.done():  # its deadline has passed, or its caller is gone
             continue
-        if isinstance(outcome, Exception):
-            job.future.set_exception(outcome)
+        if isinstance(result, Exception):
+            job.future.set_exception(result)
         else:
-            job.future.set_result(outcome)
+            job.future.set_result(result)

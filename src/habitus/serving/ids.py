@@ -1,4 +1,4 @@
-"""Raw ids: in which form the log has them, and from an id to its catalogue row."""
+"""Raw item ids: the form in which the log has them, and the catalogue row of each."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.events import Schema
-from habitus.serving.values import is_unicode, refuse
+from habitus.serving.schemas import invalid_value
 
 Key = Any  # int | str, or a tuple of it and the pair's texts
 
 
 @dataclass(frozen=True)
-class IdKind:
-    """How items are named: by a whole number or a text, and further columns where pairs are predicted."""
+class IdFormat:
+    """How items are named: by an integer or a text, and by further columns if item×field pairs are predicted."""
 
     item_column: str  # of the log
     table_column: str  # of the item table, and of answers
@@ -24,9 +24,9 @@ class IdKind:
     is_integer: bool
 
     @staticmethod
-    def of(schema: Schema, ids: pa.Table) -> "IdKind":
-        integer = pa.types.is_integer(ids.schema.field(schema.items.item).type)
-        return IdKind(schema.events.item_column, schema.items.item, schema.events.pair_columns, integer)
+    def from_schema(schema: Schema, ids: pa.Table) -> "IdFormat":
+        is_integer = pa.types.is_integer(ids.schema.field(schema.items.item).type)
+        return IdFormat(schema.events.item_column, schema.items.item, schema.events.pair_columns, is_integer)
 
     @property
     def is_pair(self) -> bool:
@@ -37,14 +37,14 @@ class IdKind:
         columns = [ids.column(name).to_pylist() for name in (self.table_column, *self.pair_columns)]
         return list(zip(*columns, strict=True)) if self.is_pair else columns[0]
 
-    def of_event(self, event: Mapping[str, Any], what: str) -> Key:
+    def event_key(self, event: Mapping[str, Any], what: str) -> Key:
         """The key of an event's item."""
         return self._key([event.get(name) for name in (self.item_column, *self.pair_columns)], what)
 
     def key(self, item_id: Any, what: str = "item id") -> Key:
         """The key of an id as a client gives it: a plain value, or for pairs a mapping or a list in order.
 
-        A text that holds such a mapping or list as JSON will do for a pair, too: in a path there is nothing else.
+        For a pair it may also be a text that holds such a mapping or list as JSON, as in the path of a URL.
         """
         if not self.is_pair:
             return self._key([item_id], what)
@@ -54,35 +54,35 @@ class IdKind:
             try:
                 item_id = json.loads(item_id)
             except (ValueError, RecursionError):
-                raise refuse(what, item_id, expected) from None
+                raise invalid_value(what, item_id, expected) from None
         if isinstance(item_id, Mapping):
             if set(item_id) != set(names):
-                raise refuse(what, sorted(map(str, item_id)), expected)
+                raise invalid_value(what, sorted(map(str, item_id)), expected)
             return self._key([item_id[name] for name in names], what)
         if isinstance(item_id, list | tuple) and len(item_id) == len(names):
             return self._key(list(item_id), what)
-        raise refuse(what, item_id, expected)
+        raise invalid_value(what, item_id, expected)
 
-    def shown(self, key: Key) -> Any:
-        """The id behind a key, as answers give it."""
+    def to_id(self, key: Key) -> Any:
+        """The id of a key, as responses give it."""
         return dict(zip((self.table_column, *self.pair_columns), key, strict=True)) if self.is_pair else key
 
     def _key(self, values: list[Any], what: str) -> Key:
         first, *rest = values
-        item = self._whole(first, what) if self.is_integer else self._text(first, what)
+        item = self._integer(first, what) if self.is_integer else self._text(first, what)
         if not rest:
             return item
-        named = zip(rest, self.pair_columns, strict=True)
-        return (item, *(self._text(value, f"{what}, {name}") for value, name in named))
+        pair = zip(rest, self.pair_columns, strict=True)
+        return (item, *(self._text(value, f"{what}, {name}") for value, name in pair))
 
-    def _whole(self, value: Any, what: str) -> int:
+    def _integer(self, value: Any, what: str) -> int:
         if isinstance(value, str) and len(value) < 25:
             body = value.strip().removeprefix("-")
             value = int(value) if body.isascii() and body.isdigit() else value
         if isinstance(value, float) and value == value and abs(value) < 2**53 and value == int(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
-            raise refuse(what, value, "an id: a whole number, as in the log")
+            raise invalid_value(what, value, "an id: an integer, as in the log")
         return value
 
     def _text(self, value: Any, what: str) -> str:
@@ -91,36 +91,47 @@ class IdKind:
         if isinstance(value, int) and abs(value) < 2**64:
             return str(value)
         if not isinstance(value, str) or not 0 < len(value) <= 1_000 or not is_unicode(value):
-            raise refuse(what, value, "an id: a text of 1 to 1,000 characters, as in the log")
+            raise invalid_value(what, value, "an id: a text of 1 to 1,000 characters, as in the log")
         return value
 
 
 class IdLookup:
     """From keys to catalogue rows: sorted 64-bit hashes and their rows, 16 bytes per item whatever the ids are."""
 
-    def __init__(self, kind: IdKind, ids: pa.Table) -> None:
-        self.kind = kind
+    def __init__(self, id_format: IdFormat, ids: pa.Table) -> None:
+        self.id_format = id_format
         self.ids = ids
-        hashes = np.fromiter(map(hash, _in_order(kind, ids)), np.int64, ids.num_rows)
+        hashes = np.fromiter(map(hash, _iterate_keys(id_format, ids)), np.int64, ids.num_rows)
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
 
     def rows_of(self, keys: Sequence[Key]) -> list[int]:
         """The catalogue row of each key, -1 where there is none."""
-        wanted = np.fromiter(map(hash, keys), np.int64, len(keys))
-        low = np.searchsorted(self._hashes, wanted, "left")
-        counts = np.searchsorted(self._hashes, wanted, "right") - low
+        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        low = np.searchsorted(self._hashes, hashes, "left")
+        counts = np.searchsorted(self._hashes, hashes, "right") - low
         places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-        rows = self._order[places]  # of equal hash: nearly always one or none per key
-        found = [-1] * len(keys)
-        same_hash = self.kind.keys(self.ids.take(pa.array(rows)))
-        asked = np.repeat(np.arange(len(keys)), counts).tolist()
-        for number, row, key in zip(asked, rows.tolist(), same_hash, strict=True):
+        matches = self._order[places]  # rows of equal hash: nearly always one or none per key
+        match_keys = self.id_format.keys(self.ids.take(pa.array(matches)))
+        numbers = np.repeat(np.arange(len(keys)), counts).tolist()
+        rows = [-1] * len(keys)
+        for number, row, key in zip(numbers, matches.tolist(), match_keys, strict=True):
             if key == keys[number]:
-                found[number] = row
-        return found
+                rows[number] = row
+        return rows
 
 
-def _in_order(kind: IdKind, ids: pa.Table) -> Iterator[Key]:
+def _iterate_keys(id_format: IdFormat, ids: pa.Table) -> Iterator[Key]:
     for start in range(0, ids.num_rows, 1 << 18):  # as Python objects, ids take ten times their size
-        yield from kind.keys(ids.slice(start, 1 << 18))
+        yield from id_format.keys(ids.slice(start, 1 << 18))
+
+
+def is_unicode(value: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON may hold halves of surrogate pairs."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -13,53 +13,60 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from habitus.errors import HabitusError
 from habitus.evaluation import device_named
 from habitus.model import Bundle, batch_tensors, load_bundle
 from habitus.progress import Note, Progress
-from habitus.serving import values
-from habitus.serving.approximate import IndexInfo
-from habitus.serving.filters import Filter, Filters
-from habitus.serving.histories import History, HistoryEncoder, packed
+from habitus.serving.catalogue import Candidates, open_catalogue
+from habitus.serving.encoding import EncodedHistory, HistoryEncoder, ItemEncoder, pack_histories
 from habitus.serving.ids import Key
-from habitus.serving.index import IndexKind, SearchIndex, open_index
-from habitus.serving.item_encoder import ItemEncoder
-from habitus.serving.items import Entry, ItemStore
-from habitus.serving.live import LiveItems
-from habitus.serving.past_items import pasts
-from habitus.serving.requests import (
-    ItemState,
+from habitus.serving.index import IndexInfo, IndexKind, SearchIndex, open_index
+from habitus.serving.item_store import ItemStore, JournalEntry
+from habitus.serving.schemas import (
+    EmbedRequest,
+    Event,
+    Fields,
+    ItemResponse,
     Limits,
+    PutItemRequest,
     ReadOnlyError,
-    Request,
+    RecommendedItem,
+    RecommendRequest,
+    RecommendResponse,
     RequestError,
-    Response,
-    Scored,
+    UnknownHistoryError,
     UnknownItemError,
 )
-from habitus.serving.search import Asked, Query, Searcher
-from habitus.serving.served_catalogue import open_catalogue
+from habitus.serving.search import EncodedRequest, PastItems, RankedRows, Searcher, collect_past_items
+
+LIBRARY_LIMITS = Limits(max_history=10_000)  # of a retriever in Python; a server's are set on its command line
 
 
 class Retriever:
-    """One run, opened to be asked. Its methods may be called from several threads."""
+    """Recommends items of one run. Its methods may be called from several threads."""
 
     def __init__(
-        self, bundle: Bundle, live: LiveItems, index: SearchIndex, store: ItemStore, *, read_only: bool, limits: Limits
+        self,
+        bundle: Bundle,
+        candidates: Candidates,
+        index: SearchIndex,
+        store: ItemStore,
+        *,
+        read_only: bool,
+        limits: Limits,
     ) -> None:
-        kind = live.catalogue.kind
         self.bundle = bundle
-        self.limits = limits
-        self.read_only = read_only
+        self.checksum = bundle.checksum  # which model answers
+        self.candidates = candidates
+        self.index = index
         self.store = store
-        self.live = live
-        self._filters = Filters(bundle.encoders.item_values, self.live, self.limits)
-        self._searcher = Searcher(self.live, self._filters, index)
-        self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, kind, self.limits)
-        self._items = ItemEncoder(bundle, kind, self.limits)
-        self.kind = kind
-        self._index = index
-        self._version = 0  # of the store's changes that are in `_live`
+        self.read_only = read_only
+        self.limits = limits
+        self.window = bundle.recipe.data.seq_len
+        self.id_format = candidates.catalogue.id_format
+        self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, self.id_format, self.window, limits)
+        self._items = ItemEncoder(bundle, self.id_format, limits)
+        self._searcher = Searcher(candidates, bundle.encoders, index, limits)
+        self._version = 0  # of the store's changes that are among the candidates
         self._mutex = threading.RLock()
         self.catch_up()
 
@@ -73,95 +80,86 @@ class Retriever:
         index: IndexKind = "exact",
         items: str | Path | ItemStore | None = None,
         read_only: bool = False,
-        max_history: int = 10_000,
+        limits: Limits = LIBRARY_LIMITS,
         note: Note | None = None,
         progress: Progress | None = None,
     ) -> "Retriever":
         """The retriever of a run.
 
         `data`, the prepared dataset, is needed the first time a run is served: the ids of its items are copied into
-        RUN/serve/catalogue, and the catalogue is embedded if it is not yet. `items` is the folder of the run-time
-        items, RUN/serve/items unless said; handing over another retriever's `store` shares it, so that a new run can
-        take over from an old one without losing an item. `max_history` bounds the events of one request. `note` is
-        told what a user should know.
+        RUN/serve/catalogue, and the catalogue is embedded if it is not yet. `items` is the folder of items added at
+        run time, RUN/serve/items by default; another retriever's `store` shares it, so that a new run can take over
+        from an old one without losing an item. `limits` bound what one request may ask for. `note` is called with
+        what a user should know.
         """
-        told = note or (lambda _: None)
+        note = note or (lambda _: None)
         bundle = load_bundle(run, device_named(device))
-        catalogue = open_catalogue(bundle, None if data is None else Path(data), told, progress)
-        live = LiveItems(catalogue, bundle.device)
-        chosen = open_index(index, bundle, live, told, progress)
+        catalogue = open_catalogue(bundle, None if data is None else Path(data), note, progress)
+        candidates = Candidates(catalogue, bundle.device)
+        search_index = open_index(index, bundle, candidates, note, progress)
         store = items if isinstance(items, ItemStore) else ItemStore(items or bundle.run_path / "serve" / "items")
-        limits = Limits(window=bundle.recipe.data.seq_len, max_history=max_history)
-        return cls(bundle, live, chosen, store, read_only=read_only, limits=limits)
-
-    @property
-    def checksum(self) -> str:
-        """Of the bundle: which model answers."""
-        return self.bundle.checksum
+        return cls(bundle, candidates, search_index, store, read_only=read_only, limits=limits)
 
     @property
     def num_items(self) -> int:
         """Items that may be recommended now; never waits."""
-        return self.live.num_live
-
-    @property
-    def ids_are_integers(self) -> bool:
-        """Whether items are named by whole numbers; by texts otherwise."""
-        return self.kind.is_integer
+        return self.candidates.num_active
 
     @property
     def index_info(self) -> IndexInfo:
-        """What is searched with, and how well it finds what exact search finds."""
-        return self._index.info
+        """The kind of the index, and its recall against exact search."""
+        return self.index.info
 
-    def recommend(self, requests: Sequence[Request]) -> list[Response]:
-        """An answer per request, by one forward of the model for all of them; the first bad request is raised."""
-        answers = self.recommend_each(requests)
-        for answer in answers:
-            if isinstance(answer, HabitusError):
-                raise answer
-        return [answer for answer in answers if isinstance(answer, Response)]
+    def recommend(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse]:
+        """A response per request, by one forward of the model for all of them; the first bad request is raised."""
+        responses = []
+        for response in self.recommend_each(requests):
+            if isinstance(response, RequestError):
+                raise response
+            responses.append(response)
+        return responses
 
-    def recommend_each(self, requests: Sequence[Request]) -> list[Response | RequestError]:
-        """The same, but a request that cannot be answered gets its error, and the others their answers."""
+    def recommend_each(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse | RequestError]:
+        """The same, but a request that cannot be answered gets its error, and the others their responses."""
         with self._mutex:
             self.catch_up()
-            asked: list[Asked | RequestError] = [self._ask(request) for request in requests]
-            good = [one for one in asked if isinstance(one, Asked)]
-            found = iter(self._searcher.search(self._query([one.history for one in good]), good) if good else ())
-            return [one if isinstance(one, RequestError) else self._response(one, *next(found)) for one in asked]
+            encoded = [self._encode_request(request) for request in requests]
+            good = [request for request in encoded if isinstance(request, EncodedRequest)]
+            ranked = iter(self._search(good) if good else [])
+            return [
+                self._respond(one, next(ranked), request.with_fields) if isinstance(one, EncodedRequest) else one
+                for request, one in zip(requests, encoded, strict=True)
+            ]
 
-    def check(self, request: Request) -> None:
-        """Raise what is wrong with a request as far as it can be seen without the catalogue; waits for nothing."""
-        self._read(request)
-        self.encoder.check(request.history)
-
-    def embed_histories(self, histories: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
+    def embed_histories(self, histories: Sequence[Sequence[Event]]) -> np.ndarray:
         """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score.
 
-        Where the recipe has `copying`, that is the score of items that the history does not hold.
+        If the recipe has `copying`, that is the score of items that the history does not hold.
         """
+        request = EmbedRequest(histories=histories)
         with self._mutex:
             self.catch_up()
-            encoded = [self.encoded(history) for history in histories]
-            if not encoded:
+            if not request.histories:
                 return np.empty((0, self.bundle.recipe.model.joint_dim), np.float32)
-            return self.query_vectors(encoded).cpu().numpy()
+            encoded = [self.encode_history(history) for history in request.histories]
+            return self.embed_encoded(encoded).cpu().numpy()
 
-    def embed_items(self, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """The vectors float32 [n, h] of items from their fields; the id, where an item has one, is not read."""
+    def embed_items(self, items: Sequence[Fields]) -> np.ndarray:
+        """The vectors float32 [n, h] of items from their fields; an id among them is ignored."""
+        request = EmbedRequest(items=items)
         with self._mutex:
-            return self._items.embed([self._items.read_fields(item) for item in items]).float().cpu().numpy()
+            return self._items.embed([self._items.read_fields(item) for item in request.items]).float().cpu().numpy()
 
     def put_item(self, item_id: Any, fields: Mapping[str, Any]) -> None:
-        """Add an item, or change it: embedded on the spot, and on the disk when this returns."""
+        """Add an item, or change it: embedded at once, and on the disk when this returns."""
         self._refuse_if_read_only()
+        request = PutItemRequest(fields=fields)
         with self._mutex:
             self.catch_up()
-            key = self.kind.key(item_id)
-            read = self._items.fields_of(key, fields)
-            vector = self._items.embed([read])[0].float().cpu().numpy()
-            self.store.put(key, Entry(read, False, vector.tobytes(), self.bundle.embedder_checksum))
+            key = self.id_format.key(item_id)
+            values = self._items.read_item(key, request.fields)
+            vector = self._items.embed([values])[0].float().cpu().numpy()
+            self.store.put(key, JournalEntry(values, False, vector.tobytes(), self.bundle.embedder_checksum))
             self.catch_up()
 
     def delete_item(self, item_id: Any) -> None:
@@ -169,112 +167,135 @@ class Retriever:
         self._refuse_if_read_only()
         with self._mutex:
             self.catch_up()
-            key = self.kind.key(item_id)
-            if not self.live.is_live(key):
+            key = self.id_format.key(item_id)
+            if not self.candidates.is_active(key):
                 raise UnknownItemError(
-                    f"there is no item {str(self.kind.shown(key))[:100]!r} to withdraw",
+                    f"there is no item {str(self.id_format.to_id(key))[:100]!r} to withdraw",
                     expected="an item that is being recommended",
                 )
-            known = self.store.get(key) or Entry({}, True, b"", "")
-            self.store.put(key, Entry(known.fields, True, known.vector, known.embedder))
+            entry = self.store.get(key) or JournalEntry({}, True, b"", "")
+            self.store.put(key, JournalEntry(entry.fields, True, entry.vector, entry.embedder))
             self.catch_up()
 
-    def item(self, item_id: Any) -> ItemState:
-        """What is known of an item: whether it may be recommended, and its fields where they were put at run time."""
+    def item(self, item_id: Any) -> ItemResponse:
+        """What is known of an item: all fields if it was added at run time, else its categories."""
         with self._mutex:
             self.catch_up()
-            key = self.kind.key(item_id)
-            if self.live.rows_of([key])[0] < 0:
+            key = self.id_format.key(item_id)
+            row = self.candidates.rows_of([key])[0]
+            if row < 0:
                 raise UnknownItemError(
-                    f"there is no item {str(self.kind.shown(key))[:100]!r}", expected="an item of the catalogue"
+                    f"there is no item {str(self.id_format.to_id(key))[:100]!r}", expected="an item of the catalogue"
                 )
-            known = self.store.get(key)
-            fields = None if known is None or not known.fields else dict(known.fields)
-            return ItemState(self.kind.shown(key), self.live.is_live(key), fields)
+            return ItemResponse(
+                item_id=self.id_format.to_id(key),
+                recommended=row not in self.candidates.hidden,
+                fields=self._fields_of(key, row),
+                model=self.checksum,
+            )
 
     def some_items(self, count: int) -> list[Any]:
         """The ids of some items that may be recommended, for examples."""
         with self._mutex:
-            rows = (row for row in range(self.live.num_rows) if row not in self.live.hidden)
-            return self.live.ids_at(itertools.islice(rows, count))
+            rows = (row for row in range(self.candidates.num_rows) if row not in self.candidates.hidden)
+            return self.candidates.ids_at(itertools.islice(rows, count))
+
+    def encode_history(self, history: Sequence[Event]) -> EncodedHistory:
+        """A history as the model reads it; refused if it holds no event of a known item."""
+        encoded = self.encoder.encode(history, self.candidates.rows_of)
+        if not len(encoded.rows):
+            raise UnknownHistoryError(
+                f"none of the history's {len(history):,} events is of a known item",
+                expected="at least one event of an item of the catalogue",
+                next_step="add the items first, or recommend popular items",
+            )
+        return encoded
+
+    def embed_encoded(self, histories: Sequence[EncodedHistory]) -> Tensor:
+        """The query vectors [M, h] of encoded histories, float32 on the model's device."""
+        return self._compute_queries(histories)[0]
+
+    def catch_up(self) -> None:
+        """Bring changes of the store, made by other retrievers or by an earlier process, into the candidates."""
+        version, changes = self.store.changes(self._version)
+        if not changes:
+            return
+        own = self.bundle.embedder_checksum
+        outdated = [(key, entry) for key, entry in changes if entry.fields and entry.embedder != own]
+        vectors: dict[Key, Tensor] = {}
+        if outdated:  # items that were embedded by another model
+            items = [self._items.read_item(key, entry.fields) for key, entry in outdated]
+            vectors = dict(zip((key for key, _ in outdated), self._items.embed(items).float(), strict=True))
+        for key, entry in changes:
+            if entry.fields:
+                vector = vectors.get(key)
+                if vector is None:
+                    vector = torch.from_numpy(np.frombuffer(entry.vector, np.float32).copy())
+                self.candidates.put(key, self._items.categories(entry.fields), vector)
+            if entry.withdrawn:
+                self.candidates.withdraw(key)
+        self._version = version
 
     def close(self) -> None:
-        """Give up the lock on the run-time items, where this retriever has it."""
+        """Release the lock on the items added at run time, if this retriever has it."""
         self.store.close()
 
     def _refuse_if_read_only(self) -> None:
         if self.read_only:
-            raise ReadOnlyError("items cannot be changed here", expected="a server that was started to take changes")
+            raise ReadOnlyError(
+                "items cannot be changed here", expected="a server that was started without --read-only"
+            )
 
-    def _ask(self, request: Request) -> Asked | RequestError:
+    def _encode_request(self, request: RecommendRequest) -> EncodedRequest | RequestError:
         try:
-            chosen, notes = self._read(request)
-            history = self.encoded(request.history)
+            self.limits.check_recommend(request)
+            item_filter, notes = self._searcher.filters.read(request)
+            history = self.encode_history(request.history)
         except RequestError as error:
             return error
-        seen = history.seen if request.exclude_seen else frozenset()
-        return Asked(history, request.k, seen, chosen, tuple(notes))
+        exclude = history.seen_rows if request.exclude_seen else frozenset()
+        return EncodedRequest(history, request.k, exclude, item_filter, notes)
 
-    def _read(self, request: Request) -> tuple[Filter, list[str]]:
-        k = request.k
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.limits.max_k:
-            raise values.refuse("k", k, f"a whole number from 1 to {self.limits.max_k:,}")
-        return self._filters.of(request)
-
-    def encoded(self, history: Sequence[Mapping[str, Any]]) -> History:
-        """A history as the model reads it; refused where it holds no event of a known item."""
-        encoded = self.encoder.encode([history], self.live.rows_of)[0]
-        if not len(encoded.rows):
-            raise RequestError(
-                f"none of the history's {len(history):,} events is of an item that is known here",
-                expected="at least one event of an item of the catalogue",
-                next_step="add the items first, or recommend what is popular",
-            )
-        return encoded
-
-    def query_vectors(self, histories: Sequence[History]) -> Tensor:
-        """The model's vectors [M, h] for the next item of each history, float32 on its device."""
-        return self._query(histories).vectors
+    def _search(self, requests: Sequence[EncodedRequest]) -> list[RankedRows]:
+        vectors, past_items = self._compute_queries([request.history for request in requests])
+        return self._searcher.search(vectors, past_items, requests)
 
     @torch.no_grad()
-    def _query(self, histories: Sequence[History]) -> Query:
-        batch, windows, slots = packed(histories, self.encoder.specs)
+    def _compute_queries(self, histories: Sequence[EncodedHistory]) -> tuple[Tensor, list[PastItems]]:
+        """What the model makes of histories: their query vectors [M, h], and the scores of their own items."""
+        batch, windows, slots = pack_histories(histories, self.encoder.fields)
         rows, places = np.unique(batch.items, return_inverse=True)
         device = self.bundle.device
-        events = self.live.vectors(rows).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
+        vectors = self.candidates.vectors(rows).float()[torch.from_numpy(places.reshape(batch.items.shape)).to(device)]
         with self.bundle.autocast():
-            read = self.bundle.model.contextualize(batch_tensors(batch, device), events)
-        vectors = read.queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
-        return Query(vectors, pasts(read.copy_scores, batch.items, windows, slots))
+            output = self.bundle.model.contextualize(batch_tensors(batch, device), vectors)
+        queries = output.queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
+        return queries, collect_past_items(output.copy_scores, batch.items, windows, slots)
 
-    def _response(self, asked: Asked, scores: np.ndarray, rows: np.ndarray, lse: float) -> Response:
-        ids = self.live.ids_at(rows.tolist())
-        chances = np.exp(scores.astype(np.float64) - lse)
-        scored = zip(ids, scores.tolist(), np.minimum(chances, 1.0).tolist(), strict=True)
-        return Response(
-            items=tuple(Scored(*one) for one in scored),
-            events_used=len(asked.history.rows),
-            unknown_items=asked.history.unknown,
-            notes=asked.notes,
+    def _respond(self, request: EncodedRequest, ranked: RankedRows, with_fields: bool) -> RecommendResponse:
+        rows = ranked.rows.tolist()
+        ids = self.candidates.ids_at(rows)
+        fields: list[Fields | None] = [None] * len(rows)
+        if with_fields:
+            fields = [self._fields_of(self.id_format.key(item), row) for item, row in zip(ids, rows, strict=True)]
+        probabilities = np.minimum(np.exp(ranked.scores.astype(np.float64) - ranked.lse), 1.0)
+        columns = zip(ids, ranked.scores.tolist(), probabilities.tolist(), fields, strict=True)
+        return RecommendResponse(
+            items=tuple(
+                RecommendedItem(item_id=item, score=score, probability=probability, fields=item_fields)
+                for item, score, probability, item_fields in columns
+            ),
+            events_used=len(request.history.rows),
+            unknown_items=request.history.unknown_ids,
+            notes=request.notes,
+            model=self.checksum,
         )
 
-    def catch_up(self) -> None:
-        """Bring changes of the store that other retrievers made, or an earlier process, into the live items."""
-        version, changes = self.store.changes(self._version)
-        if not changes:
-            return
-        mine = self.bundle.embedder_checksum
-        stale = [(key, entry) for key, entry in changes if entry.fields and entry.embedder != mine]
-        fresh: dict[Key, Tensor] = {}
-        if stale:  # items that were embedded by another model
-            read = [self._items.fields_of(key, entry.fields) for key, entry in stale]
-            fresh = dict(zip((key for key, _ in stale), self._items.embed(read).float(), strict=True))
-        for key, entry in changes:
-            if entry.fields:
-                vector = (
-                    fresh[key] if key in fresh else torch.from_numpy(np.frombuffer(entry.vector, np.float32).copy())
-                )
-                self.live.put(key, self._items.categories_of(entry.fields), vector)
-            if entry.withdrawn:
-                self.live.withdraw(key)
-        self._version = version
+    def _fields_of(self, key: Key, row: int) -> Fields:
+        """All fields of an item added at run time; of a trained one the categories, which is all that is stored."""
+        entry = self.store.get(key)
+        if entry is not None and entry.fields:
+            return dict(entry.fields)
+        values = self.bundle.encoders.item_values
+        codes = {name: int(column[row]) for name, column in self.candidates.catalogue.codes.items()}
+        return {name: values[name][code - 1] for name, code in codes.items() if code}

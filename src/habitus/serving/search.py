@@ -1,6 +1,10 @@
-"""From queries to answers: the index proposes, filters dispose, and exact search fills what is missing."""
+"""From queries to ranked items: the index proposes, filters apply, and exact search fills up what is missing.
 
-from collections.abc import Sequence
+M  requests      h  joint_dim      V  rows of the trained catalogue      n  distinct items of a history
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,115 +12,235 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from habitus.serving.filters import Filter, Filters
-from habitus.serving.histories import History
+from habitus.data import Encoders
+from habitus.model import MASKED_COPY_SCORE
+from habitus.serving.catalogue import Candidates
+from habitus.serving.encoding import EncodedHistory, check_names, read_category
 from habitus.serving.index import SearchIndex
-from habitus.serving.live import LiveItems
-from habitus.serving.past_items import Past
 from habitus.serving.scan import exact_search
+from habitus.serving.schemas import Limits, RecommendRequest
 
-# More than k are fetched where some will be left out: as many as were seen, up to a bound, and with a filter four
-# times as many. Where that is not enough, the rows that pass are searched by themselves.
-MOST_SEEN = 512
+# More than k rows are fetched if some will be left out: as many as were seen, up to a bound, and with a filter four
+# times as many. If that is not enough, the rows that pass are searched by themselves.
+_MAX_SEEN = 512
 OVERFETCH = 4
 GATHER_ROWS = 1 << 16
-Best = tuple[np.ndarray, np.ndarray]  # scores and rows, best first
-Answer = tuple[np.ndarray, np.ndarray, float]  # the same; log-sum-exp over all live items
+_MAX_MASKS = 16
+_Conditions = tuple[tuple[str, frozenset[str | None]], ...]
+_Top = tuple[np.ndarray, np.ndarray]  # scores and rows, best first
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request that was read."""
+class Filter:
+    """Values by category: every category of `allow` must match, none of `deny` may. None is a missing value."""
 
-    history: History
+    allow: _Conditions = ()
+    deny: _Conditions = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.allow or self.deny)
+
+    def passes(self, categories: Mapping[str, str | None]) -> bool:
+        """Whether an item with these categories may be recommended."""
+        return all(categories.get(name) in values for name, values in self.allow) and not any(
+            categories.get(name) in values for name, values in self.deny
+        )
+
+
+class PastItems(NamedTuple):
+    """The distinct items of one history, and the logarithm of what their events add to the item's exponential."""
+
+    rows: np.ndarray  # int64 [n], rising
+    added: np.ndarray  # float64 [n]
+
+
+@dataclass(frozen=True)
+class EncodedRequest:
+    """A request as the searcher reads it."""
+
+    history: EncodedHistory
     k: int
-    seen: frozenset[int]  # rows to leave out
+    exclude: frozenset[int]  # rows to leave out
     filter: Filter
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
-class Query(NamedTuple):
-    """What the model makes of M histories: their vectors [M, h], and what their past says for itself."""
+class RankedRows(NamedTuple):
+    """The best rows for one request, best first, and the log-sum-exp over all active rows."""
 
-    vectors: Tensor
-    pasts: list[Past]
+    scores: np.ndarray
+    rows: np.ndarray
+    lse: float
 
 
 class Searcher:
-    """Searches the live items of one run."""
+    """Searches the candidates of one run."""
 
-    def __init__(self, live: LiveItems, filters: Filters, index: SearchIndex) -> None:
-        self.live = live
-        self.filters = filters
+    def __init__(self, candidates: Candidates, encoders: Encoders, index: SearchIndex, limits: Limits) -> None:
+        self.candidates = candidates
         self.index = index
+        self.filters = FilterMasks(candidates, encoders.item_codes, limits)
 
-    def search(self, query: Query, asked: Sequence[Asked]) -> list[Answer]:
-        """The k best rows for each history that its request allows, their scores, and the log-sum-exp."""
-        queries = query.vectors.to(self.live.dtype)
-        wanted = max(_fetched(one, past) for one, past in zip(asked, query.pasts, strict=True))
-        found = self.index.search(queries, min(wanted, self.live.num_rows), self.live)
-        scores, rows = found.scores.cpu().numpy(), found.rows.cpu().numpy()
-        lse = found.lse.cpu().numpy()
-        answers = []
-        for number, (one, past) in enumerate(zip(asked, query.pasts, strict=True)):
-            # The past is scored by itself, so only other rows are wanted of the index.
-            left_out = one.seen.union(past.rows.tolist())
-            kept = self._kept(rows[number], left_out, one.filter)
-            if len(kept) < one.k and np.count_nonzero(rows[number] >= 0) < self.live.num_live:
-                # What was fetched is not enough, and there is more: search among all rows that may be answers.
-                best = self._among(queries[number : number + 1], one, left_out)
+    def search(
+        self, vectors: Tensor, past_items: Sequence[PastItems], requests: Sequence[EncodedRequest]
+    ) -> list[RankedRows]:
+        """The k best rows that each request allows, for the query vectors [M, h] of their histories."""
+        queries = vectors.to(self.candidates.dtype)
+        fetch = max(_num_fetched(request, past) for request, past in zip(requests, past_items, strict=True))
+        result = self.index.search(queries, min(fetch, self.candidates.num_rows), self.candidates)
+        scores, rows = result.scores.cpu().numpy(), result.rows.cpu().numpy()
+        lse = result.lse.cpu().numpy().tolist()
+        ranked = []
+        for number, (request, past) in enumerate(zip(requests, past_items, strict=True)):
+            # Items of the history are scored by themselves, so only other rows are wanted of the index.
+            exclude = request.exclude.union(past.rows.tolist())
+            places = self._passing(rows[number], exclude, request.filter)
+            if len(places) < request.k and np.count_nonzero(rows[number] >= 0) < self.candidates.num_active:
+                # The rows fetched are not enough, and there are more: search all rows that pass.
+                top = self._search_passing(queries[number : number + 1], request, exclude)
             else:
-                best = scores[number][kept[: one.k]], rows[number][kept[: one.k]]
-            total = float(lse[number])
+                top = scores[number][places[: request.k]], rows[number][places[: request.k]]
+            total = lse[number]
             if len(past.rows):
-                best, total = self._with_past(best, total, queries[number], one, past)
-            answers.append((*best, total))
-        return answers
+                top, total = self._add_past_items(top, total, queries[number], request, past)
+            ranked.append(RankedRows(*top, total))
+        return ranked
 
-    def _with_past(self, best: Best, total: float, query: Tensor, one: Asked, past: Past) -> tuple[Best, float]:
-        """The best rows of all and the log-sum-exp, given those without the items of the past."""
-        live = np.array([row not in self.live.hidden for row in past.rows.tolist()], bool)
-        rows, added = past.rows[live], past.added[live]
+    def _add_past_items(
+        self, top: _Top, lse: float, query: Tensor, request: EncodedRequest, past: PastItems
+    ) -> tuple[_Top, float]:
+        """The best rows and the log-sum-exp, given those without the items of the history."""
+        active = np.array([row not in self.candidates.hidden for row in past.rows.tolist()], bool)
+        rows, added = past.rows[active], past.added[active]
         if not len(rows):
-            return best, total
-        total = float(np.logaddexp(total, np.logaddexp.reduce(added)))
-        plain = (self.live.vectors(rows).double() @ query.double()).cpu().numpy()
-        scores = np.logaddexp(plain, added).astype(np.float32)
-        kept = self._kept(rows, one.seen, one.filter)
-        scores, rows = np.concatenate([best[0], scores[kept]]), np.concatenate([best[1], rows[kept]])
-        order = np.lexsort((rows, -scores))[: one.k]
-        return (scores[order], rows[order]), total
+            return top, lse
+        lse = float(np.logaddexp(lse, np.logaddexp.reduce(added)))
+        products = (self.candidates.vectors(rows).double() @ query.double()).cpu().numpy()
+        scores = np.logaddexp(products, added).astype(np.float32)
+        places = self._passing(rows, request.exclude, request.filter)
+        scores, rows = np.concatenate([top[0], scores[places]]), np.concatenate([top[1], rows[places]])
+        order = np.lexsort((rows, -scores))[: request.k]
+        return (scores[order], rows[order]), lse
 
-    def _kept(self, rows: np.ndarray, left_out: frozenset[int], chosen: Filter) -> np.ndarray:
-        """The places of the rows that may be answers, in order."""
-        good = rows >= 0
-        if left_out:
-            good &= ~np.isin(rows, list(left_out))
-        if chosen:
-            places = np.flatnonzero(good)
-            good[places] = self.filters.passing(chosen, rows[places])
-        return np.flatnonzero(good)
+    def _passing(self, rows: np.ndarray, exclude: frozenset[int], item_filter: Filter) -> np.ndarray:
+        """The places of the rows that may be recommended, in order."""
+        passing = rows >= 0
+        if exclude:
+            passing &= ~np.isin(rows, list(exclude))
+        if item_filter:
+            places = np.flatnonzero(passing)
+            passing[places] = self.filters.passes(item_filter, rows[places])
+        return np.flatnonzero(passing)
 
-    def _among(self, query: Tensor, one: Asked, left_out: frozenset[int]) -> Best:
-        """The best of the rows that pass, by exact search over these alone."""
-        rows = self.filters.rows(one.filter)
-        if left_out:
-            rows = rows[~np.isin(rows, list(left_out))]
-        if not len(rows):
-            return np.empty(0, np.float32), np.empty(0, np.int64)
-        best: tuple[Tensor, np.ndarray] | None = None
+    def _search_passing(self, query: Tensor, request: EncodedRequest, exclude: frozenset[int]) -> _Top:
+        """The best of all rows that pass, by exact search over these alone."""
+        rows = self.filters.passing_rows(request.filter)
+        if exclude:
+            rows = rows[~np.isin(rows, list(exclude))]
+        top_scores, top_rows = torch.empty(0), np.empty(0, np.int64)
         for at in range(0, len(rows), GATHER_ROWS):
             part = rows[at : at + GATHER_ROWS]
-            found = exact_search(query, [self.live.vectors(part)], min(one.k, len(part)))
-            scores, places = found.scores[0].cpu(), part[found.rows[0].cpu().numpy()]
-            if best is not None:
-                scores, places = torch.cat([best[0], scores]), np.concatenate([best[1], places])
-            order = torch.argsort(scores, descending=True, stable=True)[: one.k]  # rows rise from part to part
-            best = scores[order], places[order.numpy()]
-        assert best is not None
-        return best[0].numpy(), best[1]
+            result = exact_search(query, [self.candidates.vectors(part)], min(request.k, len(part)))
+            top_scores = torch.cat([top_scores, result.scores[0].cpu()])
+            top_rows = np.concatenate([top_rows, part[result.rows[0].cpu().numpy()]])
+            order = torch.argsort(top_scores, descending=True, stable=True)[: request.k]  # rows rise from part to part
+            top_scores, top_rows = top_scores[order], top_rows[order.numpy()]
+        return top_scores.numpy(), top_rows
 
 
-def _fetched(one: Asked, past: Past) -> int:
-    left_out = max(len(one.seen), len(past.rows))
-    return (one.k + min(left_out, MOST_SEEN)) * (OVERFETCH if one.filter else 1)
+class FilterMasks:
+    """The rows that pass a request's filter; masks over the trained catalogue are cached."""
+
+    def __init__(self, candidates: Candidates, codes: Mapping[str, Mapping[str, int]], limits: Limits) -> None:
+        self.candidates = candidates
+        self.codes = codes
+        self.limits = limits
+        self._masks: OrderedDict[Filter, np.ndarray] = OrderedDict()
+
+    def read(self, request: RecommendRequest) -> tuple[Filter, tuple[str, ...]]:
+        """The filter of a request, and notes about allowed values that no item of the trained catalogue has."""
+        allow = self._read_conditions("allow", request.allow)
+        deny = self._read_conditions("deny", request.deny)
+        notes = [
+            f"no item of the trained catalogue has {name} = {value[:60]!r}"
+            for name, values in allow
+            for value in sorted(value for value in values if value is not None and value not in self.codes[name])
+        ]
+        return Filter(allow, deny), tuple(notes)
+
+    def passes(self, item_filter: Filter, rows: np.ndarray) -> np.ndarray:
+        """Which of the given rows pass, bool."""
+        first_added = self.candidates.num_trained
+        passes = np.empty(len(rows), bool)
+        trained = rows < first_added
+        passes[trained] = self._mask(item_filter)[rows[trained]]
+        for place in np.flatnonzero(~trained):
+            passes[place] = item_filter.passes(self.candidates.added_categories[rows[place] - first_added])
+        return passes
+
+    def passing_rows(self, item_filter: Filter) -> np.ndarray:
+        """All active rows that pass, in order."""
+        first_added, hidden = self.candidates.num_trained, self.candidates.hidden
+        mask = self._mask(item_filter).copy()
+        mask[[row for row in hidden if row < first_added]] = False
+        added = [
+            row
+            for row, categories in enumerate(self.candidates.added_categories, first_added)
+            if row not in hidden and item_filter.passes(categories)
+        ]
+        return np.concatenate([np.flatnonzero(mask), np.array(added, np.int64)])
+
+    def _mask(self, item_filter: Filter) -> np.ndarray:
+        """Which rows of the trained catalogue pass, bool [V]."""
+        if item_filter in self._masks:
+            self._masks.move_to_end(item_filter)
+            return self._masks[item_filter]
+        mask = np.ones(self.candidates.num_trained, bool)
+        for name, values in item_filter.allow:
+            mask &= self._matches(name, values)
+        for name, values in item_filter.deny:
+            mask &= ~self._matches(name, values)
+        self._masks[item_filter] = mask
+        if len(self._masks) > _MAX_MASKS:
+            self._masks.popitem(last=False)
+        return mask
+
+    def _matches(self, name: str, values: frozenset[str | None]) -> np.ndarray:
+        """Which rows of the trained catalogue have one of these values, bool [V]."""
+        codes = {0 if value is None else self.codes[name].get(value, -1) for value in values}
+        table = np.zeros(len(self.codes[name]) + 1, bool)
+        table[[code for code in codes if code >= 0]] = True
+        return table[self.candidates.catalogue.codes[name]]
+
+    def _read_conditions(self, what: str, conditions: Mapping[str, Sequence[object]]) -> _Conditions:
+        check_names(what, conditions, self.codes)
+        longest = self.limits.max_text
+        return tuple(
+            (name, frozenset(read_category(f"{what}.{name}", value, longest) for value in conditions[name]))
+            for name in sorted(conditions)
+        )
+
+
+def collect_past_items(
+    copy_scores: Tensor | None, items: np.ndarray, windows: np.ndarray, slots: np.ndarray
+) -> list[PastItems]:
+    """The past items of every history of a batch, whose last event is at a window and slot.
+
+    `copy_scores` [B, L, L] is the model's, None without copying; `items` [B, L] are the rows of the batch's events.
+    """
+    if copy_scores is None:
+        return [PastItems(np.empty(0, np.int64), np.empty(0))] * len(windows)
+    past_items = []
+    last_scores = copy_scores[windows, slots].double().cpu().numpy()
+    for window, scores in zip(windows.tolist(), last_scores, strict=True):
+        present = scores > MASKED_COPY_SCORE / 2
+        rows, place = np.unique(items[window][present], return_inverse=True)
+        added = np.full(len(rows), -np.inf)
+        np.logaddexp.at(added, place, scores[present])
+        past_items.append(PastItems(rows, added))
+    return past_items
+
+
+def _num_fetched(request: EncodedRequest, past: PastItems) -> int:
+    excluded = max(len(request.exclude), len(past.rows))
+    return (request.k + min(excluded, _MAX_SEEN)) * (OVERFETCH if request.filter else 1)

@@ -5,43 +5,75 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from habitus.errors import HabitusError
 from habitus.serving.batching import Batcher, DeadlineError, Lane, QueueFullError, StoppedError
-from habitus.serving.items import ItemStore
-from habitus.serving.limits import ServerLimits
-from habitus.serving.requests import ReadOnlyError, Request, RequestError, StorageError, UnknownItemError
+from habitus.serving.item_store import ItemStore
+from habitus.serving.middleware import Metrics, internal_error
 from habitus.serving.retriever import Retriever
-from habitus.serving.telemetry import Telemetry
-from habitus.serving.wire import RefusedError, failure, recommend_answer
+from habitus.serving.schemas import (
+    EmbedRequest,
+    EmbedResponse,
+    Fields,
+    HealthResponse,
+    HttpError,
+    ItemResponse,
+    RecommendRequest,
+    RecommendResponse,
+    RequestError,
+    SchemaResponse,
+    StorageError,
+    SwapResponse,
+    UnknownItemError,
+    UpdateResponse,
+)
 
 log = logging.getLogger(__name__)
 
-# Opens a run; the store is that of the run before where both share one.
+# Opens a run; the store is that of the previous run if both share one.
 OpenRun = Callable[[Path, ItemStore | None], Retriever]
-Values = dict[str, Any]
-STATUS = ((UnknownItemError, 404), (ReadOnlyError, 403), (RequestError, 422), (StorageError, 507))
-NUM_EXAMPLES = 12
+_NUM_EXAMPLES = 12
+
+
+class _Update(NamedTuple):
+    item_id: Any
+    fields: Fields | None  # None withdraws the item
+
+    def apply(self, retriever: Retriever) -> None:
+        if self.fields is None:
+            retriever.delete_item(self.item_id)
+        else:
+            retriever.put_item(self.item_id, self.fields)
+
+    def repeat(self, retriever: Retriever) -> None:
+        """Apply an update that another run has seen; an item that is not there is withdrawn already."""
+        with contextlib.suppress(UnknownItemError):
+            self.apply(retriever)
 
 
 class Service:
-    """Answers through a retriever that one worker thread asks. `run` may be a link that points elsewhere later."""
+    """Answers through a retriever that one worker thread calls. `run` may be a link that points elsewhere later.
 
-    def __init__(self, run: Path, open_run: OpenRun, limits: ServerLimits, *, share_items: bool) -> None:
+    The limits are those of the retriever that `open_run` opens.
+    """
+
+    def __init__(self, run: Path, open_run: OpenRun, *, share_items: bool) -> None:
         self.run = run
-        self.limits = limits
         self.share_items = share_items
-        self.telemetry = Telemetry()
+        self.metrics = Metrics()
         self.stopping = False
         self._open_run = open_run
         self._began = time.monotonic()
         self._swapping = False
-        self._missed: list[tuple[str, Any, Mapping[str, Any]]] | None = None  # updates while a new run is opened
+        self._missed: list[_Update] | None = None  # updates while a new run is opened
+        resolved = run.resolve()
+        self._adopt(open_run(resolved, None), resolved)
+        self.limits = limits = self.retriever.limits
         self.batcher = Batcher(
             {
                 "recommend": Lane(self._recommend, limits.max_batch),
@@ -50,178 +82,161 @@ class Service:
                 ),
                 "embed_items": Lane(lambda jobs: self._embed(self.retriever.embed_items, jobs), limits.max_batch),
                 "read": Lane(lambda calls: [call() for call in calls]),
-                "update": Lane(lambda jobs: [self._update(*job) for job in jobs], patient=True),
+                "update": Lane(lambda updates: [self._update(update) for update in updates], patient=True),
                 "install": Lane(lambda jobs: [self._install(*job) for job in jobs], patient=True, limited=False),
             },
             max_queue=limits.max_queue,
             max_wait_s=limits.max_wait_ms / 1000,
-            on_batch=self.telemetry.note_batch,
+            on_batch=self.metrics.count_batch,
         )
-        resolved = run.resolve()
-        self._adopt(open_run(resolved, None), resolved)
 
     async def start(self) -> None:
         self.batcher.start()
 
     async def stop(self) -> None:
-        """Answer what waits, then let go of the retriever."""
+        """Answer what waits, then close the retriever."""
         self.stopping = True
         await self.batcher.stop()
         self.retriever.close()
 
-    async def recommend(self, request: Request, with_fields: bool, deadline: float) -> Values:
-        """The body of an answer."""
-        found: Values = await self.ask("recommend", (request, with_fields), deadline)
-        return found
+    async def recommend(self, request: RecommendRequest, deadline: float) -> RecommendResponse:
+        response: RecommendResponse = await self.submit("recommend", request, deadline)
+        return response
 
-    async def embed(self, kind: str, rows: Sequence[Any], deadline: float) -> Values:
-        """The vectors of 'histories' or 'items'."""
-        vectors, model = await self.ask(f"embed_{kind}", rows, deadline)
-        return {"vectors": vectors.tolist(), "model": model}
+    async def embed(self, request: EmbedRequest, deadline: float) -> EmbedResponse:
+        lane, rows = ("embed_histories", request.histories) if request.histories else ("embed_items", request.items)
+        response: EmbedResponse = await self.submit(lane, rows, deadline)
+        return response
 
-    async def update(self, verb: str, item_id: str, fields: Mapping[str, Any], deadline: float) -> Values:
-        """'put' or 'delete' an item; it has happened, durably, when this returns, and otherwise it has not."""
-        found: Values = await self.ask("update", (verb, item_id, fields), deadline)
-        return found
+    async def put_item(self, item_id: str, fields: Fields, deadline: float) -> UpdateResponse:
+        """Add or replace an item; it has happened, durably, if this returns, and has not if it raises."""
+        response: UpdateResponse = await self.submit("update", _Update(item_id, fields), deadline)
+        return response
 
-    async def item(self, item_id: str, deadline: float) -> Values:
-        """What is known of an item."""
-        found: Values = await self.ask("read", lambda: self._item(item_id), deadline)
-        return found
+    async def delete_item(self, item_id: str, deadline: float) -> UpdateResponse:
+        """Withdraw an item, with the same promise."""
+        response: UpdateResponse = await self.submit("update", _Update(item_id, None), deadline)
+        return response
 
-    async def describe(self, deadline: float) -> Values:
+    async def item(self, item_id: str, deadline: float) -> ItemResponse:
+        response: ItemResponse = await self.submit("read", lambda: self.retriever.item(item_id), deadline)
+        return response
+
+    async def describe(self, deadline: float) -> SchemaResponse:
         """The columns of events and items, and some items."""
-        found: Values = await self.ask("read", self._describe, deadline)
-        return found
+        response: SchemaResponse = await self.submit("read", self._describe, deadline)
+        return response
 
-    async def ask(self, lane: str, payload: Any, deadline: float) -> Any:
-        """A job's result; where there is none, the refusal that says why."""
+    async def submit(self, lane: str, payload: Any, deadline: float) -> Any:
+        """A job's result; if there is none, the error that says why to a client."""
         try:
-            return await self.batcher.ask(lane, payload, deadline)
+            return await self.batcher.submit(lane, payload, deadline)
         except QueueFullError:
-            raise RefusedError(
-                503, f"{self.limits.max_queue:,} requests wait already", next_step="try again later", retry_s=1
+            raise HttpError(
+                503, f"{self.limits.max_queue:,} requests wait already", next_step="try again later", retry_after_s=1
             ) from None
         except StoppedError:
-            raise RefusedError(503, "the service is stopping", next_step="try again later", retry_s=5) from None
+            raise HttpError(503, "the service is stopping", next_step="try again later", retry_after_s=5) from None
         except DeadlineError:
-            raise RefusedError(
+            raise HttpError(
                 504, f"no answer within {self.limits.timeout_s:g} s", next_step="try again later, or ask for less"
             ) from None
-        except HabitusError as error:
-            for kind, status in STATUS:
-                if isinstance(error, kind):
-                    raise RefusedError.of(error, status) from None
-            log.error("a request could not be answered: %s", error)
-            raise failure() from None
-        except RefusedError:
+        except (RequestError, StorageError):
             raise
+        except HabitusError as error:
+            log.error("a request could not be answered: %s", error)
+            raise internal_error() from None
         except Exception:  # the worker has logged it
-            raise failure() from None
+            raise internal_error() from None
 
-    def health(self) -> Values:
-        """Who answers, and whether."""
-        return {
-            "status": "stopping" if self.stopping else "ok",
-            "run": self._resolved.name,
-            "model": self.model,
-            "num_items": self.num_items,
-            "index": self.retriever.index_info.kind,
-            "waiting": self.batcher.num_waiting,
-            "uptime_s": round(time.monotonic() - self._began, 3),
-        }
+    def health(self) -> HealthResponse:
+        """Which run answers, and whether the service is stopping."""
+        return HealthResponse(
+            status="stopping" if self.stopping else "ok",
+            run=self._resolved.name,
+            model=self.model,
+            num_items=self.num_items,
+            index=self.retriever.index_info.kind,
+            waiting=self.batcher.num_waiting,
+            uptime_s=round(time.monotonic() - self._began, 3),
+        )
 
-    def metrics(self) -> bytes:
+    def metrics_text(self) -> bytes:
         """Counters in Prometheus's text form."""
-        self.telemetry.waiting.set(self.batcher.num_waiting)
-        self.telemetry.items.set(self.num_items)
-        return self.telemetry.text()
+        self.metrics.waiting.set(self.batcher.num_waiting)
+        self.metrics.items.set(self.num_items)
+        return self.metrics.to_text()
 
-    async def swap(self) -> Values:
-        """Let what `run` names now answer from now on; where it cannot be opened, everything stays as it is.
+    async def swap(self) -> SwapResponse:
+        """Answer from the run that `run` points to now; if it cannot be opened, everything stays as it is.
 
-        The new run is opened, verified and asked once beside the old one, which goes on answering. Updates that come
-        meanwhile are made in the old one and repeated in the new one before it takes over.
+        The new run is opened, verified and tried out while the old one goes on answering. Updates that arrive
+        meanwhile are applied to the old one and repeated on the new one before it takes over.
         """
         if self._swapping:
-            raise RefusedError(409, "another swap is under way", next_step="wait for it", retry_s=5)
+            raise HttpError(409, "another swap is under way", next_step="wait for it", retry_after_s=5)
         self._swapping, self._missed = True, []
         try:
             resolved = self.run.resolve()
             shared = self.share_items or self.retriever.read_only or resolved == self._resolved
-            new = await asyncio.to_thread(self._opened, resolved, shared)
-            answer: Values = await self.ask("install", (new, resolved, shared), math.inf)
+            new = await asyncio.to_thread(self._open_new, resolved, shared)
+            response: SwapResponse = await self.submit("install", (new, resolved, shared), math.inf)
         except Exception as error:
-            self.telemetry.swaps.labels("refused").inc()
-            if isinstance(error, RefusedError):
+            self.metrics.swaps.labels("refused").inc()
+            if isinstance(error, HttpError):
                 raise
             if isinstance(error, HabitusError):
-                raise RefusedError.of(error, 409) from None
+                raise HttpError(409, error.problem, expected=error.expected, next_step=error.next_step) from None
             log.exception("%s could not be opened", self.run)
-            raise RefusedError(409, "the run could not be opened", next_step="see the service's log") from None
+            raise HttpError(409, "the run could not be opened", next_step="see the service's log") from None
         finally:
             self._swapping, self._missed = False, None
-        self.telemetry.swaps.labels("done").inc()
+        self.metrics.swaps.labels("done").inc()
         log.info("swapped to %s, model %s", resolved.name, self.model[:12])
-        return answer
+        return response
 
     def _adopt(self, retriever: Retriever, resolved: Path) -> None:
-        """Answer by this retriever. What is asked of it on the event loop is kept here: it locks while it computes."""
+        """Answer by this retriever. What the event loop reads is copied here: the retriever locks while it computes."""
         self.retriever = retriever
         self._resolved = resolved
         self.model = retriever.checksum
         self.num_items = retriever.num_items
 
-    def _recommend(self, jobs: list[tuple[Request, bool]]) -> list[Any]:
-        answers = self.retriever.recommend_each([request for request, _ in jobs])
-        found: list[Any] = []
-        for (_, with_fields), answer in zip(jobs, answers, strict=True):
-            if isinstance(answer, RequestError):
-                found.append(answer)
-                continue
-            body = recommend_answer(answer, self.model)
-            if with_fields:
-                for one in body["items"]:
-                    one["fields"] = self._item(one["item_id"])["fields"]
-            found.append(body)
-        return found
+    def _recommend(self, requests: list[RecommendRequest]) -> list[RecommendResponse | RequestError]:
+        return self.retriever.recommend_each(requests)
 
-    def _embed(self, embed: Callable[[list[Any]], np.ndarray], jobs: list[list[Any]]) -> list[Any]:
+    def _embed(self, embed: Callable[[list[Any]], np.ndarray], jobs: list[list[Any]]) -> list[EmbedResponse]:
         vectors = embed([row for job in jobs for row in job])
         stops = np.cumsum([len(job) for job in jobs])[:-1]
-        return [(part, self.model) for part in np.split(vectors, stops)]
+        return [EmbedResponse(vectors=part.tolist(), model=self.model) for part in np.split(vectors, stops)]
 
-    def _update(self, verb: str, item_id: Any, fields: Mapping[str, Any]) -> Values:
-        _apply(self.retriever, verb, item_id, fields)
+    def _update(self, update: _Update) -> UpdateResponse:
+        update.apply(self.retriever)
         if self._missed is not None:
-            self._missed.append((verb, item_id, fields))
+            self._missed.append(update)
         self.num_items = self.retriever.num_items
-        return {"item_id": self.retriever.item(item_id).item_id, "num_items": self.num_items, "model": self.model}
+        item_id = self.retriever.item(update.item_id).item_id
+        return UpdateResponse(item_id=item_id, num_items=self.num_items, model=self.model)
 
-    def _item(self, item_id: Any) -> Values:
-        found = self.retriever.item(item_id)
-        fields = _trained_categories(self.retriever, item_id) if found.fields is None else dict(found.fields)
-        return {"item_id": found.item_id, "recommended": found.live, "fields": fields, "model": self.model}
-
-    def _describe(self) -> Values:
+    def _describe(self) -> SchemaResponse:
         schema = self.retriever.bundle.schema
-        return {
-            "item_column": schema.events.item_column,
-            "id_column": schema.items.item,
-            "event_fields": {schema.events.timestamp: schema.events.time_unit, **schema.events.fields},
-            "item_fields": dict(schema.items.fields),
-            "window": self.retriever.limits.window,
-            "examples": self.retriever.some_items(NUM_EXAMPLES),
-            "model": self.model,
-        }
+        return SchemaResponse(
+            item_column=schema.events.item_column,
+            id_column=schema.items.item,
+            event_fields={schema.events.timestamp: schema.events.time_unit, **schema.events.fields},
+            item_fields=dict(schema.items.fields),
+            window=self.retriever.window,
+            examples=self.retriever.some_items(_NUM_EXAMPLES),
+            model=self.model,
+        )
 
-    def _opened(self, resolved: Path, shared: bool) -> Retriever:
-        """The run, opened and asked once; with items of its own, it first gets those that were added here."""
+    def _open_new(self, resolved: Path, shared: bool) -> Retriever:
+        """The new run, opened and tried out; with items of its own, it first gets those that were added here."""
         new = self._open_run(resolved, self.retriever.store if shared else None)
         try:
             if not shared:
-                for change in _changes_of(self.retriever):
-                    _repeat(new, *change)
+                for update in _updates_of(self.retriever):
+                    update.repeat(new)
             _try_out(new)
         except BaseException:
             if not shared:  # a shared store is still in use
@@ -229,11 +244,11 @@ class Service:
             raise
         return new
 
-    def _install(self, new: Retriever, resolved: Path, shared: bool) -> Values:
-        """Runs on the worker, between two batches: no request is lost, none sees half of each."""
+    def _install(self, new: Retriever, resolved: Path, shared: bool) -> SwapResponse:
+        """Runs on the worker, between two batches: no request is lost, and none sees a part of each run."""
         try:
             for update in [] if shared else self._missed or []:
-                _repeat(new, *update)
+                update.repeat(new)
         except BaseException:
             new.close()
             raise
@@ -241,44 +256,22 @@ class Service:
         self._adopt(new, resolved)
         if not shared:
             old.close()
-        return {"run": resolved.name, "model": self.model, "previous": previous, "num_items": self.num_items}
+        return SwapResponse(run=resolved.name, model=self.model, previous=previous, num_items=self.num_items)
 
 
 def _try_out(retriever: Retriever) -> None:
-    """Ask a retriever for what follows one event, so that what is broken shows before anyone depends on it."""
+    """Recommend for one event, so that a broken run is noticed before anyone depends on it."""
     schema = retriever.bundle.schema
-    first = retriever.some_items(1)[0]
-    named = first if isinstance(first, dict) else {schema.items.item: first}
-    event = {schema.events.item_column if name == schema.items.item else name: named[name] for name in named}
-    retriever.recommend([Request((event,), k=1)])
+    item_id = retriever.some_items(1)[0]
+    columns: Mapping[str, Any] = item_id if isinstance(item_id, dict) else {schema.items.item: item_id}
+    event = {schema.events.item_column if name == schema.items.item else name: columns[name] for name in columns}
+    retriever.recommend([RecommendRequest(history=[event], k=1)])
 
 
-def _apply(retriever: Retriever, verb: str, item_id: Any, fields: Mapping[str, Any]) -> None:
-    if verb == "put":
-        retriever.put_item(item_id, fields)
-    else:
-        retriever.delete_item(item_id)
-
-
-def _trained_categories(retriever: Retriever, item_id: Any) -> dict[str, str]:
-    """What is kept of an item that came with the run: the categories that filters look at."""
-    live = retriever.live
-    row = live.rows_of([retriever.kind.key(item_id)])[0]
-    known = retriever.bundle.encoders.item_values
-    codes = {name: int(column[row]) for name, column in live.catalogue.codes.items()}
-    return {name: known[name][code - 1] for name, code in codes.items() if code}
-
-
-def _changes_of(retriever: Retriever) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+def _updates_of(retriever: Retriever) -> Iterator[_Update]:
     """The updates that bring another run's items to the state of this one's."""
     for key, entry in retriever.store.changes(0)[1]:
         if entry.fields:
-            yield "put", key, entry.fields
+            yield _Update(key, dict(entry.fields))
         if entry.withdrawn:
-            yield "delete", key, {}
-
-
-def _repeat(retriever: Retriever, verb: str, item_id: Any, fields: Mapping[str, Any]) -> None:
-    """Make a change again that another run has seen; an item that is not there is withdrawn already."""
-    with contextlib.suppress(UnknownItemError):
-        _apply(retriever, verb, item_id, fields)
+            yield _Update(key, None)

@@ -1,4 +1,4 @@
-"""Items that were added, changed or withdrawn at run time: on disk before the caller hears that it is done.
+"""Items added, changed or withdrawn at run time: on disk before the call returns.
 
 One file, journal.jsonl: a line per change, each with the checksum of its own bytes, appended and flushed to the disk.
 A process killed while it writes leaves a torn last line, which was acknowledged to nobody and is cut off at the next
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from habitus.errors import RunError
+from habitus.files import sync_folder
 from habitus.serving.ids import Key
-from habitus.serving.requests import StorageError
+from habitus.serving.schemas import StorageError
 
 JOURNAL, LOCK = "journal.jsonl", "lock"
 FORMAT = {"format": "habitus items", "version": 1}
@@ -31,7 +32,7 @@ _CHECKSUM = 16
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """The last known state of one item."""
 
     fields: Mapping[str, Any]  # as read; empty for a trained item that was only withdrawn
@@ -46,7 +47,7 @@ class ItemStore:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._mutex = threading.RLock()
-        self._states: dict[Key, tuple[int, Entry]] = {}  # in the order of the last change
+        self._states: dict[Key, tuple[int, JournalEntry]] = {}  # in the order of the last change
         self._version = 0
         self._lines = 0
         self._size = 0  # bytes of whole lines
@@ -58,28 +59,28 @@ class ItemStore:
     def __len__(self) -> int:
         return len(self._states)
 
-    def get(self, key: Key) -> Entry | None:
+    def get(self, key: Key) -> JournalEntry | None:
         with self._mutex:
-            found = self._states.get(key)
-        return None if found is None else found[1]
+            state = self._states.get(key)
+        return None if state is None else state[1]
 
-    def changes(self, since: int) -> tuple[int, list[tuple[Key, Entry]]]:
+    def changes(self, since: int) -> tuple[int, list[tuple[Key, JournalEntry]]]:
         """The version now, and the items that changed after version `since`, oldest change first."""
         with self._mutex:
-            found = []
+            changes = []
             for key, (version, entry) in reversed(self._states.items()):
                 if version <= since:
                     break
-                found.append((key, entry))
-            return self._version, found[::-1]
+                changes.append((key, entry))
+            return self._version, changes[::-1]
 
-    def put(self, key: Key, entry: Entry) -> None:
+    def put(self, key: Key, entry: JournalEntry) -> None:
         """Write an item's new state; it is on the disk when this returns. On failure nothing has changed."""
         with self._mutex:
             self._acquire()
-            line = _line({"id": list(key) if isinstance(key, tuple) else key, **_plain(entry)})
+            line = _line({"id": list(key) if isinstance(key, tuple) else key, **_to_json(entry)})
             self._append(line)
-            self._remember(key, entry)
+            self._set_state(key, entry)
             self._lines += 1
             if self._lines - len(self._states) > max(self._compact_at, len(self._states)):
                 self._try_compaction()
@@ -96,27 +97,27 @@ class ItemStore:
         """Write the journal anew with one line per item. On failure the old one goes on."""
         with self._mutex:
             self._acquire()
-            beside = self.folder / f".{JOURNAL}.partial"
+            partial = self.folder / f".{JOURNAL}.partial"
             fresh = -1
             try:
-                fresh = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                fresh = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
                 size = 0
                 for line in self._current_lines():
-                    size += _write_whole(fresh, line, size)
+                    size += _write_fully(fresh, line, size)
                 os.fsync(fresh)
-                beside.replace(self.folder / JOURNAL)
+                partial.replace(self.folder / JOURNAL)
             except OSError as error:
                 if fresh >= 0:
                     os.close(fresh)
                 raise StorageError(f"the items could not be written: {error.strerror}") from error
             finally:
                 with contextlib.suppress(OSError):
-                    beside.unlink(missing_ok=True)
+                    partial.unlink(missing_ok=True)
             # From the rename on, the new file is the journal: nothing may be written to the old one any more.
             os.close(self._file)
             self._file, self._lines, self._size = fresh, len(self._states), size
             try:
-                _sync_folder(self.folder)
+                sync_folder(self.folder)
             except OSError as error:
                 self.close()  # the next change opens and reads what is there
                 raise StorageError(f"the items could not be written: {error.strerror}") from error
@@ -124,7 +125,7 @@ class ItemStore:
     def _current_lines(self) -> Iterator[bytes]:
         yield _line(FORMAT)
         for key, (_, entry) in self._states.items():
-            yield _line({"id": list(key) if isinstance(key, tuple) else key, **_plain(entry)})
+            yield _line({"id": list(key) if isinstance(key, tuple) else key, **_to_json(entry)})
 
     def _try_compaction(self) -> None:
         try:
@@ -134,7 +135,7 @@ class ItemStore:
 
     def _append(self, line: bytes) -> None:
         try:
-            _write_whole(self._file, line, self._size)
+            _write_fully(self._file, line, self._size)
             os.fsync(self._file)
         except OSError as error:
             self._undo()
@@ -188,7 +189,7 @@ class ItemStore:
                     file.write(_line(FORMAT))
                     file.flush()
                     os.fsync(file.fileno())
-                _sync_folder(self.folder)
+                sync_folder(self.folder)
                 self._size = len(_line(FORMAT))
             self._file = os.open(path, os.O_RDWR)
             os.ftruncate(self._file, self._size)
@@ -196,7 +197,7 @@ class ItemStore:
             raise StorageError(f"the items could not be written: {error.strerror}") from error
 
     def _load(self) -> None:
-        """Read the journal; what this process knows already keeps its version."""
+        """Read the journal; entries that have not changed keep their version."""
         path = self.folder / JOURNAL
         self._lines, self._size = 0, 0
         if not path.exists():
@@ -209,19 +210,19 @@ class ItemStore:
                     raise RunError(f"{path} is of another format: {str(values)[:80]}", expected=str(FORMAT))
                 continue
             key = tuple(values["id"]) if isinstance(values["id"], list) else values["id"]
-            entry = _entry(values)
-            known = self._states.get(key)
-            if known is None or known[1] != entry:
-                self._remember(key, entry)
+            entry = _from_json(values)
+            state = self._states.get(key)
+            if state is None or state[1] != entry:
+                self._set_state(key, entry)
             self._lines += 1
 
-    def _remember(self, key: Key, entry: Entry) -> None:
+    def _set_state(self, key: Key, entry: JournalEntry) -> None:
         self._version += 1
         self._states.pop(key, None)
         self._states[key] = self._version, entry
 
 
-def _write_whole(descriptor: int, line: bytes, at: int) -> int:
+def _write_fully(descriptor: int, line: bytes, at: int) -> int:
     """Write all bytes at a place of a file; returns how many."""
     written = 0
     while written < len(line):
@@ -250,7 +251,7 @@ def _read_lines(path: Path, content: bytes) -> Iterator[tuple[dict[str, Any], in
         yield json.loads(body), len(line) + 1
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _to_json(entry: JournalEntry) -> dict[str, Any]:
     if entry.withdrawn and not entry.fields:
         return {"withdrawn": True}
     values: dict[str, Any] = {"fields": dict(entry.fields)}
@@ -261,18 +262,10 @@ def _plain(entry: Entry) -> dict[str, Any]:
     return values
 
 
-def _entry(values: Mapping[str, Any]) -> Entry:
-    return Entry(
+def _from_json(values: Mapping[str, Any]) -> JournalEntry:
+    return JournalEntry(
         fields=values.get("fields", {}),
         withdrawn=values.get("withdrawn", False),
         vector=base64.b64decode(values.get("vector", "")),
         embedder=values.get("embedder", ""),
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Running the service: a socket, signals, and a uvicorn server that lets go of dawdling connections."""
+"""Running the service: a socket, signals, and a uvicorn server that closes stalled connections."""
 
 import asyncio
 import importlib.util
@@ -14,14 +14,13 @@ from typing import Any
 import uvicorn
 
 from habitus.errors import ConfigError, HabitusError
-from habitus.serving.http import create_app
+from habitus.serving.app import create_app
 from habitus.serving.service import Service
-from habitus.serving.wire import RefusedError
 
 log = logging.getLogger(__name__)
 
 
-def serve(
+def run_server(
     service: Service,
     listener: socket.socket,
     *,
@@ -44,7 +43,7 @@ def serve(
         timeout_graceful_shutdown=max(1, round(service.limits.shutdown_s)),
     )
     server = _Server(config, service, ready)
-    # uvicorn raises the signal again once it has shut down; a shutdown in order is a success.
+    # uvicorn raises the signal again once it has shut down; an orderly shutdown is a success.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.run(sockets=[listener])
@@ -54,9 +53,9 @@ def bind(host: str, port: int) -> socket.socket:
     """A socket bound to an address; port 0 takes a free one."""
     try:
         if not 0 <= port < 1 << 16:
-            raise OverflowError("ports are 0 to 65535")  # the lookup would take the remainder
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+            raise OverflowError("ports are 0 to 65535")  # getaddrinfo would take it modulo 65536
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -70,13 +69,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where a bound socket is reached."""
+    """The URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
+    """Whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -84,13 +83,13 @@ def is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """A server that lets go of clients that neither send nor take anything, which uvicorn would keep for ever."""
+    """A server that closes connections whose client neither sends nor reads, which uvicorn would keep for ever."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.service = service
         self._ready = ready
-        self._dawdling_since: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._stalled_since: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._swap: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -101,24 +100,24 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:
-            self._close_dawdlers()
+            self._close_stalled()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.service.stopping = True
         await super().shutdown(sockets=sockets)
 
-    def _close_dawdlers(self) -> None:
-        """Cut connections off that have been sending headers, or not taking their answers, for too long."""
+    def _close_stalled(self) -> None:
+        """Close connections that have been sending headers, or not reading their responses, for too long."""
         now = time.monotonic()
         connections: list[Any] = list(self.server_state.connections)
         for connection in connections:
             answering = connection.cycle is not None and not connection.cycle.response_complete
-            resting = connection.timeout_keep_alive_task is not None
-            taking = not connection.flow.write_paused
-            if taking and (answering or resting):
-                self._dawdling_since.pop(connection, None)
-            elif now - self._dawdling_since.setdefault(connection, now) > self.service.limits.read_timeout_s:
+            idle = connection.timeout_keep_alive_task is not None
+            reading = not connection.flow.write_paused
+            if reading and (answering or idle):
+                self._stalled_since.pop(connection, None)
+            elif now - self._stalled_since.setdefault(connection, now) > self.service.limits.read_timeout_s:
                 connection.transport.abort()
 
     def _on_hangup(self) -> None:
@@ -127,5 +126,5 @@ class _Server(uvicorn.Server):
     async def _swap_run(self) -> None:
         try:
             await self.service.swap()
-        except (RefusedError, HabitusError) as error:
+        except HabitusError as error:
             log.warning("SIGHUP: %s; the former run goes on answering", error)

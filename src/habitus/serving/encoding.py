@@ -1,0 +1,382 @@
+"""From raw events and items to what the model reads: every value checked, then encoded by `habitus.data`.
+
+Preparation drops or counts values that it cannot read; here they are refused, with the name of the place.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+
+from habitus.data import (
+    KINDS,
+    MICROSECONDS_PER_DAY,
+    NUMBER_PATTERN,
+    SEGMENT,
+    TIME_UNIT_US,
+    YEAR_1900_US,
+    YEAR_2200_US,
+    Batch,
+    Encoders,
+    Field,
+    ItemFeatures,
+    clock_fields,
+    pack,
+    to_categories,
+)
+from habitus.events import GAP, HOUR, WEEKDAY, Schema, TimeUnit
+from habitus.model import EMBED_ROWS, Bundle, embed_features
+from habitus.serving.ids import IdFormat, Key, is_unicode
+from habitus.serving.schemas import Event, Fields, Limits, RequestError, invalid_value
+from habitus.typed import suggest_name
+
+_NUMBER = re.compile(NUMBER_PATTERN)
+_EPOCH = datetime(1970, 1, 1)
+_MICROSECOND = timedelta(microseconds=1)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class EncodedHistory:
+    """The newest events of known items, oldest first. Arrays are [n]."""
+
+    rows: np.ndarray  # int64: rows of the candidates
+    fields: dict[str, np.ndarray]  # codes int32, numbers float32 with NaN where missing
+    seen_rows: frozenset[int] = frozenset()  # of all known items of the request, older ones too
+    unknown_ids: tuple[Any, ...] = ()  # of the items whose events were left out
+
+
+class HistoryEncoder:
+    """Encodes the histories of one run."""
+
+    def __init__(self, schema: Schema, encoders: Encoders, id_format: IdFormat, window: int, limits: Limits) -> None:
+        self.roles = schema.events
+        self.id_format = id_format
+        self.window = window
+        self.limits = limits
+        self.fields = encoders.fields.event
+        self.codes = encoders.event_codes
+        roles = self.roles
+        self.columns = {roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *roles.fields}
+        self.has_clock = roles.time_unit != "order"
+
+    def encode(self, events: Sequence[Event], rows_of: Callable[[Sequence[Key]], Sequence[int]]) -> EncodedHistory:
+        """One history; `rows_of` looks up the rows of items, -1 for unknown ones.
+
+        Events are sorted by time, those of the same time in the order given. Events of unknown items are left out, and
+        their ids returned; of the others the newest are used, as many as the model's window holds.
+        """
+        self.limits.check_history(events)
+        keys = self._keys(events)
+        rows = np.asarray(rows_of(keys), np.int64)
+        times = self._times(events)
+        order = np.arange(len(events)) if times is None else np.argsort(times, kind="stable")
+        order = order[rows[order] >= 0]
+        newest = order[-self.window :]
+        clock = self._clock(None if times is None else times[order], len(order))
+        fields = {name: column[-self.window :] for name, column in clock.items()}
+        for name, kind in self.roles.fields.items():
+            fields[name] = self._field(name, kind, events, newest)
+        unknown = dict.fromkeys(keys[place] for place in np.flatnonzero(rows < 0))
+        return EncodedHistory(
+            rows=rows[newest],
+            fields=fields,
+            seen_rows=frozenset(rows[order].tolist()),
+            unknown_ids=tuple(self.id_format.to_id(key) for key in unknown),
+        )
+
+    def _keys(self, events: Sequence[Event]) -> list[Key]:
+        keys = []
+        for number, event in enumerate(events):
+            if not self.columns.issuperset(event):
+                check_names(f"history[{number}]", event, self.columns)
+            keys.append(self.id_format.event_key(event, f"history[{number}].{self.roles.item_column}"))
+        return keys
+
+    def _times(self, events: Sequence[Event]) -> np.ndarray | None:
+        """The times; None if no event has one, and the order given counts."""
+        column = self.roles.timestamp
+        missing = [number for number, event in enumerate(events) if event.get(column) is None]
+        if len(missing) == len(events):
+            return None
+        if missing:
+            raise RequestError(
+                f"history[{missing[0]}] has no {column!r}, and other events have one",
+                expected="a time in every event, or in none: then their order counts",
+            )
+        unit = self.roles.time_unit
+        times = [read_time(f"history[{number}].{column}", event[column], unit) for number, event in enumerate(events)]
+        return np.array(times, np.int64)
+
+    def _clock(self, times: np.ndarray | None, size: int) -> dict[str, np.ndarray]:
+        """Seconds since the last event, hour and weekday of sorted times; missing without times."""
+        if not self.has_clock:
+            return {}
+        if times is None:
+            missing = np.zeros(size, np.int32)
+            return {GAP: np.full(size, np.nan, np.float32), HOUR: missing, WEEKDAY: missing}
+        return clock_fields(times, np.concatenate([times[:1], times[:-1]]), np.arange(size) == 0)
+
+    def _field(self, name: str, kind: str, events: Sequence[Event], places: np.ndarray) -> np.ndarray:
+        values = [(f"history[{place}].{name}", events[place].get(name)) for place in places.tolist()]
+        if name in self.codes:
+            codes, longest = self.codes[name], self.limits.max_text
+            texts = [read_category(what, value, longest) for what, value in values]
+            return np.array([0 if text is None else codes.get(text, 0) for text in texts], np.int32)
+        read = read_number if kind == "number" else _read_days
+        return np.array([read(what, value) for what, value in values], np.float32)
+
+
+def pack_histories(
+    histories: Sequence[EncodedHistory], event_fields: Sequence[Field]
+) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """The histories as one batch, short ones several to a window, and the window and slot of each last event."""
+    lengths = np.array([len(history.rows) for history in histories])
+    slots = int(lengths.max())
+    segments = np.zeros(len(histories), SEGMENT)
+    segments["user"], segments["length"] = np.arange(len(histories)), lengths
+    windows = pack(segments, slots)
+    shape = len(windows.offsets) - 1, slots
+    items = np.zeros(shape, np.int64)
+    positions = np.zeros(shape, np.int32)
+    numbers = np.full(shape, -1, np.int32)
+    fields = {field.name: np.full(shape, field.missing, field.dtype) for field in event_fields}
+    last_windows, last_slots = np.empty(len(histories), np.int64), np.empty(len(histories), np.int64)
+    boundaries = []
+    for window, (first, stop) in enumerate(zip(windows.offsets[:-1], windows.offsets[1:], strict=True)):
+        at = 0
+        for number, segment in enumerate(windows.segments[first:stop]):
+            history, length = histories[segment["user"]], int(segment["length"])
+            place = window, slice(at, at + length)
+            items[place], numbers[place] = history.rows, number
+            positions[place] = np.arange(length)
+            for name, column in fields.items():
+                column[place] = history.fields[name]
+            boundaries.append(window * slots + at)
+            last_windows[segment["user"]], last_slots[segment["user"]] = window, at + length - 1
+            at += length
+        if at < slots:
+            boundaries.append(window * slots + at)  # the empty tail is a segment of its own
+    boundaries.append(items.size)
+    batch = Batch(
+        items=items,
+        targets=np.full(shape, -1, np.int64),
+        positions=positions,
+        segments=numbers,
+        boundaries=np.array(boundaries, np.int32),
+        users=np.empty((shape[0], 0), np.int64),
+        fields=fields,
+    )
+    return batch, last_windows, last_slots
+
+
+class ItemEncoder:
+    """Reads and embeds the items of one run from their raw fields."""
+
+    def __init__(self, bundle: Bundle, id_format: IdFormat, limits: Limits) -> None:
+        self.bundle = bundle
+        self.id_format = id_format
+        self.limits = limits
+        self.kinds = bundle.encoders.item_kinds
+        self.vector_sizes = {field.name: field.size for field in bundle.encoders.fields.item if field.kind == "vector"}
+
+    def read_item(self, key: Key, fields: Mapping[str, Any]) -> Fields:
+        """The fields of an item as they are stored: plain values by name, missing ones absent.
+
+        The columns of an item×field pair come from its id; if the fields repeat them, they must agree.
+        """
+        id_column = self.id_format.table_column
+        values = {name: value for name, value in fields.items() if name != id_column}
+        if id_column in fields and self._first_key(fields[id_column]) != self._first(key):
+            raise RequestError(
+                f"the field {id_column!r} is not the item's id", expected="the same id, or no such field"
+            )
+        for name, value in zip(self.id_format.pair_columns, key[1:] if self.id_format.is_pair else (), strict=True):
+            if str(values.setdefault(name, value)) != value:
+                raise RequestError(f"the field {name!r} is not that of the item's id", expected=f"{value!r}")
+        return self.read_fields(values)
+
+    def read_fields(self, fields: Mapping[str, Any]) -> Fields:
+        """The same for an item without an id; if it has one, it is ignored."""
+        check_names("the item", fields, [*self.kinds, self.id_format.table_column])
+        values = {name: self._read(name, value) for name, value in fields.items() if name in self.kinds}
+        values = {name: value for name, value in values.items() if value is not None}
+        own = set(self.kinds) - set(self.id_format.pair_columns)
+        if not own & values.keys():
+            raise RequestError("the item has no fields", expected=f"at least one of: {', '.join(sorted(own))}")
+        return values
+
+    def categories(self, fields: Mapping[str, Any]) -> dict[str, str | None]:
+        """The values that filters look at."""
+        return {name: fields.get(name) for name in self.bundle.encoders.item_values}
+
+    def embed(self, items: Sequence[Fields]) -> Tensor:
+        """The vectors [n, joint_dim] of items whose fields have been read."""
+
+        def features() -> Iterator[ItemFeatures]:
+            for at in range(0, len(items), EMBED_ROWS):
+                table = self._table(items[at : at + EMBED_ROWS])
+                yield self.bundle.encoders.encode_items(table, self.bundle.tokenizer)
+
+        return embed_features(self.bundle.model, features(), precision=self.bundle.recipe.train.precision)
+
+    def _table(self, items: Sequence[Fields]) -> pa.RecordBatch:
+        columns = {}
+        for name, kind in self.kinds.items():
+            column = [item.get(name) for item in items]
+            if kind == "time":
+                column = [None if value is None else read_time(name, value, "datetime") for value in column]
+            columns[name] = pa.array(column, KINDS[kind].arrow_type)
+        return pa.RecordBatch.from_pydict(columns)
+
+    def _read(self, name: str, value: Any) -> Any:
+        kind, what, longest = self.kinds[name], f"field {name!r}", self.limits.max_text
+        if value is None:
+            return None
+        if kind == "text":
+            return _read_text(what, value, longest)
+        if kind == "category":
+            return read_category(what, value, longest)
+        if kind == "vector":
+            return _read_vector(what, value, self.vector_sizes[name])
+        if kind == "number":
+            return read_number(what, value)
+        return (_EPOCH + read_time(what, value, "datetime") * _MICROSECOND).isoformat()
+
+    def _first_key(self, item_id: Any) -> Any:
+        """The key of an item's own id, without the columns of a pair."""
+        pair = ("x" for _ in self.id_format.pair_columns)
+        return self._first(self.id_format.key((item_id, *pair) if self.id_format.is_pair else item_id))
+
+    def _first(self, key: Key) -> Any:
+        return key[0] if self.id_format.is_pair else key
+
+
+def check_names(what: str, names: Iterable[Any], allowed: Iterable[str]) -> None:
+    """Refuse names that are not allowed, with the nearest that is."""
+    allowed = set(allowed)
+    for name in names:
+        if name not in allowed:
+            hint = f" ({suggest_name(name, sorted(allowed))})" if isinstance(name, str) and len(name) <= 200 else ""
+            raise RequestError(
+                f"{what} names {str(name)[:60]!r}, which is not a field here{hint}",
+                expected=f"fields among: {', '.join(sorted(allowed))}",
+            )
+
+
+def read_category(what: str, value: Any, longest: int) -> str | None:
+    """A category's value as text, as `to_categories` reads a column; None if it is missing."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _check_text(what, value, longest)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        if abs(value) >= 2**63:
+            raise RequestError(
+                f"{what} is an integer of {value.bit_length()} bits", expected="at most 63 bits, or text"
+            )
+        return str(value)
+    if isinstance(value, float):
+        text: str | None = to_categories(pa.array([value], pa.float64()))[0].as_py()
+        return text
+    raise invalid_value(what, value, "a text, a number or a boolean")
+
+
+def read_number(what: str, value: Any) -> float:
+    """A number, NaN if it is missing; NaN itself, infinity and words are refused."""
+    if value is None:
+        return math.nan
+    if isinstance(value, str) and len(value) < 100 and _NUMBER.match(value):
+        value = float(value)
+    if isinstance(value, int | float):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number) and abs(number) <= _MAX_FLOAT32:
+            return number
+    raise invalid_value(what, value, "a finite number; a missing one as null")
+
+
+def read_time(what: str, value: Any, unit: TimeUnit) -> int:
+    """A time in microseconds since 1970, or the plain position if the log has only those."""
+    if unit == "order":
+        position = value if isinstance(value, int) else read_number(what, value)
+        if position != position or position != int(position) or abs(position) >= 2**63:
+            raise invalid_value(what, value, "a position: an integer")
+        return int(position)
+    if unit == "datetime":
+        time_us = _read_datetime_us(what, value)
+    else:
+        number = read_number(what, value)
+        if math.isnan(number):
+            raise invalid_value(what, value, f"a number of {unit}")
+        time_us = round(number * TIME_UNIT_US[unit])
+    if not YEAR_1900_US <= time_us < YEAR_2200_US:
+        raise invalid_value(what, value, f"a time from 1900 to 2199 (time_unit is {unit!r})")
+    return time_us
+
+
+def _read_days(what: str, value: Any) -> float:
+    """A field of kind 'time' in days since 1970, NaN if it is missing."""
+    return math.nan if value is None else float(_read_datetime_us(what, value)) / MICROSECONDS_PER_DAY
+
+
+def _read_datetime_us(what: str, value: Any) -> int:
+    """A moment in microseconds since 1970; times without a zone are UTC."""
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00") from None
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        moment = datetime(value.year, value.month, value.day)
+    if not isinstance(moment, datetime):
+        raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00")
+    try:
+        moment = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
+    except OverflowError:
+        raise invalid_value(what, value, "a time from 1900 to 2199") from None
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def _read_text(what: str, value: Any, longest: int) -> str:
+    """A text; numbers are taken as they are written."""
+    if isinstance(value, str):
+        return _check_text(what, value, longest)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise invalid_value(what, value, "a text")
+
+
+def _read_vector(what: str, value: Any, size: int) -> list[float]:
+    """A vector of finite numbers of the given length."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, list | tuple) or len(value) != size:
+        length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
+        raise RequestError(f"{what} is a {type(value).__name__}{length}", expected=f"a list of {size} numbers")
+    entries = [read_number(f"{what}[{place}]", entry) for place, entry in enumerate(value)]
+    if any(math.isnan(entry) for entry in entries):
+        raise RequestError(
+            f"{what} has a missing entry", expected=f"{size} finite numbers, or null for the whole vector"
+        )
+    return entries
+
+
+def _check_text(what: str, value: str, longest: int) -> str:
+    """A text that can be written as UTF-8 and is not too long."""
+    if len(value) > longest:
+        raise RequestError(f"{what} has {len(value):,} characters", expected=f"at most {longest:,}")
+    if not is_unicode(value):
+        raise RequestError(f"{what} holds half of a surrogate pair", expected="Unicode text")
+    return value

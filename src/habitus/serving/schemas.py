@@ -1,0 +1,253 @@
+"""Requests and responses, the limits on them, and the errors that a client sees.
+
+The same models serve HTTP and Python: the endpoints parse bodies into requests and write responses as JSON, the
+retriever takes requests and gives responses. What an event or an item may hold is up to the run's columns, so
+`serving.encoding` checks that.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import FailFast, Field, ModelWrapValidatorHandler, Strict, ValidationError, model_validator
+from pydantic_core import from_json
+
+from habitus.errors import HabitusError
+from habitus.typed import Typed, explain_error
+
+ItemId = Any  # an int or a text; for item×field pairs a mapping from column to value
+Event = dict[str, Any]  # by column of the event log; the user's column may be there and is not read
+Fields = dict[str, Any]  # by column of the item table
+Events = Annotated[list[Event], FailFast()]  # stops at the first wrong event instead of collecting a million errors
+_MAX_KEYS = 256  # of an object in a body
+_MAX_PROBLEM = 500  # characters of an error's text
+RequestT = TypeVar("RequestT", bound="_Request")
+
+
+class RequestError(HabitusError):
+    """A request that cannot be answered as it is. The text may be shown to a client."""
+
+    status = 422
+
+
+class UnknownItemError(RequestError):
+    """An item that the catalogue does not hold."""
+
+    status = 404
+
+
+class UnknownHistoryError(RequestError):
+    """A history without an event of a known item."""
+
+
+class ReadOnlyError(RequestError):
+    """A change requested of a retriever that was opened read-only."""
+
+    status = 403
+
+
+class StorageError(HabitusError):
+    """An item that could not be written durably: nothing has changed, neither on disk nor in memory."""
+
+    status = 507
+
+
+class HttpError(RequestError):
+    """A request that is refused with this status."""
+
+    def __init__(
+        self, status: int, problem: str, *, expected: str = "", next_step: str = "", retry_after_s: int = 0
+    ) -> None:
+        super().__init__(problem, expected=expected, next_step=next_step)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class _Request(Typed):
+    """What a client sends; values of the wrong type raise a RequestError."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _raise_request_error(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(values)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=False)
+            problem = "; ".join(explain_error(cls, detail) for detail in details)
+            if len(problem) > _MAX_PROBLEM:
+                problem = problem[:_MAX_PROBLEM] + "…"
+            raise RequestError(problem, expected=f"an object with the keys {', '.join(cls.model_fields)}") from None
+
+
+class RecommendRequest(_Request):
+    """Ask for the next items of one history."""
+
+    history: Events = Field(description="Events in order, oldest first, with the columns of the event log.")
+    k: Annotated[int, Strict()] = Field(10, description="How many items.")
+    exclude_seen: Annotated[bool, Strict()] = Field(False, description="Leave out the items of the history.")
+    allow: dict[str, list[Any]] = Field({}, description="Only items whose field has one of these values.")
+    deny: dict[str, list[Any]] = Field({}, description="No items whose field has one of these values.")
+    with_fields: Annotated[bool, Strict()] = Field(
+        False, description="Add what is known of each item: its categories, or all its fields."
+    )
+
+
+class EmbedRequest(_Request):
+    """Ask for vectors, of histories or of items."""
+
+    histories: Annotated[list[Events], FailFast()] = Field([], description="Histories, each a list of events.")
+    items: Annotated[list[Fields], FailFast()] = Field([], description="Items, each with its fields.")
+
+
+class PutItemRequest(_Request):
+    """An item to add or to replace."""
+
+    fields: Fields = Field(description="The item's fields, with the columns of the item table.")
+
+
+class RecommendedItem(Typed):
+    item_id: ItemId = Field(description="As in the log; for item×field pairs an object.")
+    score: float = Field(description="Dot product of the history's vector and the item's.")
+    probability: float = Field(description="Of being the next event, among all items, whatever the filters.")
+    fields: Fields | None = Field(None, description="With with_fields only.")
+
+
+class RecommendResponse(Typed):
+    """The best items, best first; fewer than k if the filters leave fewer."""
+
+    items: tuple[RecommendedItem, ...]
+    events_used: int = Field(description="The newest events of known items that the model read.")
+    unknown_items: tuple[ItemId, ...] = Field((), description="Items of the history that are not in the catalogue.")
+    notes: tuple[str, ...] = Field((), description="Such as a filter value that no item has.")
+    model: str = Field(description="Checksum of the bundle that answered.")
+
+
+class EmbedResponse(Typed):
+    vectors: list[list[float]]
+    model: str
+
+
+class ItemResponse(Typed):
+    item_id: ItemId
+    recommended: bool = Field(description="False once it is withdrawn.")
+    fields: Fields = Field(description="All fields of an item added at run time, else its categories.")
+    model: str
+
+
+class UpdateResponse(Typed):
+    item_id: ItemId
+    num_items: int = Field(description="In the catalogue, after the update.")
+    model: str
+
+
+class SchemaResponse(Typed):
+    item_column: str = Field(description="Of an event, the column that names the item.")
+    id_column: str = Field(description="Of the item table, the column of the id; the key of ids that are objects.")
+    event_fields: dict[str, str] = Field(description="Columns of an event and their kinds.")
+    item_fields: dict[str, str] = Field(description="Columns of an item and their kinds.")
+    window: int = Field(description="Events that the model reads.")
+    examples: list[ItemId] = Field(description="Ids of some items.")
+    model: str
+
+
+class HealthResponse(Typed):
+    status: str = Field(description="'ok', or 'stopping' with status 503.")
+    run: str
+    model: str
+    num_items: int
+    index: str
+    waiting: int = Field(description="Requests in the queue.")
+    uptime_s: float
+
+
+class SwapResponse(Typed):
+    run: str
+    model: str
+    previous: str = Field(description="Checksum of the bundle that answered before.")
+    num_items: int
+
+
+class ErrorResponse(Typed):
+    error: str = Field(description="What was given, and what is wrong with it.")
+    expected: str
+    next_step: str
+
+
+class Limits(Typed):
+    """What one request may ask for, and how long it may take; what exceeds a limit is refused with its number."""
+
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="Of a request's body.")
+    max_history: int = Field(2_000, ge=1, description="Events of one history; the model reads the newest ones.")
+    max_k: int = Field(1_000, ge=1, description="Recommendations in one response.")
+    max_filter_values: int = Field(1_000, ge=1, description="Values in allow and deny together.")
+    max_text: int = Field(100_000, ge=1, description="Characters of a text or of a category's value.")
+    max_rows: int = Field(256, ge=1, description="Histories or items of one embed request.")
+    timeout_s: float = Field(10.0, gt=0, description="From a request's headers to its response.")
+    read_timeout_s: float = Field(10.0, gt=0, description="For headers, and for a body, to arrive.")
+    max_batch: int = Field(64, ge=1, description="Requests computed together.")
+    max_wait_ms: float = Field(2.0, ge=0, description="How long a request may wait for others to join its batch.")
+    max_queue: int = Field(512, ge=1, description="Requests that wait; beyond it 503.")
+    max_connections: int = Field(1_000, ge=1, description="Open connections; beyond it 503.")
+    shutdown_s: float = Field(30.0, gt=0, description="For requests in flight to finish after SIGTERM.")
+
+    def check_recommend(self, request: RecommendRequest) -> None:
+        self.check_history(request.history)
+        if not 1 <= request.k <= self.max_k:
+            raise RequestError(f"k = {shorten(request.k)}", expected=f"1 to {self.max_k:,}")
+        count = sum(len(values) for part in (request.allow, request.deny) for values in part.values())
+        if count > self.max_filter_values:
+            raise RequestError(
+                f"allow and deny hold {count:,} values", expected=f"at most {self.max_filter_values:,} together"
+            )
+
+    def check_history(self, history: Sequence[Event], name: str = "the history") -> None:
+        if not history:
+            raise RequestError(f"{name} is empty", expected="at least one event")
+        if len(history) > self.max_history:
+            raise RequestError(
+                f"{name} has {len(history):,} events",
+                expected=f"at most {self.max_history:,}",
+                next_step="send the newest events only; the model reads no more than its window",
+            )
+
+    def check_embed(self, request: EmbedRequest) -> None:
+        if bool(request.histories) == bool(request.items):
+            raise RequestError("histories and items are both given or both empty", expected="one of the two")
+        count = len(request.histories or request.items)
+        if count > self.max_rows:
+            raise RequestError(f"{count:,} rows to embed", expected=f"at most {self.max_rows:,}")
+        for number, history in enumerate(request.histories):
+            self.check_history(history, f"histories[{number}]")
+
+
+def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
+    """The request that a JSON body holds. NaN and Infinity are not JSON."""
+    try:
+        values = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise HttpError(400, f"the body is not JSON: {error}", expected="a JSON object in UTF-8") from None
+    if not isinstance(values, dict):
+        raise RequestError(f"the body is a JSON {_json_type(values)}", expected="a JSON object")
+    # Objects with very many keys are refused before they are validated, which would cost an error per key.
+    for name, part in (("the body", values), *values.items()):
+        if isinstance(part, dict) and len(part) > _MAX_KEYS:
+            raise RequestError(f"{shorten(name)} has {len(part):,} keys", expected=f"at most {_MAX_KEYS}")
+    return kind.model_validate(values)
+
+
+def invalid_value(name: str, value: Any, expected: str) -> RequestError:
+    """The error for a value of an event, an item or a filter."""
+    return RequestError(f"{name} is {shorten(value)}", expected=expected)
+
+
+def shorten(value: Any) -> str:
+    """A value for an error's text, at most 60 characters whatever was sent."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _json_type(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")
