@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from habitus.data import Dataset
 from habitus.errors import ConfigError, Interrupted
 from habitus.recipe import Recipe
 from habitus.store import RegisteredPlan
@@ -24,17 +25,17 @@ OPTIONS = StudyOptions(preset=str(MICRO), device="cpu", workers=2)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResult, list[str], list[StudyProgress]]:
+def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResult, list[str], list[StudyProgress]]:
     """A study in one piece, with what it said on the way."""
-    told: list[str] = []
-    seen: list[StudyProgress] = []
-    result = study(tmp_path_factory.mktemp("whole") / "study", OPTIONS, progress=seen.append, note=told.append)
-    return result, told, seen
+    notes: list[str] = []
+    progress: list[StudyProgress] = []
+    result = study(tmp_path_factory.mktemp("complete") / "study", OPTIONS, progress=progress.append, note=notes.append)
+    return result, notes, progress
 
 
 @pytest.mark.slow
-def test_a_study_leaves_laws_recipe_plan_and_page(whole: Any) -> None:
-    result, told, seen = whole
+def test_a_study_leaves_laws_recipe_plan_and_page(complete: Any) -> None:
+    result, notes, progress = complete
     assert result.report.read_text(encoding="utf-8").startswith("<!")
     laws = json.loads(result.laws.read_text())
     assert laws["extra"]["dataset_checksum"] == result.state.dataset_checksum
@@ -43,15 +44,15 @@ def test_a_study_leaves_laws_recipe_plan_and_page(whole: Any) -> None:
     registered = RegisteredPlan.read(result.plan)
     assert registered.unchanged()
     assert registered.flops == 8e9  # ten times the largest budget
-    assert any(line.startswith("together") for line in told)
-    assert any("learning rate" in line for line in told)
-    assert {p.axis for p in seen} >= {"probes", "allocation"}
-    assert any(p.best.startswith("catalogue/recall@10 0.") for p in seen)
+    assert any(line.startswith("together") for line in notes)
+    assert any("learning rate" in line for line in notes)
+    assert {p.axis for p in progress} >= {"probes", "allocation"}
+    assert any(p.best.startswith("catalogue/recall@10 0.") for p in progress)
 
 
 @pytest.mark.slow
-def test_the_printed_next_command_works_as_printed(whole: Any) -> None:
-    result, _, _ = whole
+def test_the_printed_next_command_works_as_printed(complete: Any) -> None:
+    result, _, _ = complete
     command = result.next_command.replace("habitus", f"{sys.executable} -m habitus", 1)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240, env=one_thread())
     assert done.returncode == 0, done.stderr
@@ -62,31 +63,31 @@ def test_the_printed_next_command_works_as_printed(whole: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_command_again_runs_nothing_and_changes_nothing(whole: Any) -> None:
-    result, _, _ = whole
+def test_the_same_command_again_runs_nothing_and_changes_nothing(complete: Any) -> None:
+    result, _, _ = complete
     before = contents(result.out)
-    told: list[str] = []
-    again = study(result.out, OPTIONS, note=told.append)
+    notes: list[str] = []
+    again = study(result.out, OPTIONS, note=notes.append)
     assert again.next_command == result.next_command
     assert contents(result.out) == before
-    assert [line for line in told if "0 of them now" in line]
-    assert not [line for line in told if re.search(r"[1-9]\d* of them now", line)]
+    assert [line for line in notes if "0 of them now" in line]
+    assert not [line for line in notes if re.search(r"[1-9]\d* of them now", line)]
     with pytest.raises(ConfigError, match="holds another study: allow_repeats was False"):
         study(result.out, StudyOptions(preset=str(MICRO), allow_repeats=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("records", [4, 24])
-def test_a_study_stopped_and_continued_gives_the_same(whole: Any, tmp_path: Path, records: int) -> None:
-    result, _, _ = whole
+def test_a_study_stopped_and_continued_gives_the_same(complete: Any, tmp_path: Path, records: int) -> None:
+    result, _, _ = complete
     stopped_after(tmp_path / "study", records, signal.SIGTERM)
     assert comparable(finished(tmp_path / "study")) == comparable(result)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("records", [1, 3, 6, 9, 12, 15, 19, 23, 27, 31])
-def test_a_study_killed_at_ten_points_gives_the_same(whole: Any, tmp_path: Path, records: int) -> None:
-    result, _, _ = whole
+def test_a_study_killed_at_ten_points_gives_the_same(complete: Any, tmp_path: Path, records: int) -> None:
+    result, _, _ = complete
     kind = signal.SIGTERM if records % 2 else signal.SIGINT
     stopped_after(tmp_path / "study", records, kind)
     assert comparable(finished(tmp_path / "study")) == comparable(result)
@@ -108,11 +109,11 @@ def stopped_after(out: Path, records: int, kind: signal.Signals) -> None:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         time.sleep(0.05)
     os.kill(process.pid, kind)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode in (130, 143), told
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode in (130, 143), errors
     assert len(list(out.glob("*/cells/*/record.json"))) >= records
     assert not (out / "report.html").exists()
-    assert "same command" in told
+    assert "same command" in errors
 
 
 def finished(out: Path) -> StudyResult:
@@ -153,6 +154,21 @@ def habitus(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_the_command_makes_a_world_of_the_size_it_is_given(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    options = ("--preset", MICRO, "--out", out, "--device", "cpu", "--dry-run", "--json")
+    stated = habitus("study", *options, "--items", 350, "--users", 500)
+    assert stated.returncode == 0, stated.stderr
+    values = json.loads(stated.stdout)
+    assert (values["request"]["items"], values["request"]["users"]) == (350, 500)
+    assert Dataset.open(out / "dataset").num_items == 350
+    other = habitus("study", *options)
+    assert other.returncode == 1 and "holds a world of 350 items" in other.stderr
+    refused = habitus("study", *options, "--items", 350, "--data", out / "dataset")
+    assert refused.returncode == 1 and "both --data and --items were given" in refused.stderr
+    assert habitus("study", *options, "--items", 1).returncode == 2
 
 
 def test_the_next_command_names_a_program_that_the_shell_finds(tmp_path: Path, monkeypatch: Any) -> None:
