@@ -3,7 +3,7 @@
 from typing import Any
 
 from habitus.laws import NO_TREND, trend
-from habitus.reporting.curves import optima, power_line, reach, saturating_line
+from habitus.reporting.curves import law_points, optima, power_line, reach, saturating_line
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, View
 from habitus.reporting.format import (
     format_exponent,
@@ -19,8 +19,8 @@ from habitus.reporting.study import Study
 from habitus.reporting.valleys import describe_optima, make_views, run_sheet, valley_panel
 from habitus.store import Law
 
-SIZE = PlotAxis("model size N (parameters without vocabulary)", log=True, kind="count")
-KNOBS = (
+_SIZE = PlotAxis("model size N (parameters without vocabulary)", log=True, kind="count")
+_KNOBS = (
     "params",
     "slots_seen",
     "embedder_share",
@@ -38,7 +38,7 @@ def isoflop(study: Study) -> Exhibit | None:
     metrics = study.fitted_metrics("allocation", "params")
 
     def view(metric: str) -> View | None:
-        panel = valley_panel(study, "allocation", "params", metric, "size_optimum", SIZE)
+        panel = valley_panel(study, "allocation", "params", metric, "size_optimum", _SIZE)
         laws = study.laws_by_budget("size_optimum", metric)
         reading = describe_optima(study, laws, metric, "model size", "count", "size_parabola")
         if panel is None:
@@ -46,7 +46,7 @@ def isoflop(study: Study) -> Exhibit | None:
         return View(reading, metric, (Panel(panel.title, panel.x, panel.y, (*_flat(study, laws), *panel.marks)),))
 
     views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("allocation"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("allocation"), metrics, _KNOBS)
     how = (
         "Lines are valleys whose shape all budgets share; diamonds are optima with 95% intervals; the thick bar at the "
         "bottom of a valley holds all sizes within 0.1% of the best."
@@ -111,8 +111,8 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
              *power_line(size, low, high, "main"), *optima(laws, "main", "count"), *paper_marks(printed, "count")),
         )
     ]  # fmt: skip
-    realised = _points_of(data)
-    six = _points_of(by_6nd)
+    realised = law_points(data)
+    six = law_points(by_6nd)
     paper_data = {b: b / (6 * n) for b, n in printed.items()}
     data_marks = power_line(by_6nd, low, high, "muted", "C/6N", dashed=True) + power_line(data, low, high, "main")
     data_marks += _dots(six, "muted", "count", "D = C/(6N*)", hollow=True)
@@ -142,10 +142,6 @@ def _height_panel(study: Study, laws: dict[float, Law], metric: str, low: float,
     law = study.law("loss_law", metric)
     marks = [*saturating_line(law, low, high, "main"), *optima(laws, "main", "plain", "y_opt")]
     return Panel(f"best {metric}", compute_axis(study), PlotAxis(metric), tuple(marks))
-
-
-def _points_of(law: Law | None) -> dict[float, float]:
-    return dict(zip(law.points.get("x", ()), law.points.get("y", ()), strict=True)) if law is not None else {}
 
 
 def _dots(values: dict[float, float], colour: str, kind: str, word: str, hollow: bool = False) -> list[Mark]:

@@ -1,6 +1,7 @@
 """Tables of the allocation axis: winners, exponents with their nearest cells, accounting, the training surrogate."""
 
 from habitus.laws import NO_TREND, trend
+from habitus.reporting.curves import law_points
 from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
     count,
@@ -34,38 +35,23 @@ def allocation_table(study: Study) -> Exhibit | None:
             continue
         best = best_row(runs, metric)
         size, slots = best.knobs["params"], best.knobs.get("slots_seen")
-        parabola, paper = study.law("size_parabola", metric, budget), study.paper_law("size_parabola", metric, budget)
+        parabola = study.law("size_parabola", metric, budget)
         optimum = law_value(law, "x_opt")
-        six = None if optimum is None else budget / (6 * optimum)
-        ratio = None if optimum is None or six is None else six / optimum
+        data_6nd = None if optimum is None else budget / (6 * optimum)
         rows.append(
             (
-                power_of_ten(budget),
-                count(size),
-                count(slots),
-                significant(best.metrics[metric]),
-                *(significant(best.metrics.get(m)) for m in extra),
+                power_of_ten(budget), count(size), count(slots),
+                *(significant(best.metrics.get(m)) for m in (metric, *extra)),
                 significant(slots / size, 3) if slots else "–",
                 describe_optimum(law, "count"),
-                describe_optimum(parabola, "count") if parabola is not None else "–",
-                count(six),
-                significant(ratio, 3),
-                "–"
-                if paper is None
-                else f"{count(float(paper['x_opt']))}, grid {count(paper.details.get('best_on_grid'))}",
+                "–" if parabola is None else describe_optimum(parabola, "count"),
+                count(data_6nd),
+                significant(None if optimum is None or data_6nd is None else data_6nd / optimum, 3),
+                _printed_size(study.paper_law("size_parabola", metric, budget)),
             )
-        )
+        )  # fmt: skip
         raw.append(
-            (
-                budget,
-                size,
-                slots,
-                best.metrics[metric],
-                optimum,
-                law.status,
-                parabola.values.get("x_opt") if parabola else None,
-                six,
-            )
+            (budget, size, slots, best.metrics[metric], optimum, law.status, law_value(parabola, "x_opt"), data_6nd)
         )
     if not rows:
         return None
@@ -75,8 +61,7 @@ def allocation_table(study: Study) -> Exhibit | None:
     )  # fmt: skip
     identified = [b for b, law in laws.items() if law.ok]
     reading = f"{len(identified)} of {len(laws)} budgets have an interior optimum of {metric}"
-    data = study.law("data_law", metric)
-    realised = dict(zip(data.points.get("x", ()), data.points.get("y", ()), strict=True)) if data is not None else {}
+    realised = law_points(study.law("data_law", metric))
     off = [float(r[7]) / realised[r[0]] for r in raw if r[7] is not None and r[0] in realised]
     more = ""
     if off:
@@ -92,6 +77,12 @@ def allocation_table(study: Study) -> Exhibit | None:
     return Exhibit(
         "allocation-table", "Compute-optimal allocation", (View(sentence(reading, more), table=table),), sheet
     )
+
+
+def _printed_size(paper: Law | None) -> str:
+    if paper is None:
+        return "–"
+    return f"{count(float(paper['x_opt']))}, grid {count(paper.details.get('best_on_grid'))}"
 
 
 def exponents(study: Study) -> Exhibit | None:
@@ -215,29 +206,30 @@ def train_surrogate(study: Study) -> Exhibit | None:
                 significant(law_value(law, "y_opt")),
             )
         )  # fmt: skip
-        raw.append(
-            (
-                budget,
-                size,
-                slots,
-                best.metrics["train/loss"],
-                law.values.get("x_opt"),
-                law.values.get("y_opt"),
-                law.status,
-            )
-        )
+        x_opt, y_opt = law.values.get("x_opt"), law.values.get("y_opt")
+        raw.append((budget, size, slots, best.metrics["train/loss"], x_opt, y_opt, law.status))
     if not rows:
         return None
-    height, size_law, paper = (
-        study.law("loss_law", "train/loss"),
-        study.law("size_law", "train/loss"),
-        study.paper_law("loss_law", "train/loss"),
-    )
     reading = (
         f"training and validation loss pick another cell at {join_words(power_of_ten(b) for b in apart)}"
         if apart
         else "training and validation loss pick the same cells"
     )
+    header = ("budget", "best cell N", "its D", "train/loss", "D/N", "N* [95%]", "L*")
+    sheet = Sheet(
+        ("flops_budget", "grid_size", "grid_slots", "train/loss", "optimum_size", "optimum_loss", "status"), tuple(raw)
+    )
+    view = View(sentence(reading), table=Table(header, tuple(rows), _train_surrogate_notes(study)))
+    how = (
+        "Training losses of different batch sizes have different candidate pools and are not comparable across budgets."
+    )
+    return Exhibit("train-surrogate", "Allocation by training loss", (view,), sheet, how)
+
+
+def _train_surrogate_notes(study: Study) -> tuple[str, ...]:
+    """L*(C) and N*(C) by training loss, and the paper's."""
+    height, size_law = study.law("loss_law", "train/loss"), study.law("size_law", "train/loss")
+    paper = study.paper_law("loss_law", "train/loss")
     notes = []
     if height is not None and height.values:
         curve = f"{significant(float(height['floor']))} + {significant(float(height['coefficient']), 3)}"
@@ -249,15 +241,7 @@ def train_surrogate(study: Study) -> Exhibit | None:
         p = paper.details["printed"]
         curve = f"{p['floor']:g} + {p['coefficient']:g}·C{superscript(-p['exponent'])}"
         notes.append(f"The paper: L*(C) = {curve}; N* ∝ C{superscript(0.612)} by training loss.")
-    header = ("budget", "best cell N", "its D", "train/loss", "D/N", "N* [95%]", "L*")
-    sheet = Sheet(
-        ("flops_budget", "grid_size", "grid_slots", "train/loss", "optimum_size", "optimum_loss", "status"), tuple(raw)
-    )
-    view = View(sentence(reading), table=Table(header, tuple(rows), tuple(notes)))
-    how = (
-        "Training losses of different batch sizes have different candidate pools and are not comparable across budgets."
-    )
-    return Exhibit("train-surrogate", "Allocation by training loss", (view,), sheet, how)
+    return tuple(notes)
 
 
 _ACCOUNTED = (

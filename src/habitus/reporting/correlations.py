@@ -10,7 +10,7 @@ from habitus.reporting.study import Study
 from habitus.reporting.valleys import make_views
 from habitus.store import REGIMES, CorrelationStage, CorrelationTable, NamedTables
 
-BEST_RATE = "best learning rate only"
+_BEST_RATE = "best learning rate only"
 STAGES: dict[CorrelationStage, str] = {"stage1": "stage 1, batch regime", "stage2": "stage 2, catalogue regime"}
 
 
@@ -19,7 +19,7 @@ def bare(metric: str) -> str:
     return metric.split("/", 1)[1] if "/" in metric else metric
 
 
-def tables_of(study: Study, name: str, runs: str = BEST_RATE) -> tuple[CorrelationTable, ...]:
+def tables_of(study: Study, name: str, runs: str = _BEST_RATE) -> tuple[CorrelationTable, ...]:
     for named in study.laws.correlations:
         if named.name == name and named.runs == runs:
             return named.tables
@@ -72,7 +72,7 @@ def correlation_matrices(study: Study) -> Exhibit | None:
         clauses.append(_describe_extremes(pooled, where))
     if not panels:
         return None
-    sheet = pair_sheet([n for n in study.laws.correlations if n.name in STAGES], "pooled")
+    sheet = _pair_sheet([n for n in study.laws.correlations if n.name in STAGES], "pooled")
     how = (
         "Spearman's ρ. Losses fall where ranking metrics rise, so −1 is agreement between a loss and a ranking metric."
     )
@@ -155,11 +155,11 @@ def correlation_tables(study: Study) -> list[Exhibit]:
         header = ("budget", "runs", "n", *(f"ρ(loss, {bare(m)})" for m in others))
         reading = sentence(_describe_extremes(named[0].tables[-1], where))
         view = View(reading, table=Table(header, tuple(rows)))
-        exhibits.append(Exhibit(f"correlations-{stage}", f"Correlations, {where}", (view,), pair_sheet(named)))
+        exhibits.append(Exhibit(f"correlations-{stage}", f"Correlations, {where}", (view,), _pair_sheet(named)))
     return exhibits
 
 
-def pair_sheet(named: Sequence[NamedTables], only: str = "") -> Sheet:
+def _pair_sheet(named: Sequence[NamedTables], only: str = "") -> Sheet:
     """One line per pair of columns; `only` keeps the tables of that label."""
     raw = [
         (n.name, n.runs, t.label, p.first, p.second, p.n, p.rho, p.chance_low, p.chance_high)
@@ -261,8 +261,8 @@ def slice_matrices(study: Study, regime: str) -> Exhibit | None:
         return View(sentence(reading).replace("= -", "= −"), metric, panels)
 
     views = make_views(_sliced_metrics(study, regime), view)
-    sheet = pair_sheet(
-        [n for n in study.laws.correlations if n.runs == BEST_RATE and n.name.startswith(f"slices:{regime}/")]
+    sheet = _pair_sheet(
+        [n for n in study.laws.correlations if n.runs == _BEST_RATE and n.name.startswith(f"slices:{regime}/")]
     )
     how = "Spearman's ρ of the same metric at different history lengths (events visible to the query), within a budget."
     return Exhibit(f"slices-{regime}", f"History slices, {regime} regime", views, sheet, how) if views else None

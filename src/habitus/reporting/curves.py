@@ -89,3 +89,8 @@ def reach(values: Sequence[float]) -> tuple[float, float]:
     """The smallest and largest positive value."""
     positive = [v for v in values if v > 0]
     return min(positive), max(positive)
+
+
+def law_points(law: Law | None) -> dict[float, float]:
+    """The points that a law over budgets was fitted to; none where there is no law."""
+    return dict(zip(law.points.get("x", ()), law.points.get("y", ()), strict=True)) if law is not None else {}

@@ -25,7 +25,7 @@ from habitus.reporting.valleys import (
     valley_panel,
 )
 
-KNOBS = ("embedder_share", "embedder_flop_share", "depth", "text_depth", "params", "slots_seen")
+_KNOBS = ("embedder_share", "embedder_flop_share", "depth", "text_depth", "params", "slots_seen")
 
 
 def depth_parabolas(study: Study) -> Exhibit | None:
@@ -39,7 +39,7 @@ def depth_parabolas(study: Study) -> Exhibit | None:
         return None if panel is None else View(reading, metric, (panel,))
 
     views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("depth"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("depth"), metrics, _KNOBS)
     return (
         Exhibit("depth", "Depth parabolas", views, sheet, "Parabolas in the logarithm of the share.") if views else None
     )
@@ -69,7 +69,7 @@ def depth_metrics(study: Study) -> Exhibit | None:
 
     views = make_views(metrics, view)
     how = "Hollow squares lie off the constant-sum diagonal and are in no fit." if off_diagonal else ""
-    sheet = run_sheet(study.best_rate_runs("depth"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("depth"), metrics, _KNOBS)
     return Exhibit("depth-metrics", "Depth: metrics against s and f", views, sheet, how) if views else None
 
 

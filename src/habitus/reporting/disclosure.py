@@ -21,7 +21,7 @@ from habitus.reporting.study import Study
 from habitus.store import AXES
 from habitus.units import format_seconds
 
-NOT_VARIED = (
+_NOT_VARIED = (
     "training context length, and with it attention's own L² term",
     "regularisation of the embedder",
     "the full grid of share × width × depth",
@@ -97,7 +97,7 @@ def disclosure(study: Study) -> Exhibit:
     rows = list(dict.fromkeys((*_definitions(study), *_ranges(study), *_recipes(study), *_machines(study))))
     decided = [pretty(text) for m in study.manifests for text in m.decided]
     rows += [("decided by the sweeps", "; ".join(dict.fromkeys(decided)))] if decided else []
-    rows.append(("not varied", "; ".join(NOT_VARIED)))
+    rows.append(("not varied", "; ".join(_NOT_VARIED)))
     rows += [("about the paper", pretty(note)) for note in study.published.notes]
     table = Table(("what", "as it was here"), tuple(rows))
     reading = f"{plural(len(study.records), 'Record')} read; {study.laws_source}"

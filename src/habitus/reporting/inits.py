@@ -1,10 +1,13 @@
 """Initialisation and learning rate: the init axis."""
 
+from collections.abc import Mapping
+
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
 from habitus.reporting.format import count, join_words, power_of_ten, rate, sentence, significant
 from habitus.reporting.study import Study
+from habitus.store import RateDrift, RunRow
 
-RATE = PlotAxis("learning rate", log=True, kind="rate")
+_RATE = PlotAxis("learning rate", log=True, kind="rate")
 
 
 def learning_rates(study: Study) -> Exhibit | None:
@@ -14,49 +17,7 @@ def learning_rates(study: Study) -> Exhibit | None:
     ]
     if not rows:
         return None
-    panels = []
-    for init in sorted({row.init for row in rows}):
-        marks: list[Mark] = []
-        sizes = sorted({row.knobs["params"] for row in rows if row.init == init})
-        for i, size in enumerate(sizes):
-            group = sorted(
-                (r for r in rows if r.init == init and r.knobs["params"] == size), key=lambda r: r.learning_rate
-            )
-            xs, ys = [r.learning_rate for r in group], [r.metrics["train/loss"] for r in group]
-            tips = [
-                f"{init} · N {count(size)} · rate {rate(x)} · loss {significant(y)}"
-                for x, y in zip(xs, ys, strict=True)
-            ]
-            colour = f"s{i % 8}"
-            marks += [Line(xs, ys, colour, count(size)), Points(xs, ys, colour, tips)]
-        panels.append(Panel(f"init = {init}", RATE, PlotAxis("train/loss"), tuple(marks)))
-    drift_marks: list[Mark] = []
-    for i, (init, drift) in enumerate(study.laws.learning_rate_drift.items()):
-        colour = f"s{i % 8}"
-        xs, ys = [b.size for b in drift.best], [b.learning_rate for b in drift.best]
-        drift_marks.append(Line(xs, ys, colour, init))
-        for bracketed in (True, False):
-            rates = [b for b in drift.best if b.bracketed is bracketed]
-            tips = [
-                f"{init} · N {count(b.size)}: {rate(b.learning_rate)}{'' if bracketed else ', at the edge of its grid'}"
-                for b in rates
-            ]
-            if rates:
-                drift_marks.append(
-                    Points(
-                        [b.size for b in rates],
-                        [b.learning_rate for b in rates],
-                        colour,
-                        tips,
-                        hollow=not bracketed,
-                        large=True,
-                    )
-                )
-    if drift_marks:
-        size_axis = PlotAxis("model size N", log=True, kind="count")
-        panels.append(
-            Panel("best learning rate", size_axis, PlotAxis("learning rate", log=True, kind="rate"), tuple(drift_marks))
-        )
+    panels = [*_loss_panels(rows), *_drift_panels(study.laws.learning_rate_drift)]
     sheet = Sheet(
         ("init", "params", "learning_rate", "seed", "train/loss"),
         tuple((r.init, r.knobs["params"], r.learning_rate, r.seed, r.metrics["train/loss"]) for r in rows),
@@ -69,6 +30,44 @@ def learning_rates(study: Study) -> Exhibit | None:
         sheet,
         how,
     )
+
+
+def _loss_panels(rows: list[RunRow]) -> list[Panel]:
+    """Loss against learning rate, a panel per init and a line per size."""
+    panels = []
+    for init in sorted({row.init for row in rows}):
+        marks: list[Mark] = []
+        sizes = sorted({row.knobs["params"] for row in rows if row.init == init})
+        for i, size in enumerate(sizes):
+            same_size = [row for row in rows if row.init == init and row.knobs["params"] == size]
+            same_size.sort(key=lambda row: row.learning_rate)
+            xs, ys = [row.learning_rate for row in same_size], [row.metrics["train/loss"] for row in same_size]
+            tips = [
+                f"{init} · N {count(size)} · rate {rate(x)} · loss {significant(y)}"
+                for x, y in zip(xs, ys, strict=True)
+            ]
+            colour = f"s{i % 8}"
+            marks += [Line(xs, ys, colour, count(size)), Points(xs, ys, colour, tips)]
+        panels.append(Panel(f"init = {init}", _RATE, PlotAxis("train/loss"), tuple(marks)))
+    return panels
+
+
+def _drift_panels(drifts: Mapping[str, RateDrift]) -> list[Panel]:
+    """The best rate against size, a line per init; no panel where there is no drift."""
+    marks: list[Mark] = []
+    for i, (init, drift) in enumerate(drifts.items()):
+        colour = f"s{i % 8}"
+        xs, ys = [b.size for b in drift.best], [b.learning_rate for b in drift.best]
+        marks.append(Line(xs, ys, colour, init))
+        for bracketed in (True, False):
+            rates = [b for b in drift.best if b.bracketed is bracketed]
+            if rates:
+                xs, ys = [b.size for b in rates], [b.learning_rate for b in rates]
+                edge = "" if bracketed else ", at the edge of its grid"
+                tips = [f"{init} · N {count(b.size)}: {rate(b.learning_rate)}{edge}" for b in rates]
+                marks.append(Points(xs, ys, colour, tips, hollow=not bracketed, large=True))
+    size_axis = PlotAxis("model size N", log=True, kind="count")
+    return [Panel("best learning rate", size_axis, _RATE, tuple(marks))] if marks else []
 
 
 def learning_rate_table(study: Study) -> Exhibit | None:

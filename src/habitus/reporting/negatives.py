@@ -15,10 +15,10 @@ from habitus.reporting.valleys import (
 )
 from habitus.store import RunRow, direction_of
 
-KNOBS = ("num_negatives", "params", "slots_seen", "steps", "batch_sequences")
+_KNOBS = ("num_negatives", "params", "slots_seen", "steps", "batch_sequences")
 
 
-def negatives_axis(study: Study) -> PlotAxis:
+def _negatives_axis(study: Study) -> PlotAxis:
     """K on a logarithmic axis, with K = 0 at its left end where it was run."""
     values = [row.knobs["num_negatives"] for row in study.best_rate_runs("negatives", needs=["num_negatives"])]
     positive = [v for v in values if v > 0]
@@ -29,7 +29,7 @@ def negatives_axis(study: Study) -> PlotAxis:
 def negatives_curves(study: Study) -> Exhibit | None:
     """Metrics against K with the two-term fits."""
     metrics = _metrics(study)
-    axis = negatives_axis(study)
+    axis = _negatives_axis(study)
 
     def view(metric: str) -> View | None:
         panel = valley_panel(study, "negatives", "num_negatives", metric, "negatives_optimum", axis)
@@ -38,7 +38,7 @@ def negatives_curves(study: Study) -> Exhibit | None:
         return None if panel is None else View(reading, metric, (panel,))
 
     views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("negatives"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("negatives"), metrics, _KNOBS)
     how = "Catalogue regime only. K = 0 has no logarithm and is kept out of the fit; it stands at the left end."
     return Exhibit("negatives", "Metrics against extra negatives K", views, sheet, how) if views else None
 
@@ -74,7 +74,7 @@ def loss_and_recall(study: Study) -> Exhibit | None:
     ranking = [m for m in metrics if direction_of(m) == "max"]
     if "catalogue/loss" not in metrics or not ranking:
         return None
-    axis = negatives_axis(study)
+    axis = _negatives_axis(study)
 
     def view(metric: str) -> View | None:
         panels: list[Panel] = []
@@ -110,14 +110,14 @@ def loss_and_recall(study: Study) -> Exhibit | None:
         return View(sentence("; ".join(w for w in clauses if w)), metric, tuple(panels))
 
     views = make_views(ranking, view)
-    sheet = run_sheet(study.best_rate_runs("negatives"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("negatives"), metrics, _KNOBS)
     how = "Both lines are scaled so that up is better: they part where the loss and the ranking metric want another K."
     return Exhibit("loss-recall", "Loss and ranking against K", views, sheet, how) if views else None
 
 
 def channels(study: Study) -> Exhibit | None:
     """Both training channels against K."""
-    axis = negatives_axis(study)
+    axis = _negatives_axis(study)
     panels, clauses = [], []
     top = max((row.budget for row in study.best_rate_runs("negatives", needs=["num_negatives"])), default=0.0)
     for name, title in (("train/in_batch_loss", "in-batch channel"), ("train/extra_loss", "channel with extras")):
@@ -150,7 +150,7 @@ def channels(study: Study) -> Exhibit | None:
     if not clauses:
         clauses = ["one K only: nothing to compare"]
     sheet = run_sheet(
-        study.best_rate_runs("negatives"), ["train/in_batch_loss", "train/extra_loss", "train/loss"], KNOBS
+        study.best_rate_runs("negatives"), ["train/in_batch_loss", "train/extra_loss", "train/loss"], _KNOBS
     )
     view = View(sentence(*clauses), panels=tuple(panels))
     how = "The pool of the second channel grows with K, so its loss rises by itself and ranks nothing across K."

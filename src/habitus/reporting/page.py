@@ -56,7 +56,7 @@ def csv_text(sheet: Sheet) -> str:
     return out.getvalue()
 
 
-def choose_view(exhibit: Exhibit, metric: str) -> str:
+def _choose_view(exhibit: Exhibit, metric: str) -> str:
     """The metric of the view that is shown when `metric` is chosen: the same, the other regime's, or the first."""
     offered = [view.metric for view in exhibit.views]
     if "" in offered:
@@ -144,7 +144,7 @@ def _chapter(chapter: Chapter, numbers: dict[str, str], metric: str) -> str:
 
 
 def _exhibit(exhibit: Exhibit, number: str, metric: str) -> str:
-    first = choose_view(exhibit, metric)
+    first = _choose_view(exhibit, metric)
     several = len(exhibit.views) > 1
     views = "".join(_view(view, exhibit, number, hidden=several and view.metric != first) for view in exhibit.views)
     # A law that refuses has a sentence only.

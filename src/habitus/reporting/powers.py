@@ -42,7 +42,7 @@ def power_law_exhibit(
         low, high = reach(list(laws))
         marks = [*power_line(law, low, high, "main"), *optima(laws, "main", y.kind), *paper_marks(printed, y.kind)]
         panel = Panel(f"{letter} for {metric}", compute_axis(study), y, tuple(marks))
-        return View(describe_power_law(study, law_name, metric, letter), metric, (panel,))
+        return View(_describe_power_law(study, law_name, metric, letter), metric, (panel,))
 
     views = make_views(metrics, view)
     header = ("metric", "flops_budget", "optimum", "low95", "high95", "status", "paper")
@@ -81,7 +81,7 @@ def why_no_law(law: Law | None) -> str:
     return reason(law)
 
 
-def describe_power_law(study: Study, name: str, metric: str, letter: str) -> str:
+def _describe_power_law(study: Study, name: str, metric: str, letter: str) -> str:
     law, paper = study.law(name, metric), study.paper_law(name, metric)
     printed = f"the paper: exponent {paper['exponent']:.2f}" if paper is not None else ""
     if law is None or "exponent" not in law.values:

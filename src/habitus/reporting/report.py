@@ -48,7 +48,7 @@ def report(
         raise ConfigError(f"--out {out}", expected="a name that ends in .html, in a folder that exists")
     study = read_study(store, plan)
     study = replace(study, name=title or study.name, next_command=next_command)
-    contents = list_contents(study)
+    contents = _list_contents(study)
     try:
         write_atomic(out, render_page(study, contents).encode())
     except OSError as error:
@@ -136,7 +136,7 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
 )  # fmt: skip
 
 
-def list_contents(study: Study) -> Contents:
+def _list_contents(study: Study) -> Contents:
     """All exhibits that the store supports, in order, and those that it does not."""
     first = (plan_exhibit(study), summary.answer(study), disclosure.study_map(study))
     chapters = [Chapter("summary", "Summary", tuple(exhibit for exhibit in first if exhibit))]

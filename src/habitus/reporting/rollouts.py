@@ -1,4 +1,4 @@
-"""What the laws would have said earlier, and how often their intervals held what they had not seen."""
+"""What the laws would have said earlier, and how often their intervals held values that they had not seen."""
 
 from typing import Any
 
@@ -22,66 +22,47 @@ def rollout_figure(study: Study) -> Exhibit | None:
         panels, clauses = [], []
         for item in (r for r in study.laws.rollouts if r.metric == metric and r.rollout.forecasts):
             letter = _LETTERS.get(item.name, item.name)
-            marks: list[Mark] = [Rule(1.0, "y", "soft", "observed")]
-            for k in sorted({len(f.fitted_budgets) for f in item.rollout.forecasts}):
-                some = [f for f in item.rollout.forecasts if len(f.fitted_budgets) == k]
-                colour = f"s{(k - 3) % 8}"
-                lows, highs = [(f.low or 0) / f.observed for f in some], [_over(f.high, f.observed) for f in some]
-                tips = [_forecast_tip(f, letter) for f in some]
-                word = f"up to {power_of_ten(some[0].fitted_budgets[-1])}"
-                marks.append(
-                    Points(
-                        [f.budget * 1.07 ** (k - 3) for f in some],  # side by side, not on top of each other
-                        [f.ratio for f in some],
-                        colour,
-                        tips,
-                        lows,
-                        highs,
-                        large=True,
-                        label=word,
-                    )
-                )
-                raw.extend(
-                    (
-                        item.name,
-                        metric,
-                        "rollout",
-                        f.fitted_budgets[-1],
-                        f.budget,
-                        f.predicted,
-                        f.low,
-                        f.high,
-                        f.observed,
-                        f.ratio,
-                    )
-                    for f in some
-                )
-            panels.append(
-                Panel(
-                    f"{letter}: forecast / observed", compute_axis(study), PlotAxis("forecast / observed"), tuple(marks)
-                )
-            )
+            marks = _forecast_marks(item, letter)
+            axis = PlotAxis("forecast / observed")
+            panels.append(Panel(f"{letter}: forecast / observed", compute_axis(study), axis, marks))
+            raw.extend((item.name, metric, "rollout", *_numbers(f)) for f in item.rollout.forecasts)
             clauses.append(_describe_last_forecast(item, letter, metric))
         return View(sentence(*clauses), metric, tuple(panels)) if panels else None
 
     views = make_views(metrics, view)
-    header = (
-        "law",
-        "metric",
-        "kind",
-        "fitted_up_to",
-        "flops_budget",
-        "predicted",
-        "low95",
-        "high95",
-        "observed",
-        "ratio",
-    )
+    header = ("law", "metric", "kind", *_COLUMNS)
     sheet = Sheet(header, tuple(raw))
     how = (
         "Each colour is a law that saw only the budgets named; 1 is a perfect forecast, bars are its own 95% interval."
     )
     return Exhibit("rollout", "Roll-out: what the laws would have said earlier", views, sheet, how) if views else None
+
+
+def _forecast_marks(item: NamedRollout, letter: str) -> tuple[Mark, ...]:
+    """A colour per number of budgets fitted, from three on; their points stand side by side."""
+    marks: list[Mark] = [Rule(1.0, "y", "soft", "observed")]
+    for k in sorted({len(f.fitted_budgets) for f in item.rollout.forecasts}):
+        forecasts = [f for f in item.rollout.forecasts if len(f.fitted_budgets) == k]
+        marks.append(
+            Points(
+                [f.budget * 1.07 ** (k - 3) for f in forecasts],
+                [f.ratio for f in forecasts],
+                f"s{(k - 3) % 8}",
+                [_forecast_tip(f, letter) for f in forecasts],
+                [(f.low or 0) / f.observed for f in forecasts],
+                [_over(f.high, f.observed) for f in forecasts],
+                large=True,
+                label=f"up to {power_of_ten(forecasts[0].fitted_budgets[-1])}",
+            )
+        )
+    return tuple(marks)
+
+
+_COLUMNS = ("fitted_up_to", "flops_budget", "predicted", "low95", "high95", "observed", "ratio")
+
+
+def _numbers(f: Forecast) -> tuple[float | None, ...]:
+    return (f.fitted_budgets[-1], f.budget, f.predicted, f.low, f.high, f.observed, f.ratio)
 
 
 def rollout_table(study: Study) -> Exhibit | None:
@@ -98,19 +79,7 @@ def rollout_table(study: Study) -> Exhibit | None:
                     f"{f.ratio:.2f}×" if item.name == "size_law" else _signed(f.miss), _VERDICTS[_inside(f)],
                 )
             )  # fmt: skip
-            raw.append(
-                (
-                    item.name,
-                    item.metric,
-                    f.fitted_budgets[-1],
-                    f.budget,
-                    f.predicted,
-                    f.low,
-                    f.high,
-                    f.observed,
-                    f.ratio,
-                )
-            )
+            raw.append((item.name, item.metric, *_numbers(f)))
     if not rows:
         return None
     last = [
@@ -119,10 +88,7 @@ def rollout_table(study: Study) -> Exhibit | None:
         if r.metric == study.metric and r.rollout.forecasts
     ]
     header = ("law", "metric", "fitted up to", "budget", "forecast", "95%", "observed", "miss", "inside")
-    sheet = Sheet(
-        ("law", "metric", "fitted_up_to", "flops_budget", "predicted", "low95", "high95", "observed", "ratio"),
-        tuple(raw),
-    )
+    sheet = Sheet(("law", "metric", *_COLUMNS), tuple(raw))
     paper = (
         "the paper's own training losses up to 10¹⁸ miss its 10¹⁹ by +7.6% although their R² is .999; its N* by 0.64×"
     )

@@ -20,7 +20,7 @@ from habitus.reporting.valleys import (
 
 SHARE = PlotAxis("embedder share s = p_e / N", log=True, kind="percent")
 FLOP_SHARE = PlotAxis("embedder's share of FLOPs f", kind="percent")
-KNOBS = ("embedder_share", "embedder_flop_share", "params", "slots_seen", "joint_dim", "width", "depth")
+_KNOBS = ("embedder_share", "embedder_flop_share", "params", "slots_seen", "joint_dim", "width", "depth")
 
 
 def share_curves(study: Study) -> Exhibit | None:
@@ -34,7 +34,7 @@ def share_curves(study: Study) -> Exhibit | None:
         return None if panel is None else View(reading, metric, (panel,))
 
     views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("share"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share"), metrics, _KNOBS)
     how = "Dots are runs, lines two-term fits, diamonds optima with 95% intervals; hollow where they do not hold."
     return Exhibit("share", "Metrics against embedder share", views, sheet, how) if views else None
 
@@ -91,7 +91,7 @@ def share_zoom(study: Study) -> Exhibit | None:
         PlotAxis("nats above best", low=0.0), tuple(marks),
     )  # fmt: skip
     reading = sentence(reading or "Fewer than two cells lie between 2% and 6%", paper if near else "")
-    sheet = run_sheet(study.best_rate_runs("share", needs=[metric]), [metric], KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share", needs=[metric]), [metric], _KNOBS)
     return Exhibit("share-zoom", "Small shares, loss only", (View(reading, panels=(panel,)),), sheet)
 
 
@@ -117,7 +117,7 @@ def flop_share(study: Study) -> Exhibit | None:
         return View(sentence(reading), metric, (Panel(better(metric), FLOP_SHARE, PlotAxis(metric), tuple(marks)),))
 
     views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("share"), metrics, KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share"), metrics, _KNOBS)
     how = "f = (t·p_e + 3·B·L·h) / (t·p_e + p + 3·B·L·h): the same runs on the axis of compute instead of parameters."
     return Exhibit("flop-share", "Metrics against the embedder's share of FLOPs", views, sheet, how) if views else None
 
@@ -151,5 +151,5 @@ def proxy(study: Study) -> Exhibit | None:
     reading = f"N/D alone explains this share (R²) of the loss along the share axis: {by_budget}" if by_budget else (
         "N/D is the same in all cells of a budget, so it explains nothing along the share axis"
     )  # fmt: skip
-    sheet = run_sheet(study.best_rate_runs("share"), [metric], KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share"), [metric], _KNOBS)
     return Exhibit("proxy", "Is it the share, or N/D?", (View(sentence(reading), panels=panels),), sheet)

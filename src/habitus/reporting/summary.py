@@ -6,6 +6,7 @@ from typing import Any
 
 from habitus.laws import NO_TREND, predict_power_law, predict_saturating, trend
 from habitus.planning import stage1_metrics, stage2_metrics
+from habitus.reporting.curves import law_points
 from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
     describe_optimum,
@@ -217,8 +218,7 @@ def _rates(study: Study) -> str:
 
 def _ratio(study: Study, metric: str) -> str:
     laws = {b: law for b, law in study.laws_by_budget("size_optimum", metric).items() if law.ok}
-    data = study.law("data_law", metric)
-    realised = dict(zip(data.points.get("x", ()), data.points.get("y", ()), strict=True)) if data is not None else {}
+    realised = law_points(study.law("data_law", metric))
     if not laws:
         return "not identified" if study.laws_by_budget("size_optimum", metric) else "not measured"
     ratios = [

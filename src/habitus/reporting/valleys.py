@@ -123,11 +123,11 @@ def describe_optima(
         parts.append(f"{'No optimum is read at ' if identified else f'Not identified for {metric}: '}{reading}")
     if not laws:
         parts.append(f"No law was fitted for {metric}")
-    parts.append(describe_paper_optima(study, laws, metric, kind, paper_name) if paper_name else "")
+    parts.append(_describe_paper_optima(study, laws, metric, kind, paper_name) if paper_name else "")
     return sentence(*parts)
 
 
-def describe_paper_optima(study: Study, laws: Iterable[float], metric: str, kind: str, paper_name: str) -> str:
+def _describe_paper_optima(study: Study, laws: Iterable[float], metric: str, kind: str, paper_name: str) -> str:
     """What the paper prints: at the same budgets, or over its own."""
     printed = {
         e.budget: e.law for e in study.published.entries if (e.name, e.metric) == (paper_name, metric) and e.budget
