@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from habitus.randomness import Stream, permute_index, philox, random_words, shuffle_keys, uniforms
+from habitus.randomness import Stream, permute_index, philox, random_words, shuffle_keys, to_uniform
 
 # Known answers of the Random123 distribution for philox4x32-10.
 KNOWN = [
@@ -31,11 +31,16 @@ def test_numpy_and_torch_draw_the_same_words() -> None:
         assert a.tolist() == b.tolist()
 
 
+def uniforms(seed: int, stream: Stream, step: int, index: np.ndarray) -> np.ndarray:
+    high, low, _, _ = random_words(seed, stream, step, index)
+    return to_uniform(high, low)
+
+
 def test_any_part_of_a_draw_stands_alone() -> None:
-    whole = uniforms(3, Stream.WORLD, 9, np.arange(1000))
-    assert np.array_equal(uniforms(3, Stream.WORLD, 9, np.arange(400, 500)), whole[400:500])
-    assert not np.array_equal(uniforms(3, Stream.WORLD, 10, np.arange(1000)), whole)
-    assert not np.array_equal(uniforms(3, Stream.SPLIT, 9, np.arange(1000)), whole)
+    full = uniforms(3, Stream.WORLD, 9, np.arange(1000))
+    assert np.array_equal(uniforms(3, Stream.WORLD, 9, np.arange(400, 500)), full[400:500])
+    assert not np.array_equal(uniforms(3, Stream.WORLD, 10, np.arange(1000)), full)
+    assert not np.array_equal(uniforms(3, Stream.SPLIT, 9, np.arange(1000)), full)
 
 
 def test_uniforms_are_uniform() -> None:

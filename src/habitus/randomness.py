@@ -20,7 +20,7 @@ _SHUFFLE_ROUNDS = 8
 
 
 class Stream(IntEnum):
-    """Who draws. Two streams of one seed never meet."""
+    """What the numbers are for. Streams of one seed are independent of each other."""
 
     INIT = 0
     WINDOWS = 1
@@ -51,20 +51,19 @@ def philox(counter: tuple[Ints, Ints, Ints, Ints], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniforms(seed: int, stream: int, step: int, index: np.ndarray) -> np.ndarray:
-    """One float64 in [0, 1) with 53 random bits for each entry of `index` (numpy)."""
-    high, low, _, _ = random_words(seed, stream, step, np.asarray(index, dtype=np.int64))
+def to_uniform(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    """A float64 in [0, 1) with 53 random bits, from two words."""
     return ((high >> 5) * 67108864.0 + (low >> 6)) * 2.0**-53
 
 
 def shuffle_keys(seed: int, stream: int, step: int) -> np.ndarray:
     """The round keys of one shuffle: eight 32-bit words as int64."""
-    drawn = random_words(seed, stream, step, np.arange(_SHUFFLE_ROUNDS // 4, dtype=np.int64))
-    return np.stack(drawn, axis=1).reshape(-1)
+    words = random_words(seed, stream, step, np.arange(_SHUFFLE_ROUNDS // 4, dtype=np.int64))
+    return np.stack(words, axis=1).reshape(-1)
 
 
 def permute_index(index: Ints, size: int, keys: Any) -> Ints:
-    """Where a random permutation of range(size) sends each entry of `index`.
+    """Where the random permutation of range(size) that `keys` choose sends each entry of `index`.
 
     A Feistel network on the rectangle a x b with a*b just above `size`; entries that land outside walk on
     until they are inside. Any slice of the permutation costs only its own length, and for tensors the number

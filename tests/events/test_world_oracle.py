@@ -8,11 +8,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from habitus import randomness
 from habitus.errors import DataError
 from habitus.events.world import MixtureWeights, Queries, World, WorldConfig
 from habitus.events.world.draws import Draw
 from habitus.events.world.queries import estimate
+from habitus.randomness import Stream, random_words, to_uniform
 
 TINY = WorldConfig(
     num_items=30, num_users=400, events_per_user=20, num_groups=4, num_brands=6, copy_window=5, num_successors=4
@@ -48,7 +48,8 @@ def slow_item_at(world: World, members: list[int], fraction: float) -> int:
 def slow_successor(world: World, draw: Draw, key: int, kind: int, number: int) -> int:
     catalogue, items = world.catalogue, range(world.config.num_items)
     index = np.array([key * 1024 + number])
-    fraction = float(randomness.uniforms(world.config.seed, randomness.Stream.WORLD, draw, index)[0])
+    high, low, _, _ = random_words(world.config.seed, Stream.WORLD, draw, index)
+    fraction = float(to_uniform(high, low)[0])
     if number % 2 == 0:
         members = [x for x in items if catalogue.kind_of_item[x] == kind]
     else:

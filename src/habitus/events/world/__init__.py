@@ -1,7 +1,7 @@
 """A synthetic shop whose best possible prediction is known exactly.
 
-`World(config)` makes users' histories and an item table, block by block and always the same, and answers as the
-oracle: the exact distribution of the next item given a history. The mathematics stands in `oracle.py`.
+`World(config)` generates users' histories and an item table, block by block and always the same. As the oracle it
+gives the exact distribution of the next item given a history. The mathematics is in `oracle.py`.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from habitus.events.world.clock import EVENT_TYPES, PURCHASE, occasions
 from habitus.events.world.config import MixtureWeights, WorldConfig
 from habitus.events.world.draws import Draw
 from habitus.events.world.features import Features
-from habitus.events.world.histories import drawn_items, history_lengths
-from habitus.events.world.items import Catalogue
+from habitus.events.world.histories import draw_items, history_lengths
+from habitus.events.world.items import WorldCatalogue
 from habitus.events.world.oracle import Oracle
 from habitus.events.world.queries import Estimate, Queries, estimate
 from habitus.randomness import Stream, permute_index, shuffle_keys
@@ -30,11 +30,11 @@ _BLOCK_EVENTS = 1 << 18  # events generated together: more share the cost of a c
 
 
 class World:
-    """Users, items and the law between them. Equal configs make equal worlds, whatever the block or thread."""
+    """Users, items, and how users choose. Equal configs give equal worlds, whatever the block or thread."""
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
-        self.catalogue = Catalogue(config)
+        self.catalogue = WorldCatalogue(config)
         self.features = Features(self.catalogue)
         self.oracle = Oracle(self.catalogue)
 
@@ -56,7 +56,7 @@ class World:
     def histories(self, first_user: int, last_user: int) -> tuple[np.ndarray, np.ndarray]:
         """The items of the users in [first_user, last_user), one after the other, and each user's first row."""
         lengths = self.lengths(first_user, last_user)
-        blocks = [drawn_items(self.catalogue, *block) for block in _user_blocks(first_user, lengths)]
+        blocks = [draw_items(self.catalogue, *block) for block in _user_blocks(first_user, lengths)]
         return np.concatenate([np.empty(0, np.int64), *blocks]), np.cumsum(lengths) - lengths
 
     def events(self, first_user: int, last_user: int) -> Any:
@@ -91,8 +91,8 @@ class World:
         Without `last_user` enough users are taken for about ten times as many events, as far as they exist.
         """
         if last_user is None:
-            wanted = first_user + max(2, int(10 * num_queries / self.config.events_per_user))
-            last_user = min(wanted, self.config.num_users)
+            num_users = max(2, int(10 * num_queries / self.config.events_per_user))
+            last_user = min(first_user + num_users, self.config.num_users)
         items, starts = self.histories(first_user, last_user)
         eligible = np.setdiff1d(np.arange(len(items)), starts, assume_unique=True)
         if not 1 <= num_queries <= len(eligible):
@@ -118,7 +118,7 @@ class World:
         return estimate(probabilities.sum(axis=1), sample.starts)
 
     def _event_columns(self, users: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, ...]:
-        items = drawn_items(self.catalogue, users, positions)
+        items = draw_items(self.catalogue, users, positions)
         seconds, types, paid_share = occasions(self.config, users, positions)
         bought = types == PURCHASE
         paid = np.zeros(len(items))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from habitus.events.world.config import WorldConfig
-from habitus.events.world.draws import Draw, event_keys, fraction, uniforms, words
+from habitus.events.world.draws import Draw, draw_words, event_keys, fraction, uniforms
 
 EVENT_TYPES = ("view", "cart", "purchase")
 _TYPE_ENDS = np.array([0.75, 0.88])  # the rest are purchases
@@ -40,7 +40,7 @@ class Occasions(NamedTuple):
 
 def occasions(config: WorldConfig, users: np.ndarray, positions: np.ndarray) -> Occasions:
     """When and how each event happened. Events lie user by user, each history whole and from its start."""
-    visit, gap, kind, discount = map(fraction, words(config.seed, Draw.TIME, event_keys(users, positions)))
+    visit, gap, kind, discount = map(fraction, draw_words(config.seed, Draw.TIME, event_keys(users, positions)))
     types = np.searchsorted(_TYPE_ENDS, kind, side="right").astype(np.int8)
     paid_share = 1.0 - 0.3 * np.maximum(discount - 0.6, 0.0) / 0.4  # 60% pay in full, nobody below 70%
     return Occasions(_seconds(config, users, positions, visit < _NEW_VISIT, gap), types, paid_share)

@@ -4,13 +4,12 @@ from enum import IntEnum
 
 import numpy as np
 
-from habitus import randomness
 from habitus.events.world.config import POSITION_BITS
-from habitus.randomness import Stream
+from habitus.randomness import Stream, random_words, to_uniform
 
 
 class Draw(IntEnum):
-    """What is drawn: the step of the counter-based generator. Adding one must not renumber the others."""
+    """What is drawn: the step of the counter-based generator. Numbers must never change; 11 is not in use."""
 
     EVENT = 0
     TIME = 1
@@ -23,7 +22,6 @@ class Draw(IntEnum):
     ITEM_SUCCESSOR = 8
     KIND_SUCCESSOR = 9
     WORD = 10
-    GROUP_NOUN = 11
     TITLE = 12
     PRICE = 13
     PRICE_LEVEL = 14
@@ -43,38 +41,33 @@ def event_keys(users: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return (users << POSITION_BITS) + positions
 
 
-def words(seed: int, draw: Draw, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def draw_words(seed: int, draw: Draw, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Four 32-bit words, as int64, for each entry of `index`."""
     index = np.asarray(index, dtype=np.int64)
-    drawn = tuple(np.empty(index.shape, dtype=np.int64) for _ in range(4))
+    words = tuple(np.empty(index.shape, dtype=np.int64) for _ in range(4))
     for first in range(0, index.size, _IN_CACHE):
         part = slice(first, first + _IN_CACHE)
-        found = randomness.random_words(seed, Stream.WORLD, draw, index.reshape(-1)[part])
-        for word, values in zip(drawn, found, strict=True):
-            word.reshape(-1)[part] = values
-    return drawn  # type: ignore[return-value]
+        values = random_words(seed, Stream.WORLD, draw, index.reshape(-1)[part])
+        for word, column in zip(words, values, strict=True):
+            word.reshape(-1)[part] = column
+    return words  # type: ignore[return-value]
 
 
 def uniforms(seed: int, draw: Draw, index: np.ndarray) -> np.ndarray:
     """One float64 in [0, 1) with 53 random bits for each entry of `index`."""
-    high, low, _, _ = words(seed, draw, index)
-    return fine_fraction(high, low)
+    high, low, _, _ = draw_words(seed, draw, index)
+    return to_uniform(high, low)
 
 
 def fraction(word: np.ndarray) -> np.ndarray:
-    """A float64 in [0, 1) with 32 random bits, from one word."""
+    """A float64 in [0, 1) with 32 random bits, from one word. Too coarse for tail items of 10^7, which weigh 2^-33."""
     return word * _UNIT
-
-
-def fine_fraction(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """A float64 in [0, 1) with 53 random bits, from two words. Tail items of 10^7 weigh about 2^-33."""
-    return ((high >> 5) * 67108864.0 + (low >> 6)) * 2.0**-53
 
 
 def normals(seed: int, draw: Draw, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Two independent standard normal float64 for each entry of `index` (Box and Muller)."""
-    a, b, c, d = words(seed, draw, index)
+    a, b, c, d = draw_words(seed, draw, index)
     # 1 - u lies in (0, 1], so the logarithm is finite.
-    radius = np.sqrt(-2.0 * np.log1p(-fine_fraction(a, b)))
-    angle = 2.0 * np.pi * fine_fraction(c, d)
+    radius = np.sqrt(-2.0 * np.log1p(-to_uniform(a, b)))
+    angle = 2.0 * np.pi * to_uniform(c, d)
     return radius * np.cos(angle), radius * np.sin(angle)

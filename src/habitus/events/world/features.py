@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from habitus.events.world.config import WorldConfig
-from habitus.events.world.draws import Draw, fraction, normals, words
-from habitus.events.world.items import Catalogue
+from habitus.events.world.draws import Draw, draw_words, fraction, normals
+from habitus.events.world.items import WorldCatalogue
 from habitus.randomness import Stream, permute_index, shuffle_keys
 
 _NOUNS = 3  # per group; the first of them names the category
@@ -27,10 +27,10 @@ _NOISE_IN_IMAGE = 0.5
 class Features:
     """The item table of a world, any block of it."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: WorldCatalogue) -> None:
         config = catalogue.config
         self.catalogue, self.config = catalogue, config
-        names = _made_up_words(config)
+        names = _invent_words(config)
         nouns, brands = config.num_groups * _NOUNS, config.num_brands
         self.nouns = names.slice(0, nouns)
         self.brand_names = pc.utf8_capitalize(names.slice(nouns, brands))
@@ -46,7 +46,7 @@ class Features:
         groups, brands = self.catalogue.groups(items), self.catalogue.brands(items)
         # A title is always there, as in a shop; each other field is missing now and then.
         no_category, no_brand, no_price, no_image = (
-            fraction(word) < self.config.missing_rate for word in words(self.config.seed, Draw.MISSING, items)
+            fraction(word) < self.config.missing_rate for word in draw_words(self.config.seed, Draw.MISSING, items)
         )
         return pa.table(
             {
@@ -67,7 +67,7 @@ class Features:
 
     def _titles(self, items: np.ndarray, groups: np.ndarray, brands: np.ndarray) -> Any:
         """Brand, a descriptor that the group favours, a noun of the group, two descriptors of any kind."""
-        chosen = words(self.config.seed, Draw.TITLE, items)
+        chosen = draw_words(self.config.seed, Draw.TITLE, items)
         own = groups * _OWN_WORDS + chosen[0] % _OWN_WORDS
         noun = groups * _NOUNS + chosen[1] % _NOUNS
         number = self.config.num_words
@@ -91,7 +91,7 @@ def _labels(numbers: np.ndarray, names: Any, missing: np.ndarray) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32), mask=missing), names)
 
 
-def _made_up_words(config: WorldConfig) -> Any:
+def _invent_words(config: WorldConfig) -> Any:
     """Distinct pronounceable words: nouns of groups, then names of brands, then descriptors."""
     count = config.num_groups * _NOUNS + config.num_brands + config.num_words
     base = len(_SYLLABLES)

@@ -13,8 +13,9 @@ The oracle (`oracle.py`) computes the same law by counting. The two share the ca
 import numpy as np
 
 from habitus.events.world.config import WorldConfig
-from habitus.events.world.draws import Draw, event_keys, fine_fraction, fraction, normals, words
-from habitus.events.world.items import Catalogue, copy_weights, successor_weights
+from habitus.events.world.draws import Draw, draw_words, event_keys, fraction, normals
+from habitus.events.world.items import WorldCatalogue, copy_weights, successor_weights
+from habitus.randomness import to_uniform
 
 COPY, ITEM_NEXT, KIND_NEXT, KIND, GROUP, BRAND, POPULAR = range(7)  # the order of MixtureWeights
 _ROOT = -1
@@ -23,28 +24,28 @@ _ROOT = -1
 def history_lengths(config: WorldConfig, first_user: int, last_user: int) -> np.ndarray:
     """Events of each user in [first_user, last_user): int64, log-normal above the minimum."""
     z, _ = normals(config.seed, Draw.LENGTH, np.arange(first_user, last_user))
-    spread = config.length_spread
+    sigma = config.length_spread
     mean_above = config.events_per_user - config.min_events_per_user
-    above = mean_above * np.exp(spread * z - spread**2 / 2)  # has mean mean_above
+    above = mean_above * np.exp(sigma * z - sigma**2 / 2)  # has mean mean_above
     # Rounding to nearest keeps the mean; the cap is checked in float, before a long tail could overflow.
     longest = config.max_events_per_user - config.min_events_per_user
     return config.min_events_per_user + np.minimum(np.floor(above + 0.5), longest).astype(np.int64)
 
 
-def drawn_items(catalogue: Catalogue, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def draw_items(catalogue: WorldCatalogue, users: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """The item of each event: int64. Events lie user by user, positions 0, 1, 2... within each user."""
     part, follows, successor, inside = _event_draws(catalogue.config, users, positions)
     items = np.empty(len(users), dtype=np.int64)
     roots = np.flatnonzero(follows == _ROOT)
     items[roots] = catalogue.popular(inside[roots])
-    known = np.zeros(len(users), dtype=bool)
-    known[roots] = True
+    is_drawn = np.zeros(len(users), dtype=bool)
+    is_drawn[roots] = True
     waiting = np.flatnonzero(follows != _ROOT)
     while len(waiting):
-        ready = known[follows[waiting]]
+        ready = is_drawn[follows[waiting]]
         now, waiting = waiting[ready], waiting[~ready]
-        items[now] = _continued(catalogue, part[now], items[follows[now]], successor[now], inside[now])
-        known[now] = True
+        items[now] = _follow(catalogue, part[now], items[follows[now]], successor[now], inside[now])
+        is_drawn[now] = True
     return items
 
 
@@ -52,7 +53,7 @@ def _event_draws(
     config: WorldConfig, users: np.ndarray, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """For each event: its part, the event it follows (or _ROOT), a successor number, a fraction in [0, 1)."""
-    which, choice, high, low = words(config.seed, Draw.EVENT, event_keys(users, positions))
+    which, choice, high, low = draw_words(config.seed, Draw.EVENT, event_keys(users, positions))
     ends = np.cumsum(config.weights.values())
     # A weight of zero is never chosen: side="right" steps over empty intervals, also over the last ones.
     part = np.searchsorted(ends / ends[-1], fraction(which), side="right")
@@ -73,11 +74,11 @@ def _event_draws(
 
     successor = np.searchsorted(np.cumsum(successor_weights(config))[:-1], choice, side="right")
     follows = np.where(part == POPULAR, _ROOT, np.arange(len(users)) - lag)
-    return part, follows, successor, fine_fraction(high, low)
+    return part, follows, successor, to_uniform(high, low)
 
 
-def _continued(
-    catalogue: Catalogue, part: np.ndarray, before: np.ndarray, successor: np.ndarray, inside: np.ndarray
+def _follow(
+    catalogue: WorldCatalogue, part: np.ndarray, before: np.ndarray, successor: np.ndarray, inside: np.ndarray
 ) -> np.ndarray:
     """The item of each event, given the item of the event that it follows."""
     items = before.copy()  # right for copies

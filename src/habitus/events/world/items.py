@@ -18,7 +18,7 @@ _GROUP_SKEW = 0.5
 _CHUNK = 1 << 18  # items at a time while tables are built
 
 
-class Catalogue:
+class WorldCatalogue:
     """Tables over items, kinds, groups and brands; about 30 bytes per item."""
 
     def __init__(self, config: WorldConfig) -> None:
@@ -73,7 +73,7 @@ class Catalogue:
         """The items at given fractions of their brands' popularity: first the brand's kind, then the item."""
         first, end = self.brand_first_kind[brands], self.brand_first_kind[brands + 1]
         target = _between(self.brand_cumulative, first, end, fraction)
-        place = _found(self.brand_cumulative, target, first, end)
+        place = _locate(self.brand_cumulative, target, first, end)
         inside = target - self.brand_cumulative[place]
         inside /= self.brand_cumulative[place + 1] - self.brand_cumulative[place]
         return self.popular_in_kind(self.kinds_by_brand[place], inside)
@@ -99,7 +99,7 @@ class Catalogue:
         return self._at(_between(self.cumulative, first, end, fraction), first, end)
 
     def _at(self, target: np.ndarray, first: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
-        return self.item_of_slot[_found(self.cumulative, target, first, end)].astype(np.int64)
+        return self.item_of_slot[_locate(self.cumulative, target, first, end)].astype(np.int64)
 
     def _next_groups(self) -> np.ndarray:
         """The group that follows each group under each successor number, drawn by popularity."""
@@ -179,6 +179,6 @@ def _between(cumulative: np.ndarray, first: np.ndarray, end: np.ndarray, fractio
     return low + fraction * (cumulative[end] - low)
 
 
-def _found(cumulative: np.ndarray, target: np.ndarray, first: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
+def _locate(cumulative: np.ndarray, target: np.ndarray, first: np.ndarray | int, end: np.ndarray | int) -> np.ndarray:
     """The entry of the range [first, end) whose interval holds the target; rounding cannot leave the range."""
     return np.clip(np.searchsorted(cumulative[1:], target, side="right"), first, np.subtract(end, 1))

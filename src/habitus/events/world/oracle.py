@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from habitus.errors import DataError
-from habitus.events.world.items import Catalogue, copy_weights, successor_weights
+from habitus.events.world.items import WorldCatalogue, copy_weights, successor_weights
 from habitus.events.world.queries import Queries
 
 _CHUNK_CELLS = 1 << 20  # queries times kinds (or history events) held at once: 8 MiB for each array
@@ -29,7 +29,7 @@ _NO_ITEM = -1
 class Oracle:
     """The exact conditional of a world, for one history or for many."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: WorldCatalogue) -> None:
         self.catalogue = catalogue
         self.config = catalogue.config
         self.copy_weights = copy_weights(self.config)
@@ -157,7 +157,7 @@ class Oracle:
         regular = np.where(inside, catalogue.item_of_slot[np.where(inside, slots, 0)], _NO_ITEM)
         regular = regular.reshape(queries.count, -1)
         extras, masses = self._extras(queries)
-        items, masses = _merged(
+        items, masses = _merge(
             np.concatenate([regular, extras], axis=1),
             np.concatenate([np.zeros(regular.shape), masses], axis=1),
         )
@@ -206,7 +206,7 @@ class Oracle:
         masses = [weights.copy_recent * copied, weights.item_successor * following]
         masses.append(weights.kind_successor * following)
         valid = np.concatenate([reached] + [np.broadcast_to(started, after_item.shape)] * 2, axis=1)
-        return _merged(np.where(valid, items, _NO_ITEM), np.concatenate(masses, axis=1))
+        return _merge(np.where(valid, items, _NO_ITEM), np.concatenate(masses, axis=1))
 
     def _plain(self, items: np.ndarray, factors: np.ndarray) -> np.ndarray:
         """w·f of each item, with the factors of its row. _NO_ITEM gives the value of some item."""
@@ -238,7 +238,7 @@ def _sorted_top(items: np.ndarray, probabilities: np.ndarray, k: int) -> np.ndar
     return np.stack([chosen, np.take_along_axis(probabilities, best, axis=1)], axis=1)
 
 
-def _merged(items: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _merge(items: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each item once per row with the sum of its masses; other places hold _NO_ITEM and 0. Rows get sorted."""
     order = np.argsort(items, axis=1, kind="stable")
     items = np.take_along_axis(items, order, axis=1)
@@ -246,10 +246,10 @@ def _merged(items: np.ndarray, masses: np.ndarray) -> tuple[np.ndarray, np.ndarr
     first = np.ones(items.shape, dtype=bool)
     first[:, 1:] = items[:, 1:] != items[:, :-1]
     totals = np.bincount(np.cumsum(first.reshape(-1)) - 1, masses.reshape(-1))
-    kept = first & (items != _NO_ITEM)
+    is_item = first & (items != _NO_ITEM)
     merged = np.zeros(items.shape)
     merged[first] = totals
-    return np.where(kept, items, _NO_ITEM), np.where(kept, merged, 0.0)
+    return np.where(is_item, items, _NO_ITEM), np.where(is_item, merged, 0.0)
 
 
 def _x_log_x(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Questions to the oracle: which item comes after this history? And means over them, with standard errors."""
+"""Queries for the oracle: which item comes after this history? And means over them, with standard errors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A world as files: events.parquet, items.parquet, and schema.toml, whose table [world] brings the oracle back."""
+"""A world as files: events.parquet, items.parquet, and schema.toml, whose table [world] restores the oracle."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ _LABELS = ["event_type", "category", "brand"]  # few values: the only columns wo
 def write_world(
     world: World, out: str | Path, *, threads: int, progress: Progress, events_per_block: int = 1 << 20
 ) -> int:
-    """The number of events written. The folder `out` appears whole or not at all, and must not exist before.
+    """The number of events written. The folder `out` must not exist; it appears complete or not at all.
 
     `progress` is called with a phase and the share of it that is done. A block becomes a row group.
     """
@@ -53,23 +53,23 @@ def write_world(
         raise DataError(f"{out} exists already", next_step="remove it, or name another folder")
     try:
         with staged_folder(out) as folder:
-            blocks = _told(world.item_blocks(threads=threads), "items", world.config.num_items, progress)
+            blocks = _report(world.item_blocks(threads=threads), "items", world.config.num_items, progress)
             _write_parquet(folder / "items.parquet", blocks)
             expected = world.config.num_users * world.config.events_per_user
             blocks = world.event_blocks(events_per_block, threads)
-            blocks = _told(blocks, "events", expected, progress)
+            blocks = _report(blocks, "events", expected, progress)
             num_events = _write_parquet(folder / "events.parquet", blocks)
             schema_of(world).write(folder / "schema.toml")
     except OSError as error:
         raise DataError(
             f"{out} could not be written: {error}",
-            expected="a folder that can be made there, and room for it on the disk",
+            expected="a parent folder that can be written to, and enough space on the disk",
         ) from error
     return num_events
 
 
-def _told(blocks: Iterator[Any], phase: str, expected_rows: float, progress: Progress) -> Iterator[Any]:
-    """The same blocks; tells `progress` about each."""
+def _report(blocks: Iterator[Any], phase: str, expected_rows: float, progress: Progress) -> Iterator[Any]:
+    """The same blocks; reports each to `progress`."""
     progress(phase, 0.0)
     done = 0
     for block in blocks:
