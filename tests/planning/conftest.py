@@ -1,7 +1,6 @@
 """Laws with a planted truth, stores of Records beside them, and a small dataset."""
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from habitus.data.prepare import PrepareOptions
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
 from habitus.laws import fit
+from habitus.store import EvaluationFiles, StoreInfo
 
 from .planted import example_recipe, record_of, rows
 
@@ -40,7 +40,10 @@ def store(tmp_path: Path, laws_path: Path) -> Callable[..., Path]:
         folder = tmp_path / "store"
         (folder / "cells" / "a").mkdir(parents=True)
         (folder / "laws.json").write_text(laws_path.read_text())
-        (folder / "store.json").write_text(json.dumps({"version": 1, "dataset_checksum": checksum}))
+        evaluation = EvaluationFiles(
+            queries=777, batch_sequences=32, catalogue_items="all", seed=0, query_set_checksum="q", queries_sha256="s"
+        )
+        StoreInfo(dataset_checksum=checksum, evaluation=evaluation).write(folder / "store.json")
         record_of(example_recipe(), checksum).write(folder / "cells" / "a" / "record.json")
         return folder
 

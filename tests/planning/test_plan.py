@@ -10,11 +10,11 @@ from habitus.data.dataset import Dataset
 from habitus.errors import ConfigError
 from habitus.laws import power_law, predict_power_law
 from habitus.planning import PlanOptions, affordable_flops, plan
-from habitus.planning.facts import Known, Speed, StoreFacts
+from habitus.planning.facts import DatasetProfile, StoreFacts
 from habitus.planning.hardware import hours_of_runs, memory_of
-from habitus.planning.shape import Fixed, stage1_cell
+from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import Recipe
-from habitus.sizing import CellRequest, cell_of_recipe, solve, stage1_step_flops, stage2_step_flops
+from habitus.sizing import CellRequest, StepSpeed, cell_of_recipe, solve, stage1_step_flops, stage2_step_flops
 from habitus.store import Laws, gpu_named
 
 from .planted import B_CRIT, K_OPT, RATE, SHARE_OPT, planted_loss, planted_size
@@ -234,7 +234,7 @@ def test_hours_are_a_range_and_buy_a_budget_back() -> None:
     flops = affordable_flops(gpu_named("h200"), 1, hours.value)
     assert flops == pytest.approx(1e17, rel=0.01)
     assert affordable_flops(gpu_named("NVIDIA-H200"), 8, hours.value) > 4e17
-    with pytest.raises(ConfigError, match=r"'h20' is not known.*h200"):
+    with pytest.raises(ConfigError, match=r"'h20' is not a GPU.*h200"):
         gpu_named("h20")
     with pytest.raises(ConfigError, match="positive number of hours"):
         affordable_flops(gpu_named("h200"), 1, 0.0)
@@ -286,11 +286,11 @@ def test_the_largest_measured_budget_is_one_number_whichever_law_is_used(laws_pa
 def test_a_model_of_which_not_one_step_is_paid_is_refused_at_once() -> None:
     # One step of 32 windows of 256 costs more than 6·N·8192 = 4.9e16 FLOPs at N = 1e12: no shape is searched for.
     with pytest.raises(ConfigError, match="do not pay 200 steps"):
-        stage1_cell(8e13, 1e12, 0.05, 32, Fixed(Known()))
+        stage1_cell(8e13, 1e12, 0.05, 32, FixedSettings(DatasetProfile()))
 
 
 def test_hours_are_those_of_the_runs_with_the_nearest_steps() -> None:
-    speeds = (Speed(1, 1e9, 1e11), Speed(1, 2e9, 4e11), Speed(1, 1e12, 1e13), Speed(2, 1e6, 1e9))
+    speeds = (StepSpeed(1, 1e9, 1e11), StepSpeed(1, 2e9, 4e11), StepSpeed(1, 1e12, 1e13), StepSpeed(2, 1e6, 1e9))
     planned = [(1, 1e15, 1.5e9), (2, 1e12, 1e7)]
     hours = hours_of_runs(planned, StoreFacts(hardware="card", speeds=speeds))
     assert hours is not None

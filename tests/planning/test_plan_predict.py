@@ -7,9 +7,9 @@ import pytest
 
 from habitus.laws import saturating
 from habitus.planning import PlanOptions, plan
-from habitus.planning.facts import Parent
+from habitus.planning.facts import ParentMetrics
 from habitus.planning.knobs import SourcedLaws
-from habitus.planning.predict import predictions
+from habitus.planning.predict import predict_metrics
 from habitus.store import LawEntry, Laws, Prediction, RunRow
 
 METRIC = "catalogue/recall@10"
@@ -28,8 +28,11 @@ def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> 
     law = saturating(BUDGETS, [0.5 - 40 * C**-0.2 for C in BUDGETS], direction="max")
     entry = LawEntry(name="loss_law", metric=METRIC, axis="allocation", law=law)
     laws = SourcedLaws(Laws(source="x", seed=0, metrics=(METRIC,), entries=(entry,), runs=tuple(runs)), "this study")
-    known = {(r.budget, r.knobs["num_negatives"], 0.01, 0): Parent(r.budget, {METRIC: parents[r.budget]}) for r in runs}
-    found, why_not = predictions(1e13, share * 1e13, METRIC, [laws], known)
+    known = {
+        (r.budget, r.knobs["num_negatives"], 0.01, 0): ParentMetrics(r.budget, {METRIC: parents[r.budget]})
+        for r in runs
+    }
+    found, why_not = predict_metrics(1e13, share * 1e13, METRIC, [laws], known)
     return [p for p in found if p.metric == METRIC], why_not
 
 

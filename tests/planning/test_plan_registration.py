@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from habitus.errors import ConfigError, RunError
-from habitus.planning import PlanOptions, check, plan, register
+from habitus.planning import PlanOptions, check_plan, plan, register_plan
 from habitus.record import Metric, TrainLosses
 from habitus.store import Plan, RegisteredPlan
 
@@ -32,24 +32,24 @@ def run_of(made: Plan, folder: Path, **metrics: float) -> Path:
 
 
 def test_the_registered_file_carries_the_hash_of_its_content(made: Plan, tmp_path: Path) -> None:
-    registered = register(made, tmp_path / "plan.json")
+    registered = register_plan(made, tmp_path / "plan.json")
     assert RegisteredPlan.read(tmp_path / "plan.json") == registered
     assert registered.unchanged()
     with pytest.raises(ConfigError, match="registered once"):
-        register(made, tmp_path / "plan.json")
+        register_plan(made, tmp_path / "plan.json")
     with pytest.raises(ConfigError, match=r"ends in \.json"):
-        register(made, tmp_path / "nowhere" / "plan.json")
+        register_plan(made, tmp_path / "nowhere" / "plan.json")
 
 
 def test_measured_values_are_inside_or_outside(made: Plan, tmp_path: Path) -> None:
-    register(made, tmp_path / "plan.json")
+    register_plan(made, tmp_path / "plan.json")
     first = {p.metric: p for p in made.predictions if p.stage == 1}
     loss, recall = first["batch/loss"], first["catalogue/recall@10"]
     assert loss.high is not None
     run = run_of(
         made, tmp_path / "run" / "stage1", **{"batch/loss": loss.high + 0.1, "catalogue/recall@10": recall.value}
     )
-    result = check(run)
+    result = check_plan(run)
     by_name = {(c.name, c.stage): c for c in result.comparisons}
     assert by_name["batch/loss", 1].inside is False
     assert by_name["batch/loss", 1].measured == pytest.approx(loss.high + 0.1)
@@ -57,26 +57,26 @@ def test_measured_values_are_inside_or_outside(made: Plan, tmp_path: Path) -> No
     assert by_name["catalogue/recall@10", 2].measured is None
     assert result.same_recipe == {"stage 1": True}
     assert result.notes == ()
-    assert check(tmp_path / "run", tmp_path / "plan.json").comparisons == result.comparisons
+    assert check_plan(tmp_path / "run", tmp_path / "plan.json").comparisons == result.comparisons
 
 
 def test_another_recipe_or_an_edited_plan_is_noticed(made: Plan, tmp_path: Path) -> None:
-    register(made, tmp_path / "plan.json")
+    register_plan(made, tmp_path / "plan.json")
     longer = made.stage1.model_copy(update={"train": made.stage1.train.model_copy(update={"steps": 7})})
     run = run_of(made.model_copy(update={"stage1": longer}), tmp_path / "run")
-    assert check(run).notes == ("stage 1 did not run the registered recipe",)
+    assert check_plan(run).notes == ("stage 1 did not run the registered recipe",)
     values = json.loads((tmp_path / "plan.json").read_text())
     values["predictions"][0]["value"] = 0.0
     (tmp_path / "plan.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match="changed after it was registered"):
-        check(run)
+        check_plan(run)
 
 
 def test_a_run_without_record_or_plan_says_what_is_missing(made: Plan, tmp_path: Path) -> None:
     run = run_of(made, tmp_path / "a" / "b" / "run")
     with pytest.raises(ConfigError, match=r"no plan\.json"):
-        check(run)
-    register(made, tmp_path / "plan.json")
+        check_plan(run)
+    register_plan(made, tmp_path / "plan.json")
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"no record\.json"):
-        check(tmp_path / "empty", tmp_path / "plan.json")
+        check_plan(tmp_path / "empty", tmp_path / "plan.json")

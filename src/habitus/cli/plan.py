@@ -10,8 +10,8 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from habitus.planning import PlanOptions
-    from habitus.store import Plan, PlanCheck, Quantity
+    from habitus.data import Dataset
+    from habitus.store import Comparison, Plan, PlanCheck, Prediction, Quantity
 
 _EXAMPLE = (
     "Example: `habitus plan --flops 1e17 --metric catalogue/recall@10 --gpu h200 --recipe recipe/`; later "
@@ -24,10 +24,12 @@ def plan(
     flops: Annotated[float | None, typer.Option(help="Total budget in nominal FLOPs, both stages.")] = None,
     metric: Annotated[str, typer.Option(help="The metric you serve.")] = "catalogue/recall@10",
     laws: Annotated[
-        Path | None, typer.Option(help="Your laws.json, or the store it lies in; else the published laws.")
+        Path | None, typer.Option(help="Your laws.json, or its store; default: the published laws.")
     ] = None,
     published: Annotated[bool, typer.Option("--published", help="The paper's laws only.")] = False,
-    data: Annotated[Path | None, typer.Option(help="Prepared dataset: its fields, catalogue and length count.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Prepared dataset, whose fields, catalogue and window length count.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="h200, h100, a100, ...: memory and hours on it.")] = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many of them.")] = 1,
     hours: Annotated[float | None, typer.Option(help="Budget as hours on --gpu, instead of --flops.")] = None,
@@ -40,12 +42,12 @@ def plan(
     ] = None,
     check: Annotated[Path | None, typer.Option(help="Compare this finished run with its registered plan.")] = None,
     against: Annotated[
-        Path | None, typer.Option(help="The registered plan for --check; else plan.json in or above the run.")
+        Path | None, typer.Option(help="The registered plan for --check; default: plan.json in or above the run.")
     ] = None,
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Plan beyond 1,000 times the largest measured budget.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the planned runs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the planned runs.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
     """Answer for a budget and a metric: how large, on how much data, which batch, how many negatives, how long.
@@ -54,83 +56,65 @@ def plan(
     """
     from rich.console import Console
 
+    from habitus.planning import PlanOptions, check_plan, register_plan
+    from habitus.planning import plan as make_plan
+
     console = Console(highlight=False, soft_wrap=True)
     if check is not None:
-        from habitus.planning import check_plan
-
-        result = check_plan(check, against)
-        _print_check(result, json_output, console)
+        _print_check(check_plan(check, against), json_output, console)
         return
-    options = _options(laws, published, data, gpu, gpus, stage2_share, extrapolate, seed)
-    budget = _budget(flops, hours, gpu, gpus)
-    from habitus.planning import plan as make_plan
-    from habitus.planning import register_plan
-
-    made = make_plan(budget, metric, options)
-    if register is not None:
-        register_plan(made, register)
-    written = [] if recipe is None else made.write_recipes(recipe)
-    if json_output:
-        typer.echo(made.to_json(), nl=False)
-        return
-    print_plan(made, console)
-    if hours is not None and flops is not None and "hours" in made.quantities:
-        within = "within" if made["hours"].value <= hours else "more than"
-        console.print(f"{_word(made['hours'].value, 'hours')} is {within} the {hours:g} h given.")
-    if written:
-        console.print("wrote " + ", ".join(str(path) for path in written))
-    if register is not None:
-        console.print(f"registered {register}")
-    if written:
-        names = " ".join(str(path) for path in written)
-        console.print(f"next: habitus train {names} --data {data or 'DATASET'} --out {written[0].parent / 'run'}")
-    else:
-        console.print("next: --recipe FOLDER writes both stages for habitus train")
-
-
-def _options(
-    laws: Path | None,
-    published: bool,
-    data: Path | None,
-    gpu: str | None,
-    gpus: int,
-    stage2_share: float,
-    extrapolate: bool,
-    seed: int,
-) -> "PlanOptions":
-    from habitus.errors import ConfigError
-    from habitus.planning import PlanOptions
-
-    if laws is not None and published:
-        raise ConfigError(
-            "--laws and --published given",
-            expected="one of the two; with --laws the published laws stand beside anyway",
-        )
-    if laws is not None and laws.is_dir():
-        laws = laws / "laws.json"
-    if laws is not None and not laws.exists():
-        raise ConfigError(
-            f"{laws} does not exist",
-            expected="a laws.json, or the store it lies in",
-            next_step="`habitus fit STORE` writes it; or leave --laws out, for the published laws",
-        )
-    dataset = None
-    if data is not None:
-        from habitus.data import Dataset
-
-        dataset = Dataset.open(data, verify=False)
-    return PlanOptions(
-        laws=laws,
-        dataset=dataset,
+    options = PlanOptions(
+        laws=_find_laws(laws, published),
+        dataset=_open_dataset(data),
         gpu=gpu,
         gpus=gpus,
         stage2_share=stage2_share,
         extrapolate=extrapolate,
         seed=seed,
     )
+    next_plan = make_plan(_find_budget(flops, hours, gpu, gpus), metric, options)
+    if register is not None:
+        register_plan(next_plan, register)
+    recipes = [] if recipe is None else next_plan.write_recipes(recipe)
+    if json_output:
+        typer.echo(next_plan.to_json(), nl=False)
+        return
+    _print_plan(next_plan, console)
+    if hours is not None and flops is not None:
+        _print_hours(next_plan, hours, console)
+    _print_next_step(recipes, register, data, console)
 
 
-def _budget(flops: float | None, hours: float | None, gpu: str | None, gpus: int) -> float:
+def _find_laws(laws: Path | None, published: bool) -> Path | None:
+    """The laws.json to plan by; None for the published laws."""
+    from habitus.errors import ConfigError
+
+    if laws is not None and published:
+        raise ConfigError(
+            "--laws and --published are both given",
+            expected="one of the two; --laws shows the published values next to yours anyway",
+        )
+    if laws is not None and laws.is_dir():
+        laws = laws / "laws.json"
+    if laws is not None and not laws.exists():
+        raise ConfigError(
+            f"{laws} does not exist",
+            expected="a laws.json, or the store that holds it",
+            next_step="`habitus fit STORE` writes it; or omit --laws to use the published laws",
+        )
+    return laws
+
+
+def _open_dataset(path: Path | None) -> "Dataset | None":
+    if path is None:
+        return None
+    from habitus.data import Dataset
+
+    return Dataset.open(path, verify=False)
+
+
+def _find_budget(flops: float | None, hours: float | None, gpu: str | None, gpus: int) -> float:
+    """The budget in FLOPs: as given, or what the hours on the GPUs afford."""
     from habitus.errors import ConfigError
     from habitus.planning import affordable_flops
     from habitus.store import gpu_named
@@ -139,9 +123,8 @@ def _budget(flops: float | None, hours: float | None, gpu: str | None, gpus: int
         return flops
     if hours is not None and gpu is not None:
         return affordable_flops(gpu_named(gpu), gpus, hours)
-    given = "--hours without --gpu" if hours is not None else "neither --flops nor --hours"
     raise ConfigError(
-        f"{given} given",
+        "--hours without --gpu" if hours is not None else "neither --flops nor --hours is given",
         expected="a budget: --flops 1e19, or --gpu h200 --gpus 8 --hours 24",
         next_step="habitus plan --flops 1e17 --metric catalogue/recall@10",
     )
@@ -168,76 +151,96 @@ _ROWS = (
 )
 
 
-def print_plan(made: "Plan", console: "Console") -> None:
-    """The plan as tables: the recipe, what it should reach, the printed recipe beside it, and every warning."""
-    from rich.table import Table
-
-    second = f" + {made.stage2_flops:.3g} for stage 2" if made.stage2_flops else ""
-    console.print(f"{made.flops:.3g} FLOPs for {made.metric}: {made.stage1_flops:.3g} for stage 1{second}.")
-    console.print(f"Laws: {made.laws}; optimizer {made.optimizer}. Intervals are 95%.\n")
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "value", "interval", "source"):
-        table.add_column(name, justify="right" if name == "value" else "left", no_wrap=True)
-    rows = [(label, name, form) for label, name, form in _ROWS if name in made.quantities]
-    for label, name, form in rows:
-        q = made[name]
-        table.add_row(label, _word(q.value, form), _interval(q, form), q.source)
-    for p in made.predictions:
-        table.add_row(f"   {p.metric}, stage {p.stage}", f"{p.value:.4g}", _interval(p, "{:.4g}") or "open", p.source)
-    console.print(table)
-    console.print("\nFrom:")
-    told = {label[3:]: made[name].how for label, name, _ in rows}
-    told |= {f"{p.metric}, stage {p.stage}": p.how for p in made.predictions}
-    for label, how in told.items():
-        console.print(f"  {label}: {how}")
-    _print_memory(made, console)
-    _print_printed(made, console)
-    if made.differences:
-        console.print("\nWhere your laws and the published ones differ:")
-        for d in made.differences:
-            where = {True: ", inside your interval", False: ", outside your interval", None: ""}[d.inside]
-            form = dict(row[1:] for row in _ROWS).get(d.knob, "{:.4g}")
-            ours, theirs = _word(d.ours, form), _word(d.published, form)
-            console.print(f"  {d.knob}: {ours}, published {theirs} ({d.ratio:.2g} times){where}")
-    if made.warnings:
+def _print_plan(plan: "Plan", console: "Console") -> None:
+    """The plan as tables: the recipe, what it should reach, the paper's recipe next to it, and every warning."""
+    second = f" + {plan.stage2_flops:.3g} for stage 2" if plan.stage2_flops else ""
+    console.print(f"{plan.flops:.3g} FLOPs for {plan.metric}: {plan.stage1_flops:.3g} for stage 1{second}.")
+    console.print(f"Laws: {plan.laws}; optimizer {plan.optimizer}. Intervals are 95%.\n")
+    _print_quantities(plan, console)
+    _print_memory(plan, console)
+    _print_paper_recipe(plan, console)
+    _print_differences(plan, console)
+    if plan.warnings:
         console.print("\nWarnings:")
-        for warning in made.warnings:
+        for warning in plan.warnings:
             console.print(f"  - {warning}")
 
 
-def _interval(q: "Quantity | object", form: str) -> str:
-    low, high = getattr(q, "low", None), getattr(q, "high", None)
-    if low is None and high is None:
-        return ""
-    return f"{'…' if low is None else _word(low, form)} to {'…' if high is None else _word(high, form)}"
+def _print_quantities(plan: "Plan", console: "Console") -> None:
+    """Every number of the recipe and every prediction with its interval and source; below them, how each came about."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "value", "interval", "source"):
+        table.add_column(column, justify="right" if column == "value" else "left", no_wrap=True)
+    derivations = {}
+    for label, name, form in _ROWS:
+        if name in plan.quantities:
+            quantity = plan[name]
+            table.add_row(label, _format(quantity.value, form), _interval(quantity, form), quantity.source)
+            derivations[label[3:]] = quantity.how
+    for p in plan.predictions:
+        label = f"{p.metric}, stage {p.stage}"
+        table.add_row(f"   {label}", f"{p.value:.4g}", _interval(p, "{:.4g}") or "open", p.source)
+        derivations[label] = p.how
+    console.print(table)
+    console.print("\nFrom:")
+    for label, how in derivations.items():
+        console.print(f"  {label}: {how}")
 
 
-def _word(value: float, form: str) -> str:
-    from habitus.reporting import format_number
-
-    return form.format(value) if "{" in form else format_number(value, form)
-
-
-def _print_memory(made: "Plan", console: "Console") -> None:
-    for m in made.memory:
+def _print_memory(plan: "Plan", console: "Console") -> None:
+    for m in plan.memory:
         if m.fits is not None and m.device_bytes is not None:
             verdict = "fits" if m.fits else f"does not fit: {m.change}"
-            room = m.device_bytes / 1024**3
-            console.print(f"Stage {m.stage} on {m.device} ({room:.0f} GiB usable of one): {verdict}.")
+            usable = m.device_bytes / 1024**3
+            console.print(f"Stage {m.stage} on {m.device} ({usable:.0f} GiB usable of one): {verdict}.")
 
 
-def _print_printed(made: "Plan", console: "Console") -> None:
-    printed = made.printed
+def _print_paper_recipe(plan: "Plan", console: "Console") -> None:
+    printed = plan.printed
     if printed is None:
         return
     low, high = printed.num_negatives
     console.print(
-        f"\nThe paper's printed recipe at {made.flops:.3g}: N {_word(printed.params, 'count')}, "
+        f"\nThe paper's printed recipe at {plan.flops:.3g}: N {_format(printed.params, 'count')}, "
         f"D/N {printed.data_ratio_6nd:.0f} (6ND convention), s {printed.embedder_share:.0%}, "
         f"B {printed.batch_sequences}, learning rate {printed.learning_rate:g}, K {low:,.0f} to {high:,.0f}.\n"
         f"By Equation 1 that costs {printed.flops:.3g} FLOPs, "
-        f"{printed.times_budget:.1f} times the budget; the plan above is what the budget pays."
+        f"{printed.times_budget:.1f} times the budget; the plan above is what the budget pays for."
     )
+
+
+def _print_differences(plan: "Plan", console: "Console") -> None:
+    if not plan.differences:
+        return
+    forms = {name: form for _, name, form in _ROWS}
+    console.print("\nWhere your laws and the published ones differ:")
+    for d in plan.differences:
+        where = {True: ", inside your interval", False: ", outside your interval", None: ""}[d.inside]
+        form = forms.get(d.knob, "{:.4g}")
+        ours, theirs = _format(d.ours, form), _format(d.published, form)
+        console.print(f"  {d.knob}: {ours}, published {theirs} ({d.ratio:.2g} times){where}")
+
+
+def _print_hours(plan: "Plan", hours: float, console: "Console") -> None:
+    """Whether the plan takes longer than the hours given next to --flops."""
+    if "hours" in plan.quantities:
+        verdict = "within" if plan["hours"].value <= hours else "more than"
+        console.print(f"{_format(plan['hours'].value, 'hours')} is {verdict} the {hours:g} h given.")
+
+
+def _print_next_step(recipes: list[Path], register: Path | None, data: Path | None, console: "Console") -> None:
+    """Which files were written, and the command that trains the recipe."""
+    if recipes:
+        console.print("wrote " + ", ".join(str(path) for path in recipes))
+    if register is not None:
+        console.print(f"registered {register}")
+    if recipes:
+        names = " ".join(str(path) for path in recipes)
+        console.print(f"next: habitus train {names} --data {data or 'DATASET'} --out {recipes[0].parent / 'run'}")
+    else:
+        console.print("next: --recipe FOLDER writes both stages for habitus train")
 
 
 def _print_check(result: "PlanCheck", json_output: bool, console: "Console") -> None:
@@ -254,9 +257,24 @@ def _print_check(result: "PlanCheck", json_output: bool, console: "Console") -> 
         label = f"{c.name}, stage {c.stage}" if c.stage else c.name
         verdict = {True: "inside", False: "outside", None: "no interval to judge by"}[c.inside]
         form = "hours" if c.name == "hours" else "{:.4g}"
-        measured = "not measured" if c.measured is None else _word(c.measured, form)
+        measured = "not measured" if c.measured is None else _format(c.measured, form)
         label = "time" if c.name == "hours" else label
-        table.add_row(label, _word(c.predicted, form), _interval(c, form), measured, verdict if c.measured else "")
+        table.add_row(label, _format(c.predicted, form), _interval(c, form), measured, verdict if c.measured else "")
     console.print(table)
     for note in result.notes:
         console.print(f"  - {note}")
+
+
+def _interval(number: "Quantity | Prediction | Comparison", form: str) -> str:
+    """'2M to 3M', with '…' for an open end; '' where there is none."""
+    if number.low is None and number.high is None:
+        return ""
+    low, high = ("…" if end is None else _format(end, form) for end in (number.low, number.high))
+    return f"{low} to {high}"
+
+
+def _format(value: float, form: str) -> str:
+    """A number by a format string, or by a kind that the report knows, such as 'count'."""
+    from habitus.reporting import format_number
+
+    return form.format(value) if "{" in form else format_number(value, form)

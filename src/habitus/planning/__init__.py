@@ -3,15 +3,15 @@
 from habitus.planning.hardware import affordable_flops
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
 from habitus.planning.plan import FARTHEST, PlanOptions, plan
-from habitus.planning.registration import check, register
+from habitus.planning.registration import check_plan, register_plan
 
 __all__ = [
     "FARTHEST",
     "PlanOptions",
     "affordable_flops",
-    "check",
+    "check_plan",
     "plan",
-    "register",
+    "register_plan",
     "stage1_metrics",
     "stage2_metrics",
 ]

@@ -10,9 +10,9 @@ import numpy as np
 
 from habitus.laws import NO_TREND, predict_power_law, published_laws, trend
 from habitus.sizing import ladder_batch_sequences
-from habitus.store import Law, LawEntry, Laws, Quantity, QuantitySource, direction_of
+from habitus.store import Law, LawEntry, Laws, Quantity, QuantitySource, direction_of, regime_twins
 
-PUBLISHED_SHARE = 0.02  # the printed recipe's
+_PUBLISHED_SHARE = 0.02  # the printed recipe's
 RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
 _USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
 
@@ -26,21 +26,21 @@ class SourcedLaws:
     def entries(self, name: str, metrics: Sequence[str]) -> list[LawEntry]:
         """The entries of that name for the first of the metrics that has any."""
         for metric in metrics:
-            found = [e for e in self.file.entries if e.name == name and e.metric == metric]
-            if found:
-                return sorted(found, key=lambda e: e.budget or 0.0)
+            entries = [e for e in self.file.entries if e.name == name and e.metric == metric]
+            if entries:
+                return sorted(entries, key=lambda e: e.budget or 0.0)
         return []
 
     def first_ok(self, name: str, metrics: Sequence[str], value: str) -> list[LawEntry]:
         """As `entries`, but only those that are ok and hold `value`; the next metric where none is."""
         for metric in metrics:
-            found = [e for e in self.entries(name, [metric]) if e.law.ok and value in e.law.values]
-            if found:
-                return found
+            entries = [e for e in self.entries(name, [metric]) if e.law.ok and value in e.law.values]
+            if entries:
+                return entries
         return []
 
 
-def both(user: Laws | None) -> list[SourcedLaws]:
+def laws_by_source(user: Laws | None) -> list[SourcedLaws]:
     """The user's laws first, then the published ones."""
     published = SourcedLaws(published_laws(), "published")
     return [published] if user is None else [SourcedLaws(user, "this study"), published]
@@ -48,10 +48,7 @@ def both(user: Laws | None) -> list[SourcedLaws]:
 
 def stage1_metrics(metric: str) -> list[str]:
     """Where stage 1's laws of a metric are looked for: itself, its other regime, then the loss."""
-    regime, _, bare = metric.partition("/")
-    other = {"catalogue": "batch", "batch": "catalogue"}.get(regime)
-    twin = [f"{other}/{bare}"] if other else []
-    return list(dict.fromkeys([metric, *twin, "batch/loss"]))
+    return list(dict.fromkeys([*regime_twins(metric), "batch/loss"]))
 
 
 def stage2_metrics(metric: str) -> list[str]:
@@ -64,10 +61,10 @@ def size(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """N*(C): the size law; else the largest budget's optimum carried on by the published exponent."""
     published = published_laws().find("size_law", "batch/loss")
     for laws in sources:
-        entry = size_entry(C, metric, laws)
+        entry = _size_entry(C, metric, laws)
         if entry is not None:
             value, low, high = predict_power_law(entry.law, C)
-            how = _law_words("size law", entry)
+            how = _describe_law("size law", entry)
             return _quantity(value, low, high, laws.source, how, entry.law)
         carried = _carried_optimum(C, metric, laws, float(published["exponent"]))
         if carried is not None:
@@ -75,20 +72,20 @@ def size(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     raise AssertionError("the published laws always give a size")
 
 
-def size_entry(C: float, metric: str, laws: SourcedLaws) -> LawEntry | None:
+def _size_entry(C: float, metric: str, laws: SourcedLaws) -> LawEntry | None:
     """The size law to use: of the first metric whose interval at C says anything; else of the first that has one.
 
     Three budgets can give a law of status ok whose interval spans decades; the loss, which is measured more
     sharply, then decides in the place of a ranking metric.
     """
-    found = []
+    entries = []
     for name in stage1_metrics(metric):
-        found += [e for e in laws.first_ok("size_law", [name], "coefficient") if e.law.points]
-    for entry in found:
+        entries += [e for e in laws.first_ok("size_law", [name], "coefficient") if e.law.points]
+    for entry in entries:
         _, low, high = predict_power_law(entry.law, C)
         if high <= _USEFUL * low:
             return entry
-    return found[0] if found else None
+    return entries[0] if entries else None
 
 
 def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) -> Quantity | None:
@@ -104,9 +101,9 @@ def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) 
     best = _best_cell(laws.file, stage1_metrics(metric), "params")
     if best is None:
         return None
-    found_metric, budget, params, swept = best
+    ranked_by, budget, params, swept = best
     scale = (C / budget) ** exponent
-    how = f"best cell by {found_metric} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
+    how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
     return _quantity(scale * params, scale * swept[0], scale * swept[1], laws.source, how)
 
 
@@ -134,13 +131,13 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
             if entry.law.points:
                 value, low, high = predict_power_law(entry.law, C)
                 if 0.001 < value < 0.5:
-                    how = _law_words("share law", entry)
+                    how = _describe_law("share law", entry)
                     return _quantity(value, low, min(high, 1.0), laws.source, how, entry.law)
         optima = laws.first_ok("share_optimum", metrics, "x_opt")
         if laws.source == "published":
             shares = [float(e.law["x_opt"]) for e in optima]
             how = f"the printed recipe; printed optima of {optima[0].metric} at {len(shares)} budgets give the range"
-            return _quantity(PUBLISHED_SHARE, min(shares), max(shares), "published", how)
+            return _quantity(_PUBLISHED_SHARE, min(shares), max(shares), "published", how)
         if optima:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C) / C)))
             low, high = entry.law.interval("x_opt")
@@ -148,18 +145,18 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
             return _quantity(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
         best = _best_cell(laws.file, metrics, "embedder_share", "share")
         if best is not None:
-            found, budget, value, swept = best
-            how = f"best cell by {found} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
+            ranked_by, budget, value, swept = best
+            how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
             return _quantity(value, swept[0], swept[1], laws.source, how)
-    return Quantity(value=PUBLISHED_SHARE, source="default", how="the printed recipe")
+    return Quantity(value=_PUBLISHED_SHARE, source="default", how="the printed recipe")
 
 
 def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """B near the metric's critical batch, as a power of two; the ladder where a study has none."""
     for laws in sources:
-        found = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
-        if found:
-            entry = found[-1]
+        entries = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
+        if entries:
+            entry = entries[-1]
             b_crit = float(entry.law["b_crit"])
             low, high = entry.law.interval("b_crit")
             how = f"power of two nearest to B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
@@ -218,14 +215,14 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
             for entry in laws.first_ok(name, metrics, "coefficient"):
                 if entry.law.points:
                     value, low, high = predict_power_law(entry.law, C2)
-                    how = _law_words("negatives law", entry)
+                    how = _describe_law("negatives law", entry)
                     return _quantity(value, low, high, laws.source, how, entry.law)
         optima = laws.first_ok("negatives_optimum", metrics, "x_opt")
         if optima and laws.source == "published":
-            found = [float(e.law["x_opt"]) for e in optima]
-            value = math.exp(float(np.mean(np.log(found))))
-            how = f"geometric mean of the printed optima of {optima[0].metric} at {len(found)} budgets"
-            return _quantity(value, min(found), max(found), "published", how)
+            counts = [float(e.law["x_opt"]) for e in optima]
+            value = math.exp(float(np.mean(np.log(counts))))
+            how = f"geometric mean of the printed optima of {optima[0].metric} at {len(counts)} budgets"
+            return _quantity(value, min(counts), max(counts), "published", how)
         if optima:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C2) / C2)))
             low, high = entry.law.interval("x_opt")
@@ -233,8 +230,8 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
             return _quantity(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
         best = _best_cell(laws.file, metrics, "num_negatives", "negatives")
         if best is not None:
-            found_metric, budget, value, swept = best
-            how = f"best cell by {found_metric} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
+            ranked_by, budget, value, swept = best
+            how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
             return _quantity(value, swept[0], swept[1], laws.source, how)
     return Quantity(value=0, source="default", how="no law of negatives: in-batch candidates only")
 
@@ -251,10 +248,10 @@ def measured_budgets(metric: str, sources: Sequence[SourcedLaws]) -> tuple[float
     return (min(budgets), max(budgets)) if budgets else None
 
 
-def _law_words(name: str, entry: LawEntry) -> str:
+def _describe_law(name: str, entry: LawEntry) -> str:
     """'size law of batch/loss, exponent 0.347, n = 4', and that there is no trend where its error swallows it."""
-    told = f"{name} of {entry.metric}, exponent {entry.law['exponent']:.3f}, n = {entry.law.residuals.n}"
-    return f"{told}: {NO_TREND}" if trend(entry.law) == "none" else told
+    text = f"{name} of {entry.metric}, exponent {entry.law['exponent']:.3f}, n = {entry.law.residuals.n}"
+    return f"{text}: {NO_TREND}" if trend(entry.law) == "none" else text
 
 
 def _quantity(

@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 
 from habitus.laws import published_laws
+from habitus.planning.knobs import RATE_AT_512
 from habitus.sizing import TYPICAL_INPUTS, CellRequest, cell_of, solve
 from habitus.store import Difference, PrintedRecipe, Quantity
 
-PRINTED_BUDGETS = (1e15, 1e19)
+_PRINTED_BUDGETS = (1e15, 1e19)
 _BATCH = 2048
 _NEGATIVES = (2.5e5, 9e5)
 _DIFFERENT = 1.25  # a ratio within this of 1 is not worth a line unless an interval says otherwise
@@ -19,14 +20,14 @@ def printed_recipe(flops: float) -> PrintedRecipe | None:
     D/N between printed budgets follows straight lines in logarithms. The model is the paper's own setting: 256
     events, 24 text tokens, four text layers.
     """
-    if not PRINTED_BUDGETS[0] / 1.01 <= flops <= PRINTED_BUDGETS[1] * 1.01:
+    if not _PRINTED_BUDGETS[0] / 1.01 <= flops <= _PRINTED_BUDGETS[1] * 1.01:
         return None
     optima = {
         e.budget: e.law for e in published_laws().entries if e.name == "size_parabola" and e.metric == "batch/loss"
     }
     budgets = sorted(c for c in optima if c is not None)
-    params = _between(flops, budgets, [float(optima[c]["x_opt"]) for c in budgets])
-    slots = _between(flops, budgets, [float(optima[c].details["data_6nd"]) for c in budgets])
+    params = _interpolate(flops, budgets, [float(optima[c]["x_opt"]) for c in budgets])
+    slots = _interpolate(flops, budgets, [float(optima[c].details["data_6nd"]) for c in budgets])
     share = float(published_laws().extra["recipe"]["embedder_share"])
     step = _step_flops(params, share)
     charged = step * slots / (_BATCH * 256)
@@ -36,14 +37,14 @@ def printed_recipe(flops: float) -> PrintedRecipe | None:
         slots=slots,
         embedder_share=share,
         batch_sequences=_BATCH,
-        learning_rate=2e-3 * math.sqrt(_BATCH / 512),
+        learning_rate=RATE_AT_512 * math.sqrt(_BATCH / 512),
         num_negatives=_NEGATIVES,
         flops=charged,
         times_budget=charged / flops,
     )
 
 
-def _between(flops: float, budgets: list[float], values: list[float]) -> float:
+def _interpolate(flops: float, budgets: list[float], values: list[float]) -> float:
     at = min(max(flops, budgets[0]), budgets[-1])
     for (c0, v0), (c1, v1) in zip(
         zip(budgets, values, strict=True), zip(budgets[1:], values[1:], strict=True), strict=False
@@ -62,9 +63,9 @@ def _step_flops(params: float, share: float) -> float:
     return at_batch.flops_per_step * params / at_batch.params
 
 
-def differences(ours: Mapping[str, Quantity], published: Mapping[str, Quantity]) -> tuple[Difference, ...]:
+def compare_with_published(ours: Mapping[str, Quantity], published: Mapping[str, Quantity]) -> tuple[Difference, ...]:
     """Knobs that both sets of laws decide, where they differ by more than a quarter or beyond our interval."""
-    found = []
+    rows = []
     for name, mine in ours.items():
         theirs = published.get(name)
         if theirs is None or mine.source != "this study" or not mine.value or not theirs.value:
@@ -74,5 +75,5 @@ def differences(ours: Mapping[str, Quantity], published: Mapping[str, Quantity])
         if mine.low is not None and mine.high is not None:
             inside = mine.low <= theirs.value <= mine.high
         if inside is False or not 1 / _DIFFERENT <= ratio <= _DIFFERENT:
-            found.append(Difference(knob=name, ours=mine.value, published=theirs.value, ratio=ratio, inside=inside))
-    return tuple(found)
+            rows.append(Difference(knob=name, ours=mine.value, published=theirs.value, ratio=ratio, inside=inside))
+    return tuple(rows)

@@ -8,13 +8,21 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.laws import published_laws
 from habitus.planning import knobs
-from habitus.planning import warnings as plan_warnings
-from habitus.planning.facts import Known, StoreFacts, facts_beside, refuse_other_dataset
-from habitus.planning.hardware import Rate, hours_of_runs, memory_of, rate_on
+from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
+from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.knobs import SourcedLaws
-from habitus.planning.paper_recipe import differences, printed_recipe
-from habitus.planning.predict import predictions
-from habitus.planning.shape import MIN_STEPS, Fixed, Negatives, largest_batch, stage1_cell, stage2_cell
+from habitus.planning.paper_recipe import compare_with_published, printed_recipe
+from habitus.planning.predict import predict_metrics
+from habitus.planning.shape import MIN_STEPS, FixedSettings, StageTwoCell, largest_batch, stage1_cell, stage2_cell
+from habitus.planning.warnings import (
+    data_warnings,
+    hardware_warnings,
+    law_warnings,
+    paper_warnings,
+    prediction_warnings,
+    quantity_warnings,
+    reach_warnings,
+)
 from habitus.recipe import OPTIMIZERS, DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.sizing import Cell
 from habitus.store import Extrapolation, Laws, MemoryEstimate, Plan, Quantity, gpu_named
@@ -41,112 +49,116 @@ class PlanOptions:
 def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     """Both recipes for a total budget and the metric that is served."""
     options = options or PlanOptions()
-    _check(flops, options)
+    _check_options(flops, options)
     user = None if options.laws is None else Laws.read(options.laws)
     _check_metric(metric, user)
-    facts = facts_beside(options.laws)
-    known = Known() if options.dataset is None else Known.of(options.dataset)
-    if options.dataset is None and facts.recipe is not None:
-        known = Known(seq_len=facts.recipe.data.seq_len, text_len=facts.recipe.model.text_len)
-    warnings = []
-    if user is not None:
-        told = refuse_other_dataset(known, facts, user, options.laws)
-        warnings += [told] if told else []
-    sources = knobs.both(user)
+    facts = read_store_facts(options.laws)
+    dataset = _dataset_profile(options, facts)
+    unchecked = None if user is None else check_dataset(dataset, facts, user, options.laws)
+    sources = knobs.laws_by_source(user)
     C2 = options.stage2_share * flops
     C = flops - C2
     reach = _extrapolation(C, metric, sources, options.extrapolate)
-    fixed = _fixed(known, facts, user)
-    decided = decide(C, C2, metric, sources, fixed, facts)
-    device = None if options.gpu is None else gpu_named(options.gpu)
-    cells = [decided.stage1] + ([decided.stage2.cell] if decided.stage2 else [])
-    quantities = dict(decided.quantities)
-    rate = None if device is None else rate_on(device, options.gpus, flops)
-    hours = hours_of_runs([(c.stage, C2 if c.stage == 2 else C, c.flops_per_step) for c in cells], facts)
-    if rate is not None:
-        hours = _hours(flops, rate)
-    if hours is not None:
-        quantities["hours"] = hours
-    memory = tuple(memory_of(cell, device, options.gpus) for cell in cells)
-    quantities["memory_gib"] = _gibibytes(memory)
+    fixed = _fixed_settings(dataset, facts, user)
+    cells = plan_cells(C, C2, metric, sources, fixed, facts)
+    gpu = None if options.gpu is None else gpu_named(options.gpu)
+    rate = None if gpu is None else rate_on(gpu, options.gpus, flops)
+    hours = hours_at(rate, flops) if rate is not None else hours_of_runs(cells.stages(C, C2), facts)
+    memory = tuple(memory_of(cell, gpu, options.gpus) for cell in cells.cells())
     printed = printed_recipe(flops)
-    expected, unpredicted = predictions(C, C2, metric, sources, facts.parents)
-    warnings += [
-        *plan_warnings.of_reach(reach),
-        *plan_warnings.of_laws(metric, sources),
-        *plan_warnings.of_quantities(decided.quantities, sources),
-        *plan_warnings.of_data(decided.stage1, known),
-        *plan_warnings.of_hardware(memory, rate),
-        *plan_warnings.of_prediction(metric, expected, sources),
+    predictions, unpredicted = predict_metrics(C, C2, metric, sources, facts.parents)
+    warnings = [
+        *([unchecked] if unchecked else []),
+        *reach_warnings(reach),
+        *law_warnings(metric, sources),
+        *quantity_warnings(cells.quantities, sources),
+        *data_warnings(cells.stage1, dataset),
+        *hardware_warnings(memory, rate),
+        *prediction_warnings(metric, predictions, sources),
         *unpredicted,
-        *plan_warnings.of_printed(printed, flops),
+        *paper_warnings(printed, flops),
     ]
     return Plan(
         metric=metric,
         flops=flops,
         stage1_flops=C,
         stage2_flops=C2,
-        flops_item_cache=decided.stage1.flops_item_cache,
+        flops_item_cache=cells.stage1.flops_item_cache,
         optimizer=fixed.optimizer,
         laws="published" if user is None else str(options.laws),
-        dataset_checksum=known.dataset_checksum,
-        quantities=quantities,
-        predictions=expected,
+        dataset_checksum=dataset.dataset_checksum,
+        quantities={
+            **cells.quantities,
+            **({} if hours is None else {"hours": hours}),
+            "memory_gib": _gibibytes(memory),
+        },
+        predictions=predictions,
         memory=memory,
         extrapolation=reach,
         printed=printed,
-        differences=() if user is None else differences(*(asked(C, C2, metric, s) for s in (sources, sources[1:]))),
+        differences=()
+        if user is None
+        else compare_with_published(*(optimal_knobs(C, C2, metric, s) for s in (sources, sources[1:]))),
         warnings=tuple(dict.fromkeys(warnings)),
-        stage1=_recipe(decided.stage1, decided.quantities["learning_rate"], fixed, facts, options),
+        stage1=_recipe(cells.stage1, cells.quantities["learning_rate"], fixed, facts, options),
         stage2=None
-        if decided.stage2 is None
-        else _recipe(decided.stage2.cell, decided.quantities["stage2_learning_rate"], fixed, facts, options),
+        if cells.stage2 is None
+        else _recipe(cells.stage2.cell, cells.quantities["stage2_learning_rate"], fixed, facts, options),
     )
 
 
-def asked(C: float, C2: float, metric: str, sources: list[SourcedLaws]) -> dict[str, Quantity]:
-    """What the laws ask for, before anything is built or capped."""
-    found = {
+def optimal_knobs(C: float, C2: float, metric: str, sources: list[SourcedLaws]) -> dict[str, Quantity]:
+    """What the laws give, before anything is built or capped."""
+    quantities = {
         "params": knobs.size(C, metric, sources),
         "embedder_share": knobs.share(C, metric, sources),
         "batch_sequences": knobs.batch(C, metric, sources),
     }
-    return {**found, "num_negatives": knobs.negatives(C2, metric, sources)} if C2 else found
+    return {**quantities, "num_negatives": knobs.negatives(C2, metric, sources)} if C2 else quantities
 
 
 @dataclass(frozen=True)
-class Decided:
+class PlannedCells:
     """The knobs and the cells they become."""
 
     quantities: dict[str, Quantity]
     stage1: Cell
-    stage2: Negatives | None
+    stage2: StageTwoCell | None
+
+    def cells(self) -> list[Cell]:
+        return [self.stage1] + ([self.stage2.cell] if self.stage2 else [])
+
+    def stages(self, C: float, C2: float) -> list[tuple[int, float, float]]:
+        """(stage, FLOPs, FLOPs per step) of each."""
+        return [(cell.stage, C2 if cell.stage == 2 else C, cell.flops_per_step) for cell in self.cells()]
 
 
-def decide(C: float, C2: float, metric: str, sources: list[SourcedLaws], fixed: Fixed, facts: StoreFacts) -> Decided:
+def plan_cells(
+    C: float, C2: float, metric: str, sources: list[SourcedLaws], fixed: FixedSettings, facts: StoreFacts
+) -> PlannedCells:
     """N, s, B from the laws; D from Equation 1; K from its law, capped; and the ranges that N's interval implies."""
-    wanted = asked(C, C2, metric, sources)
-    N, s, B = (wanted[name] for name in ("params", "embedder_share", "batch_sequences"))
-    chosen = largest_batch(C, N.value, s.value, int(B.value), fixed)
-    if chosen < B.value:
-        B = B.model_copy(update={"value": chosen, "how": f"{B.how}; lowered so that {MIN_STEPS} steps remain"})
-    cell = stage1_cell(C, N.value, s.value, chosen, fixed)
-    ends = [_end(C, end, s.value, chosen, fixed) for end in (N.low, N.high)]
+    optima = optimal_knobs(C, C2, metric, sources)
+    N, s, B = (optima[name] for name in ("params", "embedder_share", "batch_sequences"))
+    affordable = largest_batch(C, N.value, s.value, int(B.value), fixed)
+    if affordable < B.value:
+        B = B.model_copy(update={"value": affordable, "how": f"{B.how}; lowered so that {MIN_STEPS} steps remain"})
+    cell = stage1_cell(C, N.value, s.value, affordable, fixed)
+    ends = [_end(C, end, s.value, affordable, fixed) for end in (N.low, N.high)]
     quantities = {
-        "params": _built(N, cell.params),
-        "embedder_share": _built(s, cell.embedder_share),
+        "params": _with_built_value(N, cell.params),
+        "embedder_share": _with_built_value(s, cell.embedder_share),
         "batch_sequences": B,
-        "learning_rate": knobs.learning_rate(chosen, ("allocation", "share"), sources),
+        "learning_rate": knobs.learning_rate(affordable, ("allocation", "share"), sources),
         **_derived(cell, ends, N),
     }
     if not C2:
-        return Decided(quantities, cell, None)
-    K = wanted["num_negatives"]
+        return PlannedCells(quantities, cell, None)
+    K = optima["num_negatives"]
     second = stage2_cell(C2, cell, K.value, facts.stage2_batch or STAGE2_BATCH, fixed)
-    told = f"{K.how}; {second.cap}" if second.cap else K.how
     capped = second.cell.num_negatives
     low = None if K.low is None else min(K.low, capped)
-    quantities["num_negatives"] = K.model_copy(update={"value": capped, "low": low, "how": told})
+    how = f"{K.how}; {second.cap}" if second.cap else K.how
+    quantities["num_negatives"] = K.model_copy(update={"value": capped, "low": low, "how": how})
     how = "what stage 2's budget pays at its batch and K"
     quantities["stage2_steps"] = Quantity(value=second.cell.steps, source=K.source, how=how)
     batch_source, batch_how = ("this study", "the runs' own") if facts.stage2_batch else ("default", "64, as printed")
@@ -158,17 +170,17 @@ def decide(C: float, C2: float, metric: str, sources: list[SourcedLaws], fixed: 
     quantities["stage2_learning_rate"] = knobs.learning_rate(
         second.cell.batch_sequences, ("negatives", "allocation"), sources
     )
-    return Decided(quantities, cell, second)
+    return PlannedCells(quantities, cell, second)
 
 
-def _built(wanted: Quantity, value: float) -> Quantity:
+def _with_built_value(optimum: Quantity, value: float) -> Quantity:
     """The number of the model that can be built; the interval holds it too."""
-    low = None if wanted.low is None else min(wanted.low, value)
-    high = None if wanted.high is None else max(wanted.high, value)
-    return wanted.model_copy(update={"value": value, "low": low, "high": high})
+    low = None if optimum.low is None else min(optimum.low, value)
+    high = None if optimum.high is None else max(optimum.high, value)
+    return optimum.model_copy(update={"value": value, "low": low, "high": high})
 
 
-def _end(C: float, N: float | None, s: float, B: int, fixed: Fixed) -> Cell | None:
+def _end(C: float, N: float | None, s: float, B: int, fixed: FixedSettings) -> Cell | None:
     """The cell at an end of N's interval; None where it is open or cannot be built."""
     if N is None:
         return None
@@ -182,9 +194,8 @@ def _derived(cell: Cell, ends: list[Cell | None], N: Quantity) -> dict[str, Quan
     """What follows from N, s and B; its range is that of N's interval."""
 
     def quantity(value: float, at_ends: list[float | None], how: str) -> Quantity:
-        known = [end for end in at_ends if end is not None]
-        both = len(known) == 2
-        low, high = (min(*known, value), max(*known, value)) if both else (None, None)
+        ends = [end for end in at_ends if end is not None]
+        low, high = (min(*ends, value), max(*ends, value)) if len(ends) == 2 else (None, None)
         return Quantity(value=value, low=low, high=high, source=N.source, how=how)
 
     def of(name: str, how: str) -> Quantity:
@@ -205,12 +216,21 @@ def _derived(cell: Cell, ends: list[Cell | None], N: Quantity) -> dict[str, Quan
     }
 
 
-def _fixed(known: Known, facts: StoreFacts, user: Laws | None) -> Fixed:
+def _dataset_profile(options: PlanOptions, facts: StoreFacts) -> DatasetProfile:
+    """The dataset that is given; else one with the windows of the study's runs; else a typical one."""
+    if options.dataset is not None:
+        return DatasetProfile.of(options.dataset)
+    if facts.recipe is None:
+        return DatasetProfile()
+    return DatasetProfile(seq_len=facts.recipe.data.seq_len, text_len=facts.recipe.model.text_len)
+
+
+def _fixed_settings(dataset: DatasetProfile, facts: StoreFacts, user: Laws | None) -> FixedSettings:
     """What all runs behind the laws had in common: the optimizer is part of the law."""
     stated = "adamw" if user is None else user.definitions.get("optimizer", "")
     recipe = facts.recipe
-    return Fixed(
-        known=known,
+    return FixedSettings(
+        dataset=dataset,
         text_depth=_TEXT_DEPTH if recipe is None else recipe.model.text_depth,
         head_dim=None if recipe is None else recipe.model.head_dim,
         optimizer=stated if stated in OPTIMIZERS else "adamw",
@@ -219,7 +239,7 @@ def _fixed(known: Known, facts: StoreFacts, user: Laws | None) -> Fixed:
     )
 
 
-def _recipe(cell: Cell, rate: Quantity, fixed: Fixed, facts: StoreFacts, options: PlanOptions) -> Recipe:
+def _recipe(cell: Cell, rate: Quantity, fixed: FixedSettings, facts: StoreFacts, options: PlanOptions) -> Recipe:
     evaluate = facts.evaluate or EvaluateRecipe()
     common = facts.recipe.train if facts.recipe is not None else None
     model = cell.model
@@ -249,7 +269,7 @@ def _recipe(cell: Cell, rate: Quantity, fixed: Fixed, facts: StoreFacts, options
     )
 
 
-def _check(flops: float, options: PlanOptions) -> None:
+def _check_options(flops: float, options: PlanOptions) -> None:
     if not flops > 0 or not math.isfinite(flops):
         raise ConfigError(f"--flops {flops:g}", expected="a positive budget, as in 1e19")
     if not 0 <= options.stage2_share < 1:
@@ -262,38 +282,35 @@ def _check(flops: float, options: PlanOptions) -> None:
 
 def _check_metric(metric: str, user: Laws | None) -> None:
     laws = user or published_laws()
-    known = sorted(set(laws.metrics) | {e.metric for e in laws.entries})
-    if metric not in known:
-        names = {m: m.partition("/")[2] for m in known}
-        with_regime = [m for m in known if names[m] == metric] or [m for m in known if names[m].startswith(metric)]
-        hint = f"did you mean {' or '.join(with_regime)}?" if with_regime else suggest_name(metric, known)
+    recorded = sorted(set(laws.metrics) | {e.metric for e in laws.entries})
+    if metric not in recorded:
+        names = {m: m.partition("/")[2] for m in recorded}
+        with_regime = [m for m in recorded if names[m] == metric] or [
+            m for m in recorded if names[m].startswith(metric)
+        ]
+        hint = f"did you mean {' or '.join(with_regime)}?" if with_regime else suggest_name(metric, recorded)
         raise ConfigError(
             f"metric {metric!r} was not recorded by these laws" + (f" ({hint})" if hint.startswith("did") else ""),
-            expected=f"one of {', '.join(known)}",
+            expected=f"one of {', '.join(recorded)}",
             next_step="fit it with `habitus fit STORE --metric ...` if the runs hold it",
         )
 
 
 def _extrapolation(C: float, metric: str, sources: list[SourcedLaws], allowed: bool) -> Extrapolation | None:
     """How far the budget is from those that were measured; refused beyond FARTHEST."""
-    seen = knobs.measured_budgets(metric, sources)
-    if seen is None:
+    measured = knobs.measured_budgets(metric, sources)
+    if measured is None:
         return None
-    reach = Extrapolation(budget=C, smallest=seen[0], largest=seen[1], factor=C / seen[1])
+    reach = Extrapolation(budget=C, smallest=measured[0], largest=measured[1], factor=C / measured[1])
     if reach.factor > FARTHEST and not allowed:
         raise ConfigError(
-            f"{C:.3g} FLOPs are {reach.factor:,.0f} times the largest measured budget, {seen[1]:.3g}: "
+            f"{C:.3g} FLOPs are {reach.factor:,.0f} times the largest measured budget, {measured[1]:.3g}: "
             "a law says nothing there",
-            expected=f"at most {FARTHEST:,.0f} times, {FARTHEST * seen[1]:.3g} FLOPs for stage 1",
+            expected=f"at most {FARTHEST:,.0f} times, {FARTHEST * measured[1]:.3g} FLOPs for stage 1",
             next_step="measure larger budgets (habitus study --flops or --gpu-hours), or insist with --extrapolate"
             + ("" if sources[0].source == "published" else "; --published reaches farther"),
         )
     return reach
-
-
-def _hours(flops: float, rate: Rate) -> Quantity:
-    low, high = flops / rate.fast / 3600, flops / rate.slow / 3600
-    return Quantity(value=math.sqrt(low * high), low=low, high=high, source="default", how=rate.how)
 
 
 def _gibibytes(memory: tuple[MemoryEstimate, ...]) -> Quantity:

@@ -7,38 +7,38 @@ import numpy as np
 from scipy import stats
 
 from habitus.laws import predict_saturating
-from habitus.planning.facts import Parent, StageTwo
+from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.knobs import SourcedLaws, stage1_metrics
 from habitus.store import Law, Prediction, direction_of
 
 
-def predictions(
-    C: float, C2: float, metric: str, sources: Sequence[SourcedLaws], parents: Mapping[StageTwo, Parent]
+def predict_metrics(
+    C: float, C2: float, metric: str, sources: Sequence[SourcedLaws], parents: Mapping[StageTwoKey, ParentMetrics]
 ) -> tuple[tuple[Prediction, ...], list[str]]:
     """After stage 1 (the metric, or its twin, and the loss) and after stage 2; and why there is no more."""
     laws = sources[0]  # heights belong to one dataset: the published ones say nothing about another
-    found: list[Prediction] = []
-    wanted = [metric, *stage1_metrics(metric)] + (["train/loss"] if laws.source == "published" else [])
-    for name in dict.fromkeys(wanted):
+    after_stage1: list[Prediction] = []
+    names = [metric, *stage1_metrics(metric)] + (["train/loss"] if laws.source == "published" else [])
+    for name in dict.fromkeys(names):
         law = next((e.law for e in laws.entries("loss_law", [name]) if e.law.values), None)
         if law is not None:
             value, low, high = _one_more_run(law, C)
             how = f"L*(C) of {name} over {law.residuals.n} budgets, status {law.status.replace('_', ' ')}"
-            found.append(_prediction(name, 1, value, low, high, laws, how))
-    first = next((p for p in found if p.metric == metric), None)
+            after_stage1.append(_prediction(name, 1, value, low, high, laws, how))
+    first = next((p for p in after_stage1 if p.metric == metric), None)
     if not C2 or not metric.startswith("catalogue/") or laws.source == "published" or first is None:
-        return tuple(found), []
-    gains = stage2_gains(metric, laws, parents)
+        return tuple(after_stage1), []
+    gains = _stage2_gains(metric, laws, parents)
     if len(gains) < 2:
-        known = "one budget, which gives it no interval" if gains else "no budget"
-        return tuple(found), [
-            f"{metric} after stage 2 is not predicted: what stage 2 adds to its parent is measured at {known}"
+        measured = "one budget, which gives it no interval" if gains else "no budget"
+        return tuple(after_stage1), [
+            f"{metric} after stage 2 is not predicted: what stage 2 adds to its parent is measured at {measured}"
         ]
-    return (*found, _stage2(first, C2 / C, gains, laws)), []
+    return (*after_stage1, _stage2(first, C2 / C, gains, laws)), []
 
 
-def stage2_gains(
-    metric: str, laws: SourcedLaws, parents: Mapping[StageTwo, Parent]
+def _stage2_gains(
+    metric: str, laws: SourcedLaws, parents: Mapping[StageTwoKey, ParentMetrics]
 ) -> dict[float, tuple[float, float]]:
     """By budget: what the best K added to its parent's metric, and stage 2's compute over its parent's."""
     sign = 1 if direction_of(metric) == "min" else -1

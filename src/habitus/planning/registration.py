@@ -10,10 +10,10 @@ from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import Comparison, Plan, PlanCheck, RegisteredPlan
 
-NAME = "plan.json"
+_PLAN_FILE = "plan.json"
 
 
-def register(plan: Plan, path: Path) -> RegisteredPlan:
+def register_plan(plan: Plan, path: Path) -> RegisteredPlan:
     """Write the plan with its hash; refused where the file exists, because a prediction is made once."""
     if path.exists():
         raise ConfigError(
@@ -28,9 +28,9 @@ def register(plan: Plan, path: Path) -> RegisteredPlan:
     return registered
 
 
-def check(run: Path, against: Path | None = None) -> PlanCheck:
+def check_plan(run: Path, against: Path | None = None) -> PlanCheck:
     """What the registered plan said against what the run measured."""
-    plan_path = against or _plan_near(run)
+    plan_path = against or _find_plan(run)
     plan = RegisteredPlan.read(plan_path)
     if not plan.unchanged():
         raise ConfigError(
@@ -41,8 +41,8 @@ def check(run: Path, against: Path | None = None) -> PlanCheck:
     notes = []
     same = {}
     for stage, record in records.items():
-        wanted = plan.stage1 if stage == 1 else plan.stage2
-        same[f"stage {stage}"] = wanted is not None and _decisive(record.recipe) == _decisive(wanted)
+        planned = plan.stage1 if stage == 1 else plan.stage2
+        same[f"stage {stage}"] = planned is not None and _without_parent(record.recipe) == _without_parent(planned)
         if record.status != "done":
             notes.append(f"stage {stage} failed: {record.reason}")
         if plan.dataset_checksum not in (None, record.dataset_checksum):
@@ -58,22 +58,22 @@ def check(run: Path, against: Path | None = None) -> PlanCheck:
 
 
 def _comparisons(plan: Plan, records: dict[int, Record]) -> list[Comparison]:
-    found = []
+    comparisons = []
     for prediction in plan.predictions:
         record = records.get(prediction.stage)
-        measured = None if record is None else _measured(record, prediction.metric)
-        found.append(
-            _compared(prediction.metric, prediction.stage, prediction.value, prediction.low, prediction.high, measured)
+        measured = None if record is None else _measured_value(record, prediction.metric)
+        comparisons.append(
+            _compare(prediction.metric, prediction.stage, prediction.value, prediction.low, prediction.high, measured)
         )
     seconds = [r.seconds.train + r.seconds.warmup for r in records.values() if r.seconds is not None]
     hours = plan.quantities.get("hours")
     stages = 1 if plan.stage2 is None else 2
     if hours is not None and len(seconds) == stages:
-        found.append(_compared("hours", 0, hours.value, hours.low, hours.high, math.fsum(seconds) / 3600))
-    return found
+        comparisons.append(_compare("hours", 0, hours.value, hours.low, hours.high, math.fsum(seconds) / 3600))
+    return comparisons
 
 
-def _compared(
+def _compare(
     name: str, stage: int, predicted: float, low: float | None, high: float | None, measured: float | None
 ) -> Comparison:
     inside = None
@@ -82,14 +82,14 @@ def _compared(
     return Comparison(name=name, stage=stage, predicted=predicted, low=low, high=high, measured=measured, inside=inside)
 
 
-def _measured(record: Record, metric: str) -> float | None:
+def _measured_value(record: Record, metric: str) -> float | None:
     if metric.startswith("train/"):
         return None if record.train is None else getattr(record.train, metric.removeprefix("train/"), None)
-    found = record.metrics.get(metric)
-    return None if found is None else found.value
+    measured = record.metrics.get(metric)
+    return None if measured is None else measured.value
 
 
-def _decisive(recipe: Recipe) -> dict[str, Any]:
+def _without_parent(recipe: Recipe) -> dict[str, Any]:
     """A recipe without its parent, which the plan cannot know."""
     values = recipe.to_values()
     values["train"].pop("parent", None)
@@ -116,12 +116,12 @@ def _records(run: Path) -> dict[int, Record]:
     return records
 
 
-def _plan_near(run: Path) -> Path:
+def _find_plan(run: Path) -> Path:
     for folder in (run, run.parent, run.parent.parent):
-        if (folder / NAME).exists():
-            return folder / NAME
+        if (folder / _PLAN_FILE).exists():
+            return folder / _PLAN_FILE
     raise ConfigError(
-        f"no {NAME} in {run} or the two folders above",
+        f"no {_PLAN_FILE} in {run} or the two folders above",
         expected="the file that `habitus plan --register` wrote before the run",
         next_step="name it: habitus plan --check RUN --against plan.json",
     )

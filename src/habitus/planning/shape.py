@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from habitus.errors import ConfigError
-from habitus.planning.facts import Known
+from habitus.planning.facts import DatasetProfile
 from habitus.sizing import (
     Cell,
     CellRequest,
@@ -20,16 +20,16 @@ from habitus.sizing import (
 )
 
 MIN_STEPS = 200
-# Where no buildable model has exactly N*, how far beside it one may stand; the nearest wins.
-_BESIDE = (1.0, 1.04, 0.96, 1.08, 0.92, 1.13, 0.88, 1.2, 0.83, 1.3, 0.77, 1.5, 0.67)
+# Where no buildable model has exactly N*, the sizes that are tried instead; the nearest wins.
+_SIZE_FACTORS = (1.0, 1.04, 0.96, 1.08, 0.92, 1.13, 0.88, 1.2, 0.83, 1.3, 0.77, 1.5, 0.67)
 _NEAR = 0.1  # near enough to stop looking: 3% in N and 4% in s, for example
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedSettings:
     """What does not depend on the budget."""
 
-    known: Known
+    dataset: DatasetProfile
     text_depth: int = 4
     head_dim: int | None = None  # None: the solver's choice
     optimizer: str = "adamw"
@@ -37,26 +37,26 @@ class Fixed:
     copying: bool = False
 
 
-def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
+def stage1_cell(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> Cell:
     """The buildable model nearest to N with share s, trained for as long as C pays at batch B."""
-    if _data_ratio(C, N, s, B, fixed) * N < B * fixed.known.seq_len:
-        raise too_small(C, fixed)  # not one step; and the search among shapes so large would take for ever
+    if _data_ratio(C, N, s, B, fixed) * N < B * fixed.dataset.seq_len:
+        raise _too_small(C, fixed)  # not one step; and the search among shapes so large would take for ever
     last: ConfigError | None = None
     best, best_distance = None, math.inf
-    for factor in _BESIDE:
+    for factor in _SIZE_FACTORS:
         request = CellRequest(
             batch_sequences=B,
             flops=C,
             share=s,
             data_ratio=_data_ratio(C, factor * N, s, B, fixed),
-            seq_len=fixed.known.seq_len,
-            text_len=fixed.known.text_len,
+            seq_len=fixed.dataset.seq_len,
+            text_len=fixed.dataset.text_len,
             text_depth=fixed.text_depth,
             head_dim=fixed.head_dim,
             copying=fixed.copying,
         )
         try:
-            cell = solve(request, fixed.known.inputs)
+            cell = solve(request, fixed.dataset.inputs)
         except ConfigError as error:
             last = error
             continue
@@ -69,10 +69,10 @@ def stage1_cell(C: float, N: float, s: float, B: int, fixed: Fixed) -> Cell:
     if best is None:
         assert last is not None
         raise last
-    return recounted(best, fixed)
+    return _with_plan_bytes(best, fixed)
 
 
-def recounted(cell: Cell, fixed: Fixed) -> Cell:
+def _with_plan_bytes(cell: Cell, fixed: FixedSettings) -> Cell:
     """The same cell with the bytes of the plan's own optimizer and precision."""
     return cell_of(
         cell.model,
@@ -81,27 +81,27 @@ def recounted(cell: Cell, fixed: Fixed) -> Cell:
         seq_len=cell.seq_len,
         stage=cell.stage,
         num_negatives=cell.num_negatives,
-        inputs=fixed.known.inputs,
+        inputs=fixed.dataset.inputs,
         precision=fixed.precision,  # type: ignore[arg-type]
         optimizer=fixed.optimizer,  # type: ignore[arg-type]
         wanted=cell.wanted,
-        catalogue_items=fixed.known.num_items,
+        catalogue_items=fixed.dataset.num_items,
     )
 
 
-def _data_ratio(C: float, N: float, s: float, B: int, fixed: Fixed) -> float:
+def _data_ratio(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> float:
     """D/N of Equation 1 at a real-numbered N: C = 6·D·(t·s·N + (1 − s)·N + 3·B·L·h), h from p_e = s·N."""
-    t = tokens_per_item(fixed.known.text_len, fixed.known.inputs)
+    t = tokens_per_item(fixed.dataset.text_len, fixed.dataset.inputs)
     h = _joint_dim(s * N, fixed)
-    per_slot = t * s * N + (1 - s) * N + 3 * B * fixed.known.seq_len * h
+    per_slot = t * s * N + (1 - s) * N + 3 * B * fixed.dataset.seq_len * h
     return C / (6 * per_slot) / N
 
 
-def _joint_dim(p_e: float, fixed: Fixed) -> float:
+def _joint_dim(p_e: float, fixed: FixedSettings) -> float:
     """h as a real number whose embedder has p_e parameters: p_e is a quadratic in h."""
 
     def count(h: int) -> int:
-        return sum(embedder_parts(h, fixed.text_depth, fixed.known.text_len, fixed.known.inputs).values())
+        return sum(embedder_parts(h, fixed.text_depth, fixed.dataset.text_len, fixed.dataset.inputs).values())
 
     one, two = count(1), count(2)
     a = (two - 2 * one) / 2
@@ -109,19 +109,19 @@ def _joint_dim(p_e: float, fixed: Fixed) -> float:
     return max(4.0, (-b + math.sqrt(b * b + 4 * a * p_e)) / (2 * a))
 
 
-def largest_batch(C: float, N: float, s: float, B: int, fixed: Fixed) -> int:
+def largest_batch(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> int:
     """The largest power of two up to B that leaves MIN_STEPS steps of stage 1; refused where not even 1 does."""
     while B >= 1:
-        steps = _data_ratio(C, N, s, B, fixed) * N / (B * fixed.known.seq_len)
+        steps = _data_ratio(C, N, s, B, fixed) * N / (B * fixed.dataset.seq_len)
         if steps >= MIN_STEPS:
             return B
         B //= 2
-    raise too_small(C, fixed)
+    raise _too_small(C, fixed)
 
 
-def too_small(C: float, fixed: Fixed) -> ConfigError:
+def _too_small(C: float, fixed: FixedSettings) -> ConfigError:
     """The error that names the least budget with MIN_STEPS steps of the smallest model."""
-    least = least_flops(fixed)
+    least = _least_flops(fixed)
     return ConfigError(
         f"{C:.3g} FLOPs for stage 1 do not pay {MIN_STEPS} steps of the model that the laws ask for, at any batch",
         expected=f"at least {least:.2g} FLOPs for stage 1, {MIN_STEPS} steps of the smallest model",
@@ -129,21 +129,21 @@ def too_small(C: float, fixed: Fixed) -> ConfigError:
     )
 
 
-def least_flops(fixed: Fixed) -> float:
+def _least_flops(fixed: FixedSettings) -> float:
     """MIN_STEPS steps of the smallest buildable model, one window each."""
-    known = fixed.known
-    p_e = sum(embedder_parts(4, fixed.text_depth, known.text_len, known.inputs).values())
-    p = sum(contextualizer_parts(4, 4, 1, known.inputs, copying=fixed.copying).values())
-    t = tokens_per_item(known.text_len, known.inputs)
-    return float(MIN_STEPS * stage1_step_flops(p_e, p, B=1, L=known.seq_len, t=t, h=4))
+    dataset = fixed.dataset
+    p_e = sum(embedder_parts(4, fixed.text_depth, dataset.text_len, dataset.inputs).values())
+    p = sum(contextualizer_parts(4, 4, 1, dataset.inputs, copying=fixed.copying).values())
+    t = tokens_per_item(dataset.text_len, dataset.inputs)
+    return float(MIN_STEPS * stage1_step_flops(p_e, p, B=1, L=dataset.seq_len, t=t, h=4))
 
 
 @dataclass(frozen=True)
-class Negatives:
+class StageTwoCell:
     """K after its caps, and the cell that stage 2 becomes."""
 
     cell: Cell
-    wanted: float
+    optimum: float  # K* of the laws
     affordable: int
     catalogue: int | None
 
@@ -151,16 +151,16 @@ class Negatives:
     def cap(self) -> str:
         """What held K back, in words; empty where nothing did."""
         K = self.cell.num_negatives
-        if round(self.wanted) <= K:
+        if round(self.optimum) <= K:
             return ""
         if self.catalogue is not None and self.catalogue == K:
             return f"capped at the {self.catalogue:,} items of the catalogue: every item is a candidate"
         return f"capped so that {MIN_STEPS} steps remain"
 
 
-def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: Fixed) -> Negatives:
+def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: FixedSettings) -> StageTwoCell:
     """Stage 2 of the same model: K capped by MIN_STEPS steps and by the catalogue."""
-    parts = breakdown(stage1.model, fixed.known.inputs)
+    parts = breakdown(stage1.model, fixed.dataset.inputs)
     p, h, L = parts.contextualizer_params, stage1.model.joint_dim, stage1.seq_len
     affordable = largest_num_negatives(C2, p, B=B, L=L, h=h, min_steps=MIN_STEPS)
     while affordable is None and B > 1:
@@ -172,10 +172,10 @@ def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: Fixed) -> Nega
             expected="a larger budget, or no second stage",
             next_step="raise --flops or --stage2-share, or give --stage2-share 0",
         )
-    catalogue = fixed.known.num_items
-    chosen = max(0, min(round(K), affordable, catalogue if catalogue is not None else affordable))
+    catalogue = fixed.dataset.num_items
+    capped = max(0, min(round(K), affordable, catalogue if catalogue is not None else affordable))
     step_flops = cell_of(
-        stage1.model, batch_sequences=B, steps=1, seq_len=L, stage=2, num_negatives=chosen, inputs=fixed.known.inputs
+        stage1.model, batch_sequences=B, steps=1, seq_len=L, stage=2, num_negatives=capped, inputs=fixed.dataset.inputs
     ).flops_per_step
     cell = cell_of(
         stage1.model,
@@ -183,10 +183,10 @@ def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: Fixed) -> Nega
         steps=steps_for(C2, step_flops),
         seq_len=L,
         stage=2,
-        num_negatives=chosen,
-        inputs=fixed.known.inputs,
+        num_negatives=capped,
+        inputs=fixed.dataset.inputs,
         precision=fixed.precision,  # type: ignore[arg-type]
         optimizer=fixed.optimizer,  # type: ignore[arg-type]
         catalogue_items=catalogue,
     )
-    return Negatives(cell, K, affordable, catalogue)
+    return StageTwoCell(cell, K, affordable, catalogue)

@@ -1,9 +1,9 @@
-"""What a plan warns of: how far it reaches, what its laws doubt, what the data and the device cannot hold."""
+"""What a plan warns of: how far it extrapolates, what its laws warn of, what the data and the GPU cannot hold."""
 
 from collections.abc import Mapping, Sequence
 
-from habitus.planning.facts import Known
-from habitus.planning.hardware import Rate
+from habitus.planning.facts import DatasetProfile
+from habitus.planning.hardware import RateRange
 from habitus.planning.knobs import SourcedLaws, stage1_metrics
 from habitus.recipe import OPTIMIZERS
 from habitus.sizing import Cell
@@ -12,7 +12,7 @@ from habitus.store import Extrapolation, MemoryEstimate, Prediction, PrintedReci
 _TRUSTED = 1000.0
 
 
-def of_reach(reach: Extrapolation | None) -> list[str]:
+def reach_warnings(reach: Extrapolation | None) -> list[str]:
     """How far beyond, or below, the measured budgets the plan is."""
     if reach is None:
         return []
@@ -30,66 +30,66 @@ def of_reach(reach: Extrapolation | None) -> list[str]:
     return []
 
 
-def of_laws(metric: str, sources: Sequence[SourcedLaws]) -> list[str]:
+def law_warnings(metric: str, sources: Sequence[SourcedLaws]) -> list[str]:
     """Roll-outs that missed and approaches that disagree, for the metric and for the training loss."""
     laws = sources[0]
     names = {*stage1_metrics(metric), "train/loss"}
-    told = []
+    lines = []
     for item in laws.file.rollouts:
         if item.metric in names:
-            told += [f"{item.name} of {item.metric}: {w}" for w in item.rollout.warnings if "misses" in w]
+            lines += [f"{item.name} of {item.metric}: {w}" for w in item.rollout.warnings if "misses" in w]
     for entry in laws.file.entries:
         if entry.name == "both_approaches" and entry.metric in names and entry.law.status == "disagree":
-            told += [f"{entry.metric}: {w}" for w in entry.law.warnings]
+            lines += [f"{entry.metric}: {w}" for w in entry.law.warnings]
     if laws.source == "published":
         loss = laws.file.find("critical_batch", "batch/loss", 1e17)
-        told += [f"critical batch of the loss: {w}" for w in loss.warnings]
+        lines += [f"critical batch of the loss: {w}" for w in loss.warnings]
     stated = laws.file.definitions.get("optimizer")
     if laws.source == "this study" and stated not in OPTIMIZERS:
-        told.append(f"the laws' optimizer is {stated or 'not stated'}; the recipe takes adamw")
-    return told
+        lines.append(f"the laws' optimizer is {stated or 'not stated'}; the recipe takes adamw")
+    return lines
 
 
-def of_quantities(quantities: Mapping[str, Quantity], sources: Sequence[SourcedLaws]) -> list[str]:
+def quantity_warnings(quantities: Mapping[str, Quantity], sources: Sequence[SourcedLaws]) -> list[str]:
     """What the laws used warn of, and knobs for which the study has no answer."""
-    told = []
+    lines = []
     for name, quantity in quantities.items():
-        told += [f"{name}: {doubt}" for doubt in quantity.doubts if not doubt.startswith("n = ")]
+        lines += [f"{name}: {doubt}" for doubt in quantity.doubts if not doubt.startswith("n = ")]
     if sources[0].source == "this study":
-        lent = [name for name, quantity in quantities.items() if quantity.source == "published"]
-        if lent:
-            told.append(f"this study does not identify {', '.join(lent)}: the published laws stand in")
-    return told
+        borrowed = [name for name, quantity in quantities.items() if quantity.source == "published"]
+        if borrowed:
+            lines.append(f"this study does not identify {', '.join(borrowed)}: the published laws stand in")
+    return lines
 
 
-def of_data(cell: Cell, known: Known) -> list[str]:
+def data_warnings(cell: Cell, dataset: DatasetProfile) -> list[str]:
     """More slots than the dataset has means more than one pass."""
-    if not known.train_slots or known.train_slots >= cell.slots_seen:
+    if not dataset.train_slots or dataset.train_slots >= cell.slots_seen:
         return []
-    passes = cell.slots_seen / known.train_slots
+    passes = cell.slots_seen / dataset.train_slots
     return [
-        f"the dataset holds {known.train_slots:,} training slots and stage 1 sees {cell.slots_seen:,}: "
+        f"the dataset holds {dataset.train_slots:,} training slots and stage 1 sees {cell.slots_seen:,}: "
         f"{passes:.1f} passes. The laws are of one pass; repeated events teach less"
     ]
 
 
-def of_hardware(memory: Sequence[MemoryEstimate], rate: Rate | None) -> list[str]:
+def hardware_warnings(memory: Sequence[MemoryEstimate], rate: RateRange | None) -> list[str]:
     """Stages that do not fit, and hours that nobody measured."""
-    told = [f"stage {m.stage} does not fit {m.device}: {m.change}" for m in memory if m.fits is False]
+    lines = [f"stage {m.stage} does not fit {m.device}: {m.change}" for m in memory if m.fits is False]
     if rate is not None and not rate.measured:
-        told.append(f"hours are estimated: {rate.how}")
-    return told
+        lines.append(f"hours are estimated: {rate.how}")
+    return lines
 
 
-def of_prediction(metric: str, expected: Sequence[Prediction], sources: Sequence[SourcedLaws]) -> list[str]:
+def prediction_warnings(metric: str, predictions: Sequence[Prediction], sources: Sequence[SourcedLaws]) -> list[str]:
     """A metric whose height no law gives."""
-    if any(prediction.metric == metric for prediction in expected):
+    if any(prediction.metric == metric for prediction in predictions):
         return []
     whose = "the paper prints no law of its height" if sources[0].source == "published" else "no law of its height"
     return [f"{metric} is not predicted: {whose}"]
 
 
-def of_printed(printed: PrintedRecipe | None, flops: float) -> list[str]:
+def paper_warnings(printed: PrintedRecipe | None, flops: float) -> list[str]:
     """The printed D/N is no promise about the budget."""
     if printed is None:
         return []

@@ -14,6 +14,18 @@ from habitus.sizing.nominal import (
 )
 from habitus.sizing.request import CellRequest
 from habitus.sizing.solver import joint_dims, solve
+from habitus.sizing.speed import (
+    H200_RATES,
+    NEAR_FACTOR,
+    SpeedModel,
+    StepSpeed,
+    count_evaluations,
+    fit_speed,
+    nearest_speeds,
+    step_rate,
+    step_speeds,
+    wall_seconds,
+)
 from habitus.sizing.structure import (
     LAG_KNOTS,
     NUMBER_FEATURES,
@@ -31,7 +43,9 @@ from habitus.sizing.structure import (
 )
 
 __all__ = [
+    "H200_RATES",
     "LAG_KNOTS",
+    "NEAR_FACTOR",
     "NUMBER_FEATURES",
     "NUMBER_FREQUENCIES",
     "ONE_HOT_ROWS",
@@ -40,26 +54,34 @@ __all__ = [
     "Cell",
     "CellRequest",
     "Inputs",
+    "SpeedModel",
+    "StepSpeed",
     "Workload",
     "breakdown",
     "cell_of",
     "cell_of_recipe",
     "contextualizer_parts",
     "copy_dim",
+    "count_evaluations",
     "effective_params",
     "embedder_flop_share",
     "embedder_parts",
     "executed_step_flops",
+    "fit_speed",
     "item_cache_bytes",
     "item_cache_flops",
     "joint_dims",
     "ladder_batch_sequences",
     "largest_num_negatives",
+    "nearest_speeds",
     "solve",
     "stage1_step_flops",
     "stage2_step_flops",
+    "step_rate",
+    "step_speeds",
     "steps_for",
     "text_heads",
     "tokens_per_item",
     "training_bytes",
+    "wall_seconds",
 ]

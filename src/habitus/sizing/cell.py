@@ -1,4 +1,4 @@
-"""A Cell: a model that can be built and how long it trains, with everything it costs beside it.
+"""A Cell: a model that can be built, how long it trains, and everything that it costs.
 
 Letters: B batch_sequences, L seq_len, t tokens per item, h joint_dim, K num_negatives, T steps, N params, D slots.
 """
@@ -17,7 +17,7 @@ from habitus.typed import Typed
 
 
 class Cell(Typed):
-    """One point of a sweep before it is trained. Shares and ratios are the realised ones."""
+    """One point of a sweep before it is trained. Shares and ratios are those of the model as built."""
 
     model: ModelRecipe
     stage: Literal[1, 2] = 1
@@ -42,7 +42,7 @@ class Cell(Typed):
     flops_item_cache: int | None = Field(None, description="Embedding the catalogue once, where its size is known.")
     breakdown: dict[str, int] = Field(description="Parameters by module.")
     wanted: dict[str, float] = Field(
-        default_factory=dict, description="What was asked for, where it could differ from what was built."
+        default_factory=dict, description="What was requested, where the cell may differ from it."
     )
 
 

@@ -1,4 +1,4 @@
-"""Executed compute: what a training step really multiplies, for MFU and time. Never the axis of a law.
+"""Executed compute: what a training step really multiplies, for MFU and time. It is never the axis of a law.
 
 It differs from Equation 1 in four ways: each unique item is embedded once, padding is skipped, attention has
 its own term, and the softmax counts as it is run. Letters: h joint_dim, w width, n items embedded in a step.
@@ -30,7 +30,7 @@ class Workload:
     queries: int
     candidates: int
     softmax: SoftmaxForm = "attention"
-    copied_pairs: int = 0  # pairs of slots of a window, seen or not, that copying scores
+    copied_pairs: int = 0  # pairs of slots of a window, masked or not, that copying scores
 
     @classmethod
     def expected(cls, *, B: int, L: int, t: int, K: int = 0, stage: int = 1, unique_share: float = 0.5) -> "Workload":
@@ -75,7 +75,7 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
         "contextualizer": float(_LINEAR * layers + input_cost * 2 * h * w * work.slots),
         "attention": _ATTENTION * 4 * w * model.depth * work.context_pairs,
         **({"copying": float(_LINEAR * copied)} if model.copying else {}),
-        "softmax": softmax_flops(work, h),
+        "softmax": _softmax_flops(work, h),
     }
 
 
@@ -84,10 +84,10 @@ def _multiplied_rows(categories: tuple[int, ...]) -> int:
     return sum(categories) if sum(categories) <= ONE_HOT_ROWS else 0
 
 
-def softmax_flops(work: Workload, h: int) -> float:
+def _softmax_flops(work: Workload, h: int) -> float:
     """FLOPs of scoring queries against candidates, with gradients: M·V·h times what the form multiplies.
 
-    In attention form two products give loss and query gradient, and two more the candidates' (design §6);
+    In attention form two products give loss and query gradient, and two more the candidates' (docs/softmax.md);
     with logits, one product forward and one per gradient. Stage 2 needs no gradient of its candidates.
     """
     if work.softmax == "none":

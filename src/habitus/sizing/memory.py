@@ -13,7 +13,7 @@ _BFLOAT16 = 2
 # Elements kept for the backward pass per token and unit of width, in one layer: the inputs of both norms and
 # their outputs (4), queries, keys and values (3), attention's output (1), the MLP before and after GELU (8).
 _KEPT_PER_TEXT_LAYER = 16
-# The contextualizer also keeps its turned queries and keys.
+# The contextualizer also keeps its rotated queries and keys.
 _KEPT_PER_CONTEXT_LAYER = 18
 _KEPT_PER_PAIR = 4
 
@@ -34,14 +34,14 @@ def training_bytes(
     parts_bytes = {
         "weights": trained * _FLOAT32,
         "gradients": trained * _FLOAT32,
-        "optimizer": optimizer_bytes(model, trained, optimizer, embedder=work.items > 0 and inputs.tokens > 0),
+        "optimizer": _optimizer_bytes(model, trained, optimizer, embedder=work.items > 0 and inputs.tokens > 0),
         "activations": activation_bytes(model, inputs, work, precision),
-        "candidates": candidate_bytes(model, work, precision),
+        "candidates": _candidate_bytes(model, work, precision),
     }
     return {**parts_bytes, "total": sum(parts_bytes.values())}
 
 
-def optimizer_bytes(model: ModelRecipe, trained: int, optimizer: Optimizer, *, embedder: bool) -> int:
+def _optimizer_bytes(model: ModelRecipe, trained: int, optimizer: Optimizer, *, embedder: bool) -> int:
     """Two float32 moments per parameter; Muon keeps one for the matrices of the transformer layers."""
     if optimizer == "adamw":
         return trained * 2 * _FLOAT32
@@ -61,7 +61,7 @@ def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precisi
     return (text + context) * per_element + copying
 
 
-def candidate_bytes(model: ModelRecipe, work: Workload, precision: Precision) -> int:
+def _candidate_bytes(model: ModelRecipe, work: Workload, precision: Precision) -> int:
     """The candidate axis: rows, their gradient in float32, and queries with theirs. Never queries × rows,
     except where the softmax is run on plain logits."""
     per_element = _BFLOAT16 if precision == "bf16" else _FLOAT32

@@ -1,4 +1,4 @@
-"""What may be asked of the solver, and which requests make no sense."""
+"""What the solver can be asked for, and which requests make no sense."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from habitus.errors import ConfigError
 
 @dataclass(frozen=True)
 class CellRequest:
-    """What is fixed; what is None is for the solver to find.
+    """What is fixed; the solver chooses what is None.
 
     One of `share` and `joint_dim` sizes the embedder. Two of `flops`, `data_ratio`, `steps` and the pair
     (`width`, `depth`) fix the rest; `width` or `depth` alone narrows the choice.
@@ -32,23 +32,23 @@ class CellRequest:
         return self.width is not None and self.depth is not None
 
     def wanted(self) -> dict[str, float]:
-        """What was asked for and may come out a little different."""
-        asked = {
+        """The targets that the solver may miss by a little."""
+        targets = {
             "flops": self.flops,
             "embedder_share": self.share,
             "data_ratio": self.data_ratio,
             "steps": self.steps,
         }
-        return {name: float(value) for name, value in asked.items() if value is not None}
+        return {name: float(value) for name, value in targets.items() if value is not None}
 
 
-def check(request: CellRequest) -> None:
-    """Refuse what cannot be meant, before any search."""
+def check_request(request: CellRequest) -> None:
+    """Refuse a request that cannot be meant, before any search."""
     _check_values(request)
     if (request.share is None) == (request.joint_dim is None):
-        given = "neither" if request.share is None else "both"
+        which = "neither" if request.share is None else "both"
         raise ConfigError(
-            f"{given} of share and joint_dim given",
+            f"{which} of share and joint_dim given",
             expected="exactly one: either sizes the embedder",
             next_step="give share = 0.02, for example, or joint_dim = 64",
         )
@@ -58,14 +58,14 @@ def check(request: CellRequest) -> None:
         "steps": request.steps is not None,
         "width and depth": request.shape_given,
     }
-    given_names = [name for name, here in fixed.items() if here]
-    if len(given_names) < 2:
+    names = [name for name, is_fixed in fixed.items() if is_fixed]
+    if len(names) < 2:
         raise ConfigError(
-            f"only {given_names[0]} given" if given_names else "neither a budget nor a size given",
+            f"only {names[0]} given" if names else "neither a budget nor a size given",
             expected="two of: " + ", ".join(fixed),
             next_step="add data_ratio = 15, for example, to flops",
         )
-    if {"flops", "data_ratio", "steps"} <= set(given_names):
+    if {"flops", "data_ratio", "steps"} <= set(names):
         raise ConfigError(
             "flops, data_ratio and steps together leave nothing to solve",
             expected="two of: " + ", ".join(fixed),
@@ -92,7 +92,9 @@ def _check_values(request: CellRequest) -> None:
     if request.joint_dim is not None and request.joint_dim < 4:
         raise ConfigError(f"joint_dim = {request.joint_dim} is too small", expected="4 or more")
     if request.head_dim is not None and request.head_dim % 2:
-        raise ConfigError(f"head_dim = {request.head_dim} is odd", expected="an even number: positions turn pairs")
+        raise ConfigError(
+            f"head_dim = {request.head_dim} is odd", expected="an even number: rotary positions rotate pairs"
+        )
     if request.width is not None and request.head_dim is not None and request.width % request.head_dim:
         raise ConfigError(
             f"width = {request.width} is not a multiple of head_dim = {request.head_dim}",

@@ -1,7 +1,7 @@
 """The nearest buildable cell to 'this budget, this share, this much data'.
 
-Equation 1 is solved for the contextualizer's size p at every embedder size h, as a real number; then the
-(width, depth) around it that can be built are compared, and steps take up what is left of the budget.
+For every embedder width h, Equation 1 is solved for the contextualizer's size p as a real number. The buildable
+(width, depth) around it are compared, and steps take up the rest of the budget.
 `tests/sizing` holds a brute-force twin that searches everything and must agree.
 """
 
@@ -13,7 +13,7 @@ from habitus.errors import ConfigError
 from habitus.recipe import ModelRecipe
 from habitus.sizing.cell import Cell, cell_of
 from habitus.sizing.nominal import stage1_step_flops
-from habitus.sizing.request import CellRequest, check
+from habitus.sizing.request import CellRequest, check_request
 from habitus.sizing.structure import (
     TYPICAL_INPUTS,
     Inputs,
@@ -23,8 +23,8 @@ from habitus.sizing.structure import (
     tokens_per_item,
 )
 
-RATIO_TOLERANCE = 0.05  # of D/N, or of the steps asked for; protocol §6
-HEAD_DIMS = (32, 40, 24, 48, 56, 64, 16, 8, 4)  # where the request leaves head_dim free; 32 is liked best
+RATIO_TOLERANCE = 0.05  # of D/N, or of the steps requested
+HEAD_DIMS = (32, 40, 24, 48, 56, 64, 16, 8, 4)  # where the request leaves head_dim free; 32 is preferred
 TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
 
 # What a deviation weighs, in units of ln: 5% of D/N as much as a factor 1.65 in aspect, any head size but 32 (small
@@ -38,7 +38,7 @@ _SHARE_SLACK_BY_STEPS = 2.0
 
 @dataclass(frozen=True)
 class Candidate:
-    """A buildable model with its steps, and how far it is from what was asked."""
+    """A buildable model with its steps, and how far it is from the request."""
 
     joint_dim: int
     width: int
@@ -47,17 +47,17 @@ class Candidate:
     steps: int
     share: float
     data_ratio: float
-    miss: float  # largest |ln(realised / wanted)| of D/N and steps
+    miss: float  # largest |ln(realised / requested)| of D/N and steps
     cost: float
 
 
 def solve(request: CellRequest, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_items: int | None = None) -> Cell:
     """The cell nearest to the request: first in share, then in D/N and shape; its total meets the budget.
 
-    The total is within half a step of `flops`, and D/N (or `steps`) within 5% of what was asked.
+    The total is within half a step of `flops`, and D/N (or `steps`) within 5% of the request.
     """
-    check(request)
-    best = _nearest(request, inputs)
+    check_request(request)
+    best = _nearest_candidate(request, inputs)
     model = ModelRecipe(
         joint_dim=best.joint_dim,
         text_len=request.text_len,
@@ -84,12 +84,12 @@ def joint_dims() -> Iterator[int]:
     yield from range(64, 65_536, 8)
 
 
-def _nearest(request: CellRequest, inputs: Inputs) -> Candidate:
+def _nearest_candidate(request: CellRequest, inputs: Inputs) -> Candidate:
     if request.joint_dim is not None:
-        found = best_shape(request, inputs, request.joint_dim)
-        if found is None:
+        candidate = _best_shape(request, inputs, request.joint_dim)
+        if candidate is None:
             raise _impossible(request, inputs, request.joint_dim)
-        return found
+        return candidate
 
     assert request.share is not None
     by_distance = sorted(_continuous_distances(request, inputs))
@@ -98,16 +98,16 @@ def _nearest(request: CellRequest, inputs: Inputs) -> Candidate:
     for distance, h in by_distance:
         if distance > best_distance + slack:
             break
-        found = best_shape(request, inputs, h)
-        if found is not None and abs(math.log(found.share / request.share)) < best_distance:
-            best, best_distance = found, abs(math.log(found.share / request.share))
+        candidate = _best_shape(request, inputs, h)
+        if candidate is not None and abs(math.log(candidate.share / request.share)) < best_distance:
+            best, best_distance = candidate, abs(math.log(candidate.share / request.share))
     if best is None:
         raise _impossible(request, inputs, by_distance[0][1])
     return best
 
 
 def _continuous_distances(request: CellRequest, inputs: Inputs) -> Iterator[tuple[float, int]]:
-    """(|ln(share / wanted)|, h) with p as a real number, until the share is far beyond the wanted one.
+    """(|ln(share / request.share)|, h) with p as a real number, until the share is far beyond the requested one.
 
     Where p would have to be smaller than any contextualizer, the smallest one stands for it: within tolerance
     such a cell may still be buildable.
@@ -116,7 +116,7 @@ def _continuous_distances(request: CellRequest, inputs: Inputs) -> Iterator[tupl
     beyond = 0
     for h in joint_dims():
         p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
-        p = target_contextualizer(request, inputs, h)
+        p = _target_contextualizer(request, inputs, h)
         beyond += p <= 0
         share = p_e / (
             p_e + max(p, sum(contextualizer_parts(h, min(HEAD_DIMS), 1, inputs, copying=request.copying).values()))
@@ -126,7 +126,7 @@ def _continuous_distances(request: CellRequest, inputs: Inputs) -> Iterator[tupl
             return
 
 
-def target_contextualizer(request: CellRequest, inputs: Inputs, h: int) -> float:
+def _target_contextualizer(request: CellRequest, inputs: Inputs, h: int) -> float:
     """p as a real number, at which the request is met exactly with an embedder of width h.
 
     With D = r·N the budget reads C = 6·r·(p_e + p)·(p + a), a = t·p_e + 3·B·L·h: a quadratic in p.
@@ -146,21 +146,21 @@ def target_contextualizer(request: CellRequest, inputs: Inputs, h: int) -> float
     return request.steps * slots / request.data_ratio - p_e
 
 
-def best_shape(request: CellRequest, inputs: Inputs, h: int) -> Candidate | None:
+def _best_shape(request: CellRequest, inputs: Inputs, h: int) -> Candidate | None:
     """The cheapest candidate with this joint_dim whose D/N (or steps) is within tolerance, if there is one."""
     within = [c for c in _candidates(request, inputs, h) if c.miss <= math.log1p(RATIO_TOLERANCE)]
     return min(within, key=lambda c: (c.cost, c.width, c.head_dim), default=None)
 
 
 def _candidates(request: CellRequest, inputs: Inputs, h: int) -> Iterator[Candidate]:
-    target = target_contextualizer(request, inputs, h)
+    target = _target_contextualizer(request, inputs, h)
     head_dims = HEAD_DIMS if request.head_dim is None else (request.head_dim,)
     for head_dim in head_dims:
         for width in _widths(request, head_dim, target):
             for depth in _depths(request, inputs, h, width, target):
-                found = realised(request, inputs, h, width, depth, head_dim)
-                if found is not None:
-                    yield found
+                candidate = _build_candidate(request, inputs, h, width, depth, head_dim)
+                if candidate is not None:
+                    yield candidate
 
 
 def _widths(request: CellRequest, head_dim: int, target: float) -> Iterator[int]:
@@ -182,7 +182,9 @@ def _depths(request: CellRequest, inputs: Inputs, h: int, width: int, target: fl
     return (below, below + 1)
 
 
-def realised(request: CellRequest, inputs: Inputs, h: int, width: int, depth: int, head_dim: int) -> Candidate | None:
+def _build_candidate(
+    request: CellRequest, inputs: Inputs, h: int, width: int, depth: int, head_dim: int
+) -> Candidate | None:
     """The candidate of these dimensions; None where not even one step fits the budget."""
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
     p = sum(contextualizer_parts(h, width, depth, inputs, copying=request.copying).values())
@@ -210,25 +212,25 @@ def realised(request: CellRequest, inputs: Inputs, h: int, width: int, depth: in
 
 
 def _head_cost(head_dim: int) -> float:
-    """How far a head is from the size liked best, and how much fused attention pads it, in powers of two."""
+    """How far a head is from the preferred size, and how much fused attention pads it, in powers of two."""
     padded = max(16, 1 << (head_dim - 1).bit_length())
     return abs(math.log2(HEAD_DIMS[0] / head_dim)) + math.log2(padded / head_dim)
 
 
 def _impossible(request: CellRequest, inputs: Inputs, h: int) -> ConfigError:
     """The error that names the constraint which cannot be met, and what comes nearest."""
-    target = target_contextualizer(request, inputs, h)
+    target = _target_contextualizer(request, inputs, h)
     if target <= 0:
         slots = request.batch_sequences * request.seq_len
         return ConfigError(
             f"an embedder of joint_dim {h} leaves no compute for a contextualizer: with {slots} slots per "
-            "step its share of Equation 1, t·p_e + 3·B·L·h, already exceeds what was given",
+            "step its share of Equation 1, t·p_e + 3·B·L·h, already exceeds the budget",
             expected="a budget, or a number of steps, that pays for both parts",
             next_step="lower batch_sequences, joint_dim or steps, or raise flops",
         )
-    tried = list(_candidates(request, inputs, h))
+    candidates = list(_candidates(request, inputs, h))
     head_dim = request.head_dim or min(HEAD_DIMS)
-    if not tried:
+    if not candidates:
         multiple = request.width is not None and request.width % head_dim
         return ConfigError(
             f"width = {request.width} is not a multiple of any head size (smallest {head_dim})"
@@ -239,21 +241,21 @@ def _impossible(request: CellRequest, inputs: Inputs, h: int) -> ConfigError:
             if multiple
             else "lower batch_sequences, or raise flops",
         )
-    nearest = min(tried, key=lambda c: c.miss)
+    closest = min(candidates, key=lambda c: c.miss)
     if request.data_ratio is not None:
-        wanted, got = f"data_ratio = {request.data_ratio:g}", f"data_ratio {nearest.data_ratio:.4g}"
+        goal, realised = f"data_ratio = {request.data_ratio:g}", f"data_ratio {closest.data_ratio:.4g}"
     else:
-        wanted, got = f"steps = {request.steps}", f"{nearest.steps} steps"
+        goal, realised = f"steps = {request.steps}", f"{closest.steps} steps"
     smallest = sum(contextualizer_parts(h, head_dim, request.depth or 1, inputs, copying=request.copying).values())
     if request.shape_given:
         why = "width, depth and the rest decide it"
     elif target < smallest:
-        why = f"it wants a contextualizer of {target:.0f} parameters and the smallest buildable has {smallest}"
+        why = f"it needs a contextualizer of {target:.0f} parameters, and the smallest buildable one has {smallest}"
     else:
         why = "width is a multiple of the head size and depth a whole number"
     return ConfigError(
-        f"{wanted} cannot be met within {RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; "
-        f"width {nearest.width} with depth {nearest.depth} comes nearest and gives {got}",
+        f"{goal} cannot be met within {RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; "
+        f"width {closest.width} with depth {closest.depth} comes closest, with {realised}",
         expected=f"a request that some width, depth and joint_dim meet within {RATIO_TOLERANCE:.0%}",
         next_step="leave width, depth or head_dim free, lower share or batch_sequences, or change the budget",
     )

@@ -130,7 +130,7 @@ def embedder_parts(h: int, text_depth: int, text_len: int, inputs: Inputs) -> di
         "embedder.text.blocks": block_params(h) * text_depth if text else 0,
         "embedder.text.norm": h if text else 0,
         "embedder.text.missing": h if text else 0,
-        "embedder.numbers": (NUMBER_FEATURES + 1) * h * inputs.item_numbers,  # + 1: what stands for missing
+        "embedder.numbers": (NUMBER_FEATURES + 1) * h * inputs.item_numbers,  # + 1: the vector of a missing value
         "embedder.vectors": sum(size + 1 for size in inputs.item_vectors) * h,
         "embedder.fusion": 2 * h * h + h,
     }
@@ -150,7 +150,7 @@ def contextualizer_parts(h: int, width: int, depth: int, inputs: Inputs, *, copy
 
 
 def copy_dim(width: int) -> int:
-    """The width of what a slot asks of the past and of what an event of the past answers."""
+    """The width of the queries and keys of the copy head."""
     return max(4, min(32, width // 4))
 
 

@@ -1,0 +1,160 @@
+"""How fast runs train: as measured on the runs of a store, and as assumed where there are none.
+
+A sweep asks for the seconds of small runs, where start-up, steps and evaluations count: `SpeedModel`. A plan asks for
+the hours of a large one, where only FLOP/s count: those of measured runs with similar steps (`StepSpeed`), or of an
+H200's steps by budget (`step_rate`).
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from habitus.recipe import Recipe
+from habitus.record import Record
+from habitus.sizing.cell import Cell, cell_of_recipe
+from habitus.sizing.structure import Inputs
+from habitus.store import GPUS, Gpu
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Whole stage-1 steps on one H200, nominal FLOP/s by budget (docs/notebook.md, `benchmarks/train.py`, 2026-11-15).
+# Evaluation, warm-up and checkpoints are not in them.
+H200_RATES = {1e15: 84e12, 1e16: 233e12, 1e17: 437e12, 1e18: 626e12}
+NEAR_FACTOR = 2.0  # a run's step is near a planned one within this factor of FLOPs
+_AS_NEAR = 1.25  # where none is, runs within this factor of the nearest one's distance count as well
+_UNRECORDED = 0.4  # seconds of a run that its Record does not count: claim, bundle, publication
+
+
+@dataclass(frozen=True)
+class SpeedModel:
+    """seconds = start + steps · per_step + executed FLOPs / flops_per_second + evaluations."""
+
+    start: float
+    per_step: float
+    flops_per_second: float
+    evaluate: float  # the first of a run
+    again: float  # a further one, as a share of the first
+    source: str
+
+    def seconds(self, cell: Cell, evaluations: int = 1) -> float:
+        """The time of one cell, alone on its device."""
+        train = cell.steps * self.per_step + cell.executed_flops / self.flops_per_second
+        return self.start + train + _first_evaluations(evaluations, self.again) * self.evaluate
+
+
+# Before a store has Records. CUDA: one H200 with a warm compile cache (benchmarks/results/train-h200.json); there the
+# first evaluation of a run loads and traces, and each of 30 further ones took a twentieth (docs/studies/h200-minutes).
+_ASSUMED = {
+    "cpu": SpeedModel(0.3, 0.008, 1.5e10, 0.5, 1.0, "assumed for one CPU thread"),
+    "cuda": SpeedModel(3.0, 0.0047, 2.9e14, 2.0, 0.05, "assumed for one H200"),
+}
+
+
+def fit_speed(records: Iterable[Record], device: str, inputs: Inputs) -> SpeedModel:
+    """The speed of a kind of device (cpu or cuda) by non-negative least squares over its finished Records."""
+    assumed = _ASSUMED[device]
+    rows: list[tuple[int, float, float]] = []
+    start: list[float] = []
+    evaluate: list[float] = []
+    for record in records:
+        if record.seconds is None or record.status != "done" or record.steps < 1:
+            continue
+        if ("cpu" in str(record.hardware.get("device", "cpu"))) != (device == "cpu"):
+            continue
+        executed = cell_of_recipe(record.recipe, inputs).executed_flops
+        rows.append((record.steps, executed, record.seconds.train))
+        start.append(record.seconds.warmup)
+        evaluate.append(record.seconds.evaluate / _first_evaluations(count_evaluations(record.recipe), assumed.again))
+    if len(rows) < 3:
+        return assumed
+    import numpy as np
+
+    steps, work, seconds = (np.array(column, float) for column in zip(*rows, strict=True))
+    # Relative errors count: a cell of an hour and one of a second should both be right to a tenth.
+    per_step, per_flop = _non_negative(np.stack([steps, work], axis=1) / seconds[:, None], np.ones(len(rows)))
+    return SpeedModel(
+        float(np.median(start)) + _UNRECORDED,
+        float(per_step),
+        1 / float(per_flop) if per_flop > 0 else 1e30,
+        float(np.median(evaluate)),
+        assumed.again,
+        f"measured on {len(rows)} Records of this store",
+    )
+
+
+def count_evaluations(recipe: Recipe) -> int:
+    """How often a run is evaluated, the end included."""
+    every = recipe.evaluate.every
+    return 1 + ((recipe.train.steps - 1) // every if every else 0)
+
+
+def wall_seconds(seconds: Sequence[float], workers: int) -> float:
+    """The time that all runs take on so many workers: even shares, but no shorter than the longest run."""
+    return max([sum(seconds) / max(1, workers), *seconds], default=0.0)
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """How fast one run trained: small steps reach less of what a device can do."""
+
+    stage: int
+    step_flops: float  # nominal
+    flops_per_second: float  # nominal
+
+
+def step_speeds(records: Iterable[Record]) -> Iterator[StepSpeed]:
+    """The speed of every run whose Record says how long it trained."""
+    for record in records:
+        flops, steps = record.flops_nominal, record.recipe.train.steps
+        if record.seconds is None or not flops or not math.isfinite(flops) or not record.seconds.train > 0:
+            continue
+        yield StepSpeed(record.recipe.train.stage, flops / steps, flops / record.seconds.train)
+
+
+def nearest_speeds(speeds: Sequence[StepSpeed], stage: int, step_flops: float) -> list[StepSpeed]:
+    """The runs of the stage (of any, where it has none) within twice or half the FLOPs per step; else the nearest."""
+    of_stage = [speed for speed in speeds if speed.stage == stage] or list(speeds)
+
+    def distance(speed: StepSpeed) -> float:
+        return abs(math.log(speed.step_flops / step_flops))
+
+    within = max(math.log(NEAR_FACTOR), min(map(distance, of_stage)) + math.log(_AS_NEAR))
+    return [speed for speed in of_stage if distance(speed) <= within]
+
+
+def step_rate(gpu: Gpu, flops: float) -> float:
+    """Nominal FLOP/s of stage-1 steps of a budget: the H200's as measured, another GPU's scaled by the vendor's peak.
+
+    Straight lines in logarithms between the measured budgets, level beyond them.
+    """
+    return _interpolate(H200_RATES, flops) * gpu.peak_tflops / GPUS["h200"].peak_tflops
+
+
+def _interpolate(rates: dict[float, float], flops: float) -> float:
+    budgets = sorted(rates)
+    at = min(max(flops, budgets[0]), budgets[-1])
+    for low, high in itertools.pairwise(budgets):
+        if at <= high:
+            share = math.log(at / low) / math.log(high / low)
+            return math.exp((1 - share) * math.log(rates[low]) + share * math.log(rates[high]))
+    return rates[budgets[-1]]
+
+
+def _first_evaluations(count: int, again: float) -> float:
+    """So many evaluations, counted in first ones."""
+    return 1 + (count - 1) * again
+
+
+def _non_negative(columns: "np.ndarray", target: "np.ndarray") -> tuple[float, float]:
+    """Least squares with two coefficients of which none may be negative."""
+    import numpy as np
+
+    both = np.linalg.lstsq(columns, target, rcond=None)[0]
+    if (both >= 0).all():
+        return float(both[0]), float(both[1])
+    alone = [(column @ target) / (column @ column) for column in columns.T]
+    errors = [float(((column * k - target) ** 2).sum()) for column, k in zip(columns.T, alone, strict=True)]
+    return (float(alone[0]), 0.0) if errors[0] <= errors[1] else (0.0, float(alone[1]))
