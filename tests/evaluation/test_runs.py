@@ -15,7 +15,7 @@ from habitus.events.world.writing import WORLD_SCHEMA
 from habitus.model.bundle import load_bundle, save_bundle
 from habitus.recipe import Recipe
 from habitus.store import HISTORIES
-from habitus.training.checkpoints import State, save_checkpoint
+from habitus.training.checkpoints import CheckpointState, save_checkpoint
 
 OPTIONS = EvaluateOptions(queries=600, batch_sequences=8)
 
@@ -71,7 +71,7 @@ def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
     for step in (1, 20):
         shutil.copytree(make_run(step) / "bundle", copy / "cells" / "aaaa" / "checkpoints" / f"step-{step:08d}")
     begun = load_bundle(make_run(20))
-    state = State(step=20, recipe_hash="", dataset_checksum=dataset.checksum, work={})
+    state = CheckpointState(step=20, recipe_hash="", dataset_checksum=dataset.checksum, work={})
     save_checkpoint(copy / "cells" / "cccc", state, begun.model.state_dict(), {}, begun.recipe, dataset)
     shutil.copytree(copy / "cells" / "bbbb" / "bundle", copy / "cells" / "bbbb" / "checkpoints" / "step-00000005")
     (copy / "cells" / "aaaa" / "checkpoints" / ".step-00000030.partial").mkdir()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from habitus.data import Dataset
     from habitus.recipe import Recipe
     from habitus.record import Record
-    from habitus.training import Progress, TrainOptions
+    from habitus.training import TrainingProgress, TrainOptions
 
 PREVIOUS = "previous"  # as train.parent: the stage-1 run that this one follows
 EXAMPLE = """
@@ -187,7 +187,7 @@ def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
 
 
 def _shown(bar, name: str):  # type: ignore[no-untyped-def]
-    def show(now: "Progress") -> None:
+    def show(now: "TrainingProgress") -> None:
         if now.phase != "training":
             bar(f"{name}: {now.phase}", now.share)
             return

@@ -222,7 +222,7 @@ class Worker:
                 attempt,
                 parent=parent,
                 options=self._train_options(job),
-                progress=lambda where: self.progress(job.digest, where),
+                progress=lambda progress: self.progress(job.digest, progress),
                 on_save=lambda _step: lease.check(),
             )
         except (LeaseLostError, _StopError):
@@ -354,9 +354,9 @@ class Worker:
         if not self.options.device.startswith("cuda"):
             yield
             return
-        from habitus.training import events_kept
+        from habitus.training import keep_events_on_device
 
-        with events_kept():
+        with keep_events_on_device():
             yield
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -1,14 +1,14 @@
 """Two-stage training: a Recipe and a dataset in, a run folder and its Record out."""
 
-from habitus.training.checks import check_recipe
+from habitus.training.device_batches import keep_events_on_device
+from habitus.training.journal import TrainingProgress
 from habitus.training.loop import train
-from habitus.training.options import Progress, TrainOptions
-from habitus.training.resident import events_kept
+from habitus.training.options import TrainOptions, check_recipe
 
 __all__ = [
-    "Progress",
     "TrainOptions",
+    "TrainingProgress",
     "check_recipe",
-    "events_kept",
+    "keep_events_on_device",
     "train",
 ]

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON in a folder that appears whole; checked before anything is taken from it.
+"""Checkpoints: safetensors and JSON in a folder that appears complete or not at all; verified before use.
 
 A checkpoint also holds the files of a bundle, so that `habitus evaluate RUN/checkpoints/step-00001000` scores it.
 """
@@ -21,11 +21,11 @@ from habitus.recipe import Recipe
 from habitus.record import TrajectoryPoint
 from habitus.typed import Typed
 
-FORMAT_VERSION = 1
+_FORMAT_VERSION = 1
 _STATE = "state.json"
 
 
-class Best(Typed):
+class BestCheckpoint(Typed):
     """The best evaluation so far of the metric that chooses a checkpoint."""
 
     metric: str
@@ -33,40 +33,45 @@ class Best(Typed):
     step: int
 
 
-class State(Typed):
+class CheckpointState(Typed):
     """state.json: where the run was. The order of data and every random draw follow from the step."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = _FORMAT_VERSION
     step: int = Field(description="Optimizer steps done; the position in the data is the same number.")
     recipe_hash: str
     dataset_checksum: str
     work: dict[str, int] = Field(description="Totals of what the steps computed.")
     trajectory: tuple[TrajectoryPoint, ...] = ()
-    best: Best | None = None
+    best: BestCheckpoint | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the other files.")
 
 
 class Checkpoint(Typed):
-    """A checkpoint that was read and found whole."""
+    """A checkpoint that was read and verified."""
 
     model_config = Typed.model_config | {"arbitrary_types_allowed": True}
 
     path: Path
-    state: State
+    state: CheckpointState
     weights: dict[str, Any]
     tensors: dict[str, Any]
 
 
-def checkpoint_folder(run: Path, step: int) -> Path:
+def _checkpoint_folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step-{step:08d}"
 
 
 def save_checkpoint(
-    run: Path, state: State, weights: dict[str, Tensor], tensors: dict[str, Tensor], recipe: Recipe, dataset: Dataset
+    run: Path,
+    state: CheckpointState,
+    weights: dict[str, Tensor],
+    tensors: dict[str, Tensor],
+    recipe: Recipe,
+    dataset: Dataset,
 ) -> Path:
     """Write a checkpoint; whatever fails, what was there before stays, and no part of the new one does."""
-    final = checkpoint_folder(run, state.step)
+    final = _checkpoint_folder(run, state.step)
     if final.exists():  # of a run that went on from an older one: the same numbers, or damaged ones
         shutil.rmtree(final)
     try:
@@ -92,28 +97,28 @@ def save_checkpoint(
     return final
 
 
-def newest_good(run: Path, note: Note) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are passed over and named. None where there is none at all."""
+def newest_checkpoint(run: Path, note: Note) -> Checkpoint | None:
+    """The newest checkpoint that is intact; damaged ones are skipped and named. None where there is none at all."""
     folder = run / "checkpoints"
-    names = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True) if folder.is_dir() else []
-    for path in names:
+    paths = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True) if folder.is_dir() else []
+    for path in paths:
         try:
-            return read_checkpoint(path)
+            return _read_checkpoint(path)
         except HabitusError as error:
-            note(f"{error.problem}; the next older checkpoint is tried")
-    if names:
+            note(f"{error.problem}; trying the next older checkpoint")
+    if paths:
         raise RunError(
-            f"none of the {len(names)} checkpoints in {folder} is whole",
-            next_step=f"remove {folder} to start again, or bring the files back",
+            f"none of the {len(paths)} checkpoints in {folder} is intact",
+            next_step=f"remove {folder} to start again, or restore the files",
         )
     return None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a folder, once every file is known to be as it was written."""
-    state = State.read(path / _STATE)
-    if state.format_version != FORMAT_VERSION:
-        raise RunError(f"{path} has format version {state.format_version}", expected=f"version {FORMAT_VERSION}")
+def _read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in a folder, once every file is verified."""
+    state = CheckpointState.read(path / _STATE)
+    if state.format_version != _FORMAT_VERSION:
+        raise RunError(f"{path} has format version {state.format_version}", expected=f"version {_FORMAT_VERSION}")
     for name in ("model.safetensors", "optimizer.safetensors"):
         if name not in state.files or not (path / name).exists():
             raise RunError(f"{path / name} is missing")
@@ -126,13 +131,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path=path, state=state, weights=weights, tensors=tensors)
 
 
-def prune(run: Path, keep: int, best: Best | None) -> None:
+def prune_checkpoints(run: Path, keep: int, best: BestCheckpoint | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one."""
     folder = run / "checkpoints"
-    held = sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
-    spared = None if best is None else checkpoint_folder(run, best.step)
-    for path in held[: max(0, len(held) - keep)]:
-        if path != spared:
+    paths = sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
+    best_path = None if best is None else _checkpoint_folder(run, best.step)
+    for path in paths[: max(0, len(paths) - keep)]:
+        if path != best_path:
             shutil.rmtree(path, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -22,22 +22,22 @@ from habitus.training.options import TrainOptions
 
 
 class StopRequest:
-    """Whether somebody asked this process to stop."""
+    """Whether this process was asked to stop."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.received = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.received = True
 
 
 @contextmanager
-def surroundings(options: TrainOptions, device: torch.device) -> Iterator[StopRequest]:
+def training_environment(options: TrainOptions, device: torch.device) -> Iterator[StopRequest]:
     """Threads, determinism and the TERM signal set for the block, and as before afterwards."""
     stop = StopRequest()
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    listens = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
-    before = signal.signal(signal.SIGTERM, stop) if listens else None
+    is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
+    before = signal.signal(signal.SIGTERM, stop) if is_main else None
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if device.type == "cuda":
@@ -48,11 +48,11 @@ def surroundings(options: TrainOptions, device: torch.device) -> Iterator[StopRe
     try:
         yield stop
     finally:
-        if listens:
+        if is_main:
             signal.signal(signal.SIGTERM, before)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
-        gc.unfreeze()  # what was made at the start
+        gc.unfreeze()  # objects made at the start
         if device.type == "cuda":  # graphs and buffers of this run make room for the next one in the same process
             gc.collect()
             torch.cuda.empty_cache()
@@ -60,7 +60,7 @@ def surroundings(options: TrainOptions, device: torch.device) -> Iterator[StopRe
 
 def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[str, Any]:
     """What the run is on, and the choices that may show in the last digits."""
-    found: dict[str, Any] = {
+    return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": _processor(),
         "threads": torch.get_num_threads(),
@@ -68,7 +68,6 @@ def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[st
         "deterministic": options.deterministic or device.type == "cpu",
         "accumulate": options.accumulate,
     }
-    return found
 
 
 def softmax_backend(device: torch.device, joint_dim: int, precision: str) -> str:
@@ -87,11 +86,11 @@ def versions() -> dict[str, str]:
 
 
 def memory(device: torch.device) -> dict[str, int]:
-    """Most bytes held at once, by this process and on its device."""
-    found = {"process_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    """The most bytes in use at once, by this process and on its device."""
+    peaks = {"process_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if device.type == "cuda":
-        found["device_peak"] = torch.cuda.max_memory_allocated(device)
-    return found
+        peaks["device_peak"] = torch.cuda.max_memory_allocated(device)
+    return peaks
 
 
 def peak_flops(device: torch.device) -> float | None:

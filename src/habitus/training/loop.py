@@ -13,12 +13,11 @@ from habitus.evaluation import device_named
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.training.checks import check_folder, check_parent, check_recipe
-from habitus.training.engine import StepResult
-from habitus.training.environment import StopRequest, surroundings
-from habitus.training.meter import Meter
-from habitus.training.options import Progress, TrainOptions
-from habitus.training.run import Run
+from habitus.training.environment import StopRequest, training_environment
+from habitus.training.journal import Meter, TrainingProgress
+from habitus.training.options import TrainOptions, check_folder, check_parent, check_recipe
+from habitus.training.run import TrainingRun
+from habitus.training.step import StepResult
 
 
 def train(
@@ -28,29 +27,29 @@ def train(
     *,
     parent: Path | None = None,
     options: TrainOptions = TrainOptions(),  # noqa: B008 (frozen)
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[TrainingProgress], None] | None = None,
     on_save: Callable[[int], None] | None = None,
     note: Note | None = None,
 ) -> Record:
     """Train one stage into the folder `out` and return its Record, which is written there as well.
 
     A loss that is not finite ends in a Record with status 'failed'. `on_save` is called with the step before every
-    checkpoint and before the Record is written; what it raises abandons the run. `note` is told what a user should
-    know. SIGTERM saves a checkpoint and raises Interrupted.
+    checkpoint and before the Record is written; what it raises abandons the run. `note` is called with what a user
+    should know. SIGTERM saves a checkpoint and raises Interrupted.
     """
     out = Path(out)
     options.check()
     check_recipe(recipe, dataset)
-    known_parent = check_parent(recipe, dataset, parent)
+    parent_run = check_parent(recipe, dataset, parent)
     device = device_named(options.device)
     check_folder(out, resume=options.resume)
     if (out / "record.json").exists():
-        return _finished(out, recipe, dataset)
+        return _read_finished(out, recipe, dataset)
     meter = Meter(recipe, dataset, device, progress)
-    with surroundings(options, device) as stop:
+    with training_environment(options, device) as stop:
         try:
-            run = Run(
-                recipe, dataset, out, known_parent, options,
+            run = TrainingRun(
+                recipe, dataset, out, parent_run, options,
                 device=device, meter=meter, on_save=on_save or (lambda _: None), note=note or (lambda _: None),
             )  # fmt: skip
             with closing(run):
@@ -58,23 +57,23 @@ def train(
         except torch.OutOfMemoryError as error:
             clear_frames(error.__traceback__)  # they hold the tensors that were too large
             raise OutOfMemory(
-                f"{device} has not enough memory for this recipe: {str(error).splitlines()[0]}",
-                next_step="pass --accumulate 2 or more (the same numbers in smaller parts), or take a smaller batch",
+                f"{device} does not have enough memory for this recipe: {str(error).splitlines()[0]}",
+                next_step="pass --accumulate 2 or more (the same numbers in smaller parts), or use a smaller batch",
             ) from error
 
 
-def _loop(run: Run, stop: StopRequest) -> Record:
+def _loop(run: TrainingRun, stop: StopRequest) -> Record:
     """Step after step: train, note, evaluate, save; then the end."""
     steps = run.recipe.train.steps
     step = saved = run.state.step  # steps done; the position in the data is the same number
-    stopping = run.agreed(stop.asked)
+    stopping = run.any_rank(stop.received)
     while True:
         if run.must_evaluate(step):
             run.evaluate(step)
         if stopping:
             run.save(step)
             raise Interrupted(
-                f"asked to stop; saved after step {step:,} of {steps:,} in {run.out}",
+                f"stopped by a signal; saved after step {step:,} of {steps:,} in {run.out}",
                 next_step="run the same command with --resume to go on",
             )
         if run.must_save(step) and saved < step < steps:
@@ -84,17 +83,17 @@ def _loop(run: Run, stop: StopRequest) -> Record:
             return run.finish(step)
         run.engine.step(step)
         step += 1
-        stopping = run.agreed(stop.asked)
+        stopping = run.any_rank(stop.received)
         # On a GPU results come in blocks, some steps late, unless something is about to depend on them.
         wait = stopping or step == steps or run.must_evaluate(step) or run.must_save(step)
         for result in run.engine.results(wait=wait):
             if result.problem:
-                return run.fail(result.step, _explained(run, result))
+                return run.fail(result.step, _explain(run, result))
             run.journal.write(result.to_values())
-            run.meter.stepped(result)
+            run.meter.count_step(result)
 
 
-def _explained(run: Run, result: StepResult) -> str:
+def _explain(run: TrainingRun, result: StepResult) -> str:
     size = run.recipe.train.batch_sequences
     return (
         f"{result.problem} at step {result.step} (learning rate {result.learning_rate:.6g}; batch position "
@@ -103,8 +102,8 @@ def _explained(run: Run, result: StepResult) -> str:
     )
 
 
-def _finished(out: Path, recipe: Recipe, dataset: Dataset) -> Record:
-    """The Record that is there already; refused where it is another run's."""
+def _read_finished(out: Path, recipe: Recipe, dataset: Dataset) -> Record:
+    """The Record of a run that is done; refused where it is another run's."""
     record = Record.read(out / "record.json")
     if record.recipe_hash != recipe.hash(dataset.checksum):
         raise RunError(

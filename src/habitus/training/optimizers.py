@@ -7,7 +7,7 @@
     optimizer.zero_grad()
 
 Gradients are expected to be reduced over all ranks already. Parameters may be DTensors (FSDP2): AdamW and the
-momentum of Muon work on the local shards, and Muon's update is gathered before it is orthogonalised.
+momentum of Muon work on the local shards, and Muon's update is gathered before it is orthogonalized.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from habitus.errors import ModelError
 from habitus.model import BehaviorModel, ParameterInfo
 from habitus.recipe import TrainRecipe
-from habitus.training.optimizer_shards import local, norms_over_ranks, own_shard, whole
-from habitus.training.orthogonal import orthogonalised
+from habitus.training.parallel import gather_shards, local_shard, norms_over_ranks, slice_shard
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 MOMENTUM = 0.95
 # The RMS that AdamW's updates tend to have; with it one learning rate suits both.
 MUON_RMS = 0.2
+_NEWTON_SCHULZ_STEPS = 5
+# An odd polynomial a·s + b·s³ + c·s⁵ that, applied five times, brings every singular value between about 0.003 and 1
+# into 0.7…1.2 (Keller Jordan and others, "Muon", 2024): exact orthogonality buys nothing, speed at the start does.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_SMALLEST_NORM = 1e-12
 
 
 def build_optimizer(model: BehaviorModel, recipe: TrainRecipe) -> "Optimizer":
@@ -44,8 +48,8 @@ class Optimizer:
         device = self.infos[0].parameter.device
         self.count = torch.zeros((), device=device)  # steps taken, float32 as the fused kernel wants it
         self.states: dict[str, Tensor] = {}
-        self._adam = [self._adam_group(group) for group in _alike(i for i in infos if not (muon and i.muon))]
-        self._muon = [self._muon_group(group) for group in _alike(i for i in infos if muon and i.muon)]
+        self._adam = [self._adam_group(group) for group in _group_alike(i for i in infos if not (muon and i.muon))]
+        self._muon = [self._muon_group(group) for group in _group_alike(i for i in infos if muon and i.muon)]
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> None:
@@ -75,9 +79,9 @@ class Optimizer:
         """Take over what `state_tensors` of the same model and recipe gave; in place, so that graphs stay valid."""
         own = self.state_tensors()
         if own.keys() != tensors.keys():
-            odd = sorted(own.keys() ^ tensors.keys())
+            differing = sorted(own.keys() ^ tensors.keys())
             raise ModelError(
-                f"the optimizer's state differs in {len(odd)} tensors, {odd[0]!r} among them",
+                f"the optimizer's state differs in {len(differing)} tensors, {differing[0]!r} among them",
                 expected=f"the state of {self.recipe.optimizer} for this model",
                 next_step="resume with the recipe that the checkpoint was written with",
             )
@@ -120,16 +124,16 @@ class _Adam:
     seconds: list[Tensor]
 
     def step(self, lr: float | Tensor, count: Tensor) -> None:
-        here = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        if not here:
+        moved = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if not moved:
             return
         torch._fused_adamw_(
-            [local(self.parameters[i]) for i in here],
-            [_gradient(self.parameters[i]) for i in here],
-            [local(self.firsts[i]) for i in here],
-            [local(self.seconds[i]) for i in here],
+            [local_shard(self.parameters[i]) for i in moved],
+            [_gradient(self.parameters[i]) for i in moved],
+            [local_shard(self.firsts[i]) for i in moved],
+            [local_shard(self.seconds[i]) for i in moved],
             [],
-            [count] * len(here),  # read only
+            [count] * len(moved),  # read only
             lr=lr if self.lr_multiplier == 1 else lr * self.lr_multiplier,
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -142,9 +146,9 @@ class _Adam:
 
 @dataclass
 class _Muon:
-    """Muon (momentum, orthogonalised) over matrices of one rate multiplier.
+    """Muon (momentum, orthogonalized) over matrices of one rate multiplier.
 
-    Matrices of one shape, of all layers and of both orientations, are orthogonalised in one batch.
+    Matrices of one shape, of all layers and of both orientations, are orthogonalized in one batch.
     """
 
     parameters: list[nn.Parameter]
@@ -154,28 +158,28 @@ class _Muon:
     stacked: list[int]
 
     def step(self, lr: float | Tensor) -> None:
-        here = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
-        if not here:
+        moved = [number for number, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if not moved:
             return
-        parameters = [self.parameters[i] for i in here]
+        parameters = [self.parameters[i] for i in moved]
         gradients = [_gradient(parameter) for parameter in parameters]
-        momenta = [local(self.momenta[i]) for i in here]
+        momenta = [local_shard(self.momenta[i]) for i in moved]
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         updates = list(torch._foreach_lerp(gradients, momenta, MOMENTUM))  # Nesterov: a look ahead
-        updates = [whole(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
+        updates = [gather_shards(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
         # An orthogonal update twice as wide has √2 times the largest singular value where AdamW's, aligned as it is,
         # has twice: what MuP corrects by a factor there, it corrects by its root here.
         rate = lr * self.lr_multiplier**0.5
-        updates = _orthogonal(updates, [self.stacked[i] for i in here], rate)
-        updates = [own_shard(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
-        own = [local(parameter) for parameter in parameters]
+        updates = _orthogonalize_alike(updates, [self.stacked[i] for i in moved], rate)
+        updates = [slice_shard(update, parameter) for update, parameter in zip(updates, parameters, strict=True)]
+        own = [local_shard(parameter) for parameter in parameters]
         if self.weight_decay:
             torch._foreach_mul_(own, 1 - rate * self.weight_decay)
         torch._foreach_sub_(own, updates)
 
 
-def _orthogonal(updates: list[Tensor], stacked: list[int], rate: float | Tensor) -> list[Tensor]:
-    """Each update made of orthogonal matrices whose entries have an RMS of rate·MUON_RMS."""
+def _orthogonalize_alike(updates: list[Tensor], stacked: list[int], rate: float | Tensor) -> list[Tensor]:
+    """Each update as orthogonal matrices whose entries have an RMS of rate·MUON_RMS; one batch per shape."""
     blocks = [update.unflatten(0, (parts, -1)) for update, parts in zip(updates, stacked, strict=True)]
     batches: dict[tuple[int, ...], list[int]] = {}
     for number, block in enumerate(blocks):
@@ -186,14 +190,28 @@ def _orthogonal(updates: list[Tensor], stacked: list[int], rate: float | Tensor)
         # A few copies of everything, whatever the depth: tall matrices lie on their side for a while.
         joined = [torch.cat([blocks[n] for n in wide])] if wide else []
         joined += [torch.cat([blocks[n] for n in tall]).mT] if tall else []
-        batch = orthogonalised(joined[0] if len(joined) == 1 else torch.cat(joined))
+        batch = orthogonalize(joined[0] if len(joined) == 1 else torch.cat(joined))
         batch *= rate * (MUON_RMS * longer**0.5)
         num_wide = sum(stacked[n] for n in wide)
-        made = list(batch[:num_wide].split([stacked[n] for n in wide])) if wide else []
-        made += list(batch[num_wide:].mT.contiguous().split([stacked[n] for n in tall])) if tall else []
-        for number, block in zip(wide + tall, made, strict=True):
+        parts = list(batch[:num_wide].split([stacked[n] for n in wide])) if wide else []
+        parts += list(batch[num_wide:].mT.contiguous().split([stacked[n] for n in tall])) if tall else []
+        for number, block in zip(wide + tall, parts, strict=True):
             blocks[number] = block
     return [block.flatten(0, 1) for block in blocks]
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """[n, r, c], r ≤ c, with the singular vectors it had and singular values near 1, in float32.
+
+    Products run in bfloat16 on CUDA and in float32 elsewhere. A matrix of zeros stays zero.
+    """
+    a, b, c = _COEFFICIENTS
+    norm = torch.linalg.matrix_norm(matrices.float(), keepdim=True)
+    x = (matrices / norm.clamp(min=_SMALLEST_NORM)).to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.float()
 
 
 @torch.no_grad()
@@ -202,19 +220,19 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
 
     Nothing waits for the host. A norm that is not finite leaves gradients that are not finite either.
     """
-    held = [parameter for parameter in parameters if parameter.grad is not None]
-    gradients = [_gradient(parameter) for parameter in held]
+    moved = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = [_gradient(parameter) for parameter in moved]
     if not gradients:
         return torch.zeros(())
     norms = torch.stack(torch._foreach_norm(gradients))
-    norm = torch.linalg.vector_norm(norms_over_ranks(norms, held))
+    norm = torch.linalg.vector_norm(norms_over_ranks(norms, moved))
     if norm.device.type == "cpu" and norm <= max_norm:
         return norm  # looking is free here
     torch._foreach_mul_(gradients, (max_norm / norm).clamp(max=1.0))
     return norm
 
 
-def _alike(infos: Iterable[ParameterInfo]) -> list[list[ParameterInfo]]:
+def _group_alike(infos: Iterable[ParameterInfo]) -> list[list[ParameterInfo]]:
     """Parameters that one operation can move: of one rate multiplier and one weight decay."""
     groups: dict[tuple[float, bool], list[ParameterInfo]] = {}
     for info in infos:
@@ -224,4 +242,4 @@ def _alike(infos: Iterable[ParameterInfo]) -> list[list[ParameterInfo]]:
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None
-    return local(parameter.grad)
+    return local_shard(parameter.grad)

@@ -1,8 +1,17 @@
-"""How a run is carried out: nothing here changes what it computes beyond rounding, so none of it is hashed."""
+"""How a run is carried out, and what is refused before a model is built.
 
+Nothing in TrainOptions changes what a run computes beyond rounding, so none of it is hashed.
+"""
+
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
-from habitus.errors import ConfigError
+from habitus.data import Dataset
+from habitus.errors import ConfigError, DataError, RunError
+from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
+from habitus.recipe import Recipe
+from habitus.record import Record
 
 
 @dataclass(frozen=True)
@@ -18,10 +27,10 @@ class TrainOptions:
     resume: bool = False  # go on from the newest good checkpoint, start fresh where there is none
     accumulate: int = 1  # micro-batches per step; the candidates stay those of the whole batch
     compile: bool | None = None  # compiled kernels on a GPU; None: where the run is long enough to pay for it
-    capture: bool | None = None  # steps as captured graphs; None: on a GPU, where nothing stands against it
+    capture: bool | None = None  # steps as captured graphs; None: on a GPU, where that is possible
     flops_budget: float | None = None  # copied into the Record
     keep_checkpoints_at_end: bool = False
-    shard: bool | None = None  # weights spread over processes (FSDP2); None: above a size
+    shard: bool | None = None  # weights sharded over processes (FSDP2); None: above a size
 
     def check(self) -> None:
         """Refuse numbers that mean nothing."""
@@ -32,14 +41,123 @@ class TrainOptions:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a run is, for a bar on a screen."""
+class ParentRun:
+    """The stage-1 run that stage 2 continues."""
 
-    phase: str  # starting, training, evaluating, embedding items
-    step: int
-    steps: int
-    share: float  # of the phase
-    loss: float | None = None
-    events_per_second: float | None = None
-    share_of_peak: float | None = None
-    seconds_left: float | None = None
+    path: Path
+    record: Record
+
+
+def evaluate_options(recipe: Recipe) -> EvaluateOptions:
+    """The evaluation that a recipe asks for."""
+    settings = recipe.evaluate
+    return EvaluateOptions(
+        regimes=settings.regimes,
+        queries=settings.queries,
+        batch_sequences=settings.batch_sequences,
+        catalogue_items=settings.catalogue_items,
+        seed=settings.seed,
+    )
+
+
+def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a recipe that this dataset cannot carry out."""
+    if recipe.data.seq_len != dataset.seq_len:
+        raise ConfigError(
+            f"the recipe has data.seq_len = {recipe.data.seq_len}, and {dataset.path} has windows of {dataset.seq_len}",
+            expected="a recipe for this dataset",
+            next_step=f"set data.seq_len={dataset.seq_len}, or prepare with --seq-len {recipe.data.seq_len}",
+        )
+    stored = dataset.fields.text_len
+    if stored and recipe.model.text_len > stored:
+        raise ConfigError(
+            f"the recipe reads model.text_len = {recipe.model.text_len} tokens per item, "
+            f"and {dataset.path} stores {stored}",
+            expected="as many tokens as are stored, or fewer",
+            next_step=f"set model.text_len={stored}, or prepare with --text-len {recipe.model.text_len}",
+        )
+    if dataset.counts("train").windows == 0:
+        raise DataError(
+            f"{dataset.path} has no training windows",
+            expected="training users with two events or more",
+            next_step="prepare again with another --split or a smaller --validation-share",
+        )
+    if recipe.train.num_negatives > dataset.num_items:
+        raise ConfigError(
+            f"train.num_negatives is {recipe.train.num_negatives:,}, and the catalogue has {dataset.num_items:,} items",
+            expected="at most the whole catalogue",
+            next_step=f"set train.num_negatives={dataset.num_items} for the exact softmax, or fewer",
+        )
+    options = evaluate_options(recipe)
+    queries = query_set(dataset, options)
+    if "catalogue" in options.regimes:
+        catalogue_subset(dataset, queries, options)
+
+
+def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> ParentRun | None:
+    """The parent's Record; refused where it is not the one that the recipe names, or of another shape or dataset."""
+    if recipe.train.stage == 1:
+        if parent is not None:
+            raise ConfigError("a stage-1 recipe was given a parent run", expected="a stage-2 recipe, or no parent")
+        return None
+    if parent is None:
+        raise ConfigError(
+            "a stage-2 recipe needs the stage-1 run that it continues", next_step="pass its folder: --from RUN"
+        )
+    path = parent / "record.json"
+    if not path.exists():
+        raise RunError(
+            f"{parent} holds no record.json",
+            expected="the folder of a stage-1 run that is done",
+            next_step="train it first",
+        )
+    record = Record.read(path)
+    if record.recipe.train.stage != 1 or record.status != "done":
+        raise RunError(
+            f"{parent} is a stage-{record.recipe.train.stage} run with status {record.status!r}",
+            expected="a stage-1 run that is done",
+        )
+    if record.recipe_hash != recipe.train.parent:
+        raise ConfigError(
+            f"the recipe continues {str(recipe.train.parent)[:12]}, and {parent} is {record.recipe_hash[:12]}",
+            expected="the parent that train.parent names",
+            next_step=f"set train.parent={record.recipe_hash}, or pass the other run",
+        )
+    if record.recipe.model != recipe.model:
+        ours, theirs = recipe.model.to_values(), record.recipe.model.to_values()
+        differing = ", ".join(f"{k} {theirs.get(k)} there, {v} here" for k, v in ours.items() if theirs.get(k) != v)
+        raise ConfigError(
+            f"the recipe's model is not that of {parent}: {differing}", expected="the same [model] in both stages"
+        )
+    if record.recipe.train.precision != recipe.train.precision:
+        raise ConfigError(
+            f"the recipe has precision {recipe.train.precision}, and {parent} had {record.recipe.train.precision}",
+            expected="one precision for both stages: item vectors depend on it",
+        )
+    if record.dataset_checksum != dataset.checksum:
+        raise ConfigError(
+            f"{parent} was trained on another dataset than {dataset.path} "
+            f"(checksum {record.dataset_checksum[:12]}, not {dataset.checksum[:12]})",
+            expected="one dataset for both stages",
+        )
+    return ParentRun(parent, record)
+
+
+def check_folder(out: Path, *, resume: bool) -> None:
+    """Refuse an output that holds another run already, or that cannot be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".{os.getpid()}.probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise RunError(
+            f"{out} cannot be written to: {error.strerror}", expected="a folder that can be made or written to"
+        ) from error
+    names = [name for name in ("record.json", "checkpoints", "bundle") if (out / name).exists()]
+    if names and not resume:
+        raise RunError(
+            f"{out} holds a run already ({', '.join(names)})",
+            expected="a new folder",
+            next_step="pass --resume to go on with it, or name another folder",
+        )

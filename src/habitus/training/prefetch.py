@@ -1,128 +1,174 @@
-"""The batch that a captured step reads, and the next one, put together on the device while the step runs."""
+"""The batch that a captured step reads, and the next one, put together on the device while the step runs.
+
+Steps come in a few sizes, one graph each: a bucket that nearly every batch fits, and by √2 larger ones for the rest.
+"""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from habitus.randomness import Stream, shuffle_keys
-from habitus.softmax import NUM_KEYS
-from habitus.training.buckets import Buckets
-from habitus.training.objectives import FrozenObjective
-from habitus.training.resident import Assembled
-
-if TYPE_CHECKING:
-    from habitus.training.cuda_graph import CapturedEngine
+from habitus.recipe import TrainRecipe
+from habitus.softmax import NUM_KEYS, negative_keys
+from habitus.training.batches import WindowOrder
+from habitus.training.device_batches import DeviceBatch, DeviceEvents, DeviceItems
 
 _PROBED = 8  # batches that are looked at to find the size of the first bucket
+_GRAIN = 64  # sizes are multiples of this, and
+_STEPS = 32  # of a 32nd of the power of two below: few sizes, so that another run may find them compiled
 
 
-class Incoming:
-    """The batch in place, the one after it, and how large that one is."""
+class Prefetch:
+    """The batch in place (`current`, `keys`), the one after it, and how large that one is."""
 
-    def __init__(self, engine: "CapturedEngine", batch_sequences: int) -> None:
-        self.engine = engine
-        self.holds = -1  # the step whose batch lies ready
-        device = engine.device
-        size = batch_sequences + NUM_KEYS
-        self.sent = torch.zeros(size, dtype=torch.int64, device=device)  # windows, and keys of the extras
-        self.sending = torch.zeros(size, dtype=torch.int64, pin_memory=True)
-        self.counts = torch.zeros(5, dtype=torch.int64, pin_memory=True)
-        self.known = torch.cuda.Event()
-        self.buckets = self._fitted()
-        self.ready = self._assembled()
-        self.ready_keys = torch.zeros(NUM_KEYS, dtype=torch.int64, device=device)
-        self.current = self.ready.cloned()
-        self.keys = self.ready_keys.clone()
-        self.pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # (place, ready) of one type each
-        for place, ready in zip([*self.current.flat(), self.keys], [*self.ready.flat(), self.ready_keys], strict=True):
-            places, readies = self.pairs.setdefault(place.dtype, ([], []))
-            places.append(place)
-            readies.append(ready)
-        self.stream = torch.cuda.Stream(device)
-        self.settled = torch.cuda.Event()
-        self.graph = self._captured()
+    def __init__(
+        self, events: DeviceEvents, items: DeviceItems, order: WindowOrder, recipe: TrainRecipe, device: torch.device
+    ) -> None:
+        self.events, self.items, self.order, self.recipe, self.device = events, items, order, recipe, device
+        self.next_step = -1  # the step whose batch lies ready
+        size = recipe.batch_sequences + NUM_KEYS
+        self._request = torch.zeros(size, dtype=torch.int64, device=device)  # windows, and keys of the extras
+        self._host_request = torch.zeros(size, dtype=torch.int64, pin_memory=True)
+        self._host_counts = torch.zeros(5, dtype=torch.int64, pin_memory=True)
+        self._counts_sent = torch.cuda.Event()
+        self.buckets = self._fit_buckets()
+        self._next = self._assemble()
+        self._next_keys = torch.zeros(NUM_KEYS, dtype=torch.int64, device=device)
+        self.current = self._next.clone()
+        self.keys = self._next_keys.clone()
+        self._copies: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # (to, from) of one type each
+        for target, source in zip(
+            [*self.current.tensors(), self.keys], [*self._next.tensors(), self._next_keys], strict=True
+        ):
+            targets, sources = self._copies.setdefault(target.dtype, ([], []))
+            targets.append(target)
+            sources.append(source)
+        self._stream = torch.cuda.Stream(device)
+        self._in_place = torch.cuda.Event()
+        self._graph = self._capture()
 
     def begin(self, step: int) -> None:
-        """Put the batch of a step in readiness; waits for the device."""
-        self._send(step)
-        self._renew()
-        self._tell()
-        self.settled.record()
-        self.holds = step
+        """Make the batch of a step ready; waits for the device."""
+        self._send_request(step)
+        self._make_next()
+        self._send_counts()
+        self._in_place.record()
+        self.next_step = step
 
     def bucket(self) -> int:
         """The bucket of the batch that lies ready. Its size was sent while the device worked on the step before."""
-        self.known.synchronize()
-        targets, items, tokens = self.counts[:3].tolist()
-        return self.buckets.holding(*self._size(targets, items, tokens))
+        self._counts_sent.synchronize()
+        return self.buckets.holding(*self._needed(self._host_counts))
 
-    def move_on(self, following: int) -> None:
+    def advance(self, following: int) -> None:
         """Move the ready batch into place; put the following one together while the step runs."""
-        self.settle_into_place()
-        self.stream.wait_event(self.settled)
-        with torch.cuda.stream(self.stream):
-            self._send(following)
-            self.graph.replay()
-            self._tell()
-        self.holds = following
+        self.move_into_place()
+        self._stream.wait_event(self._in_place)
+        with torch.cuda.stream(self._stream):
+            self._send_request(following)
+            self._graph.replay()
+            self._send_counts()
+        self.next_step = following
 
-    def settle_into_place(self) -> None:
+    def move_into_place(self) -> None:
         """Copy the ready batch into place, once it is ready."""
-        torch.cuda.current_stream().wait_event(self.known)
-        for places, readies in self.pairs.values():
-            torch._foreach_copy_(places, readies)
-        self.settled.record()
+        torch.cuda.current_stream().wait_event(self._counts_sent)
+        for targets, sources in self._copies.values():
+            torch._foreach_copy_(targets, sources)
+        self._in_place.record()
 
-    def _renew(self) -> None:
-        for ready, made in zip(self.ready.flat(), self._assembled().flat(), strict=True):
-            ready.copy_(made)
-        self.ready_keys.copy_(self.sent[-NUM_KEYS:])
+    def _make_next(self) -> None:
+        for tensor, value in zip(self._next.tensors(), self._assemble().tensors(), strict=True):
+            tensor.copy_(value)
+        self._next_keys.copy_(self._request[-NUM_KEYS:])
 
-    def _captured(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph:
         """The graph that puts a batch together. It runs beside the steps, so it has memory of its own."""
-        on_side_stream(self._renew, self.engine.device)
+        run_on_side_stream(self._make_next, self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._renew()
+            self._make_next()
         return graph
 
-    def _assembled(self) -> Assembled:
-        return self.engine.events.assemble(self.sent[:-NUM_KEYS], self.engine.items.lengths)
+    def _assemble(self) -> DeviceBatch:
+        return self.events.assemble(self._request[:-NUM_KEYS], self.items.lengths)
 
-    def _send(self, step: int) -> None:
+    def _send_request(self, step: int) -> None:
         # The copy that read this memory last is over: the host has waited for what came after it.
-        recipe = self.engine.recipe
-        self.sending[:-NUM_KEYS] = torch.from_numpy(self.engine.order.of_step(step))
-        self.sending[-NUM_KEYS:] = torch.from_numpy(shuffle_keys(recipe.seed, Stream.NEGATIVES, step))
-        self.sent.copy_(self.sending, non_blocking=True)
+        self._host_request[:-NUM_KEYS] = torch.from_numpy(self.order.windows(step))
+        self._host_request[-NUM_KEYS:] = negative_keys(self.recipe.seed, step)
+        self._request.copy_(self._host_request, non_blocking=True)
 
-    def _tell(self) -> None:
-        self.counts.copy_(self.ready.counts, non_blocking=True)
-        self.known.record()
+    def _send_counts(self) -> None:
+        self._host_counts.copy_(self._next.counts, non_blocking=True)
+        self._counts_sent.record()
 
-    def _fitted(self) -> Buckets:
+    def _fit_buckets(self) -> "Buckets":
         """Buckets for the first batches of the run, whatever step it goes on from: sizes show in the last digits."""
-        seen = []
-        for step in range(min(_PROBED, self.engine.recipe.steps)):
-            self._send(step)
-            made = self._assembled()
-            targets, items, tokens = made.counts[:3].tolist()
-            seen.append(self._size(targets, items, tokens))
-        most = len(made.rows)
-        text_len = 0 if self.engine.items.tokens is None else self.engine.items.tokens.shape[1]
-        return Buckets.fitted(seen, most, most * text_len)
+        sizes = []
+        for step in range(min(_PROBED, self.recipe.steps)):
+            self._send_request(step)
+            batch = self._assemble()
+            sizes.append(self._needed(batch.counts))
+        most = len(batch.rows)
+        text_len = 0 if self.items.tokens is None else self.items.tokens.shape[1]
+        return Buckets.fitted(sizes, most, most * text_len)
 
-    def _size(self, targets: int, items: int, tokens: int) -> tuple[int, int]:
+    def _needed(self, counts: Tensor) -> tuple[int, int]:
         """What must fit: all distinct items and their tokens, or in stage 2 the targets alone."""
-        return (targets, 0) if isinstance(self.engine.objective, FrozenObjective) else (items, tokens)
+        targets, items, tokens = counts[:3].tolist()
+        return (targets, 0) if self.recipe.stage == 2 else (items, tokens)
 
 
-def on_side_stream(work: Callable[[], None], device: torch.device) -> None:
+def run_on_side_stream(work: Callable[[], None], device: torch.device) -> None:
     """Do the work on a stream of its own, as a trial run before capture must."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         work()
     torch.cuda.current_stream(device).wait_stream(stream)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Bucket k holds up to base·√2^k items and tokens; nothing is ever cut to fit, the next bucket takes it."""
+
+    items: int  # of bucket 0
+    tokens: int
+    most_items: int  # no batch can hold more
+    most_tokens: int
+
+    @classmethod
+    def fitted(cls, sizes: list[tuple[int, int]], most_items: int, most_tokens: int) -> "Buckets":
+        """Buckets whose first one holds batches of such sizes: (items, tokens) each."""
+        items, tokens = ([size[axis] for size in sizes] for axis in (0, 1))
+        return cls(_padded(items, most_items), _padded(tokens, most_tokens), most_items, most_tokens)
+
+    def size(self, number: int) -> tuple[int, int]:
+        """(items, tokens) of a bucket."""
+        growth = 2 ** (number / 2)
+        return (
+            min(_rounded(self.items * growth), self.most_items),
+            min(_rounded(self.tokens * growth), max(1, self.most_tokens)),
+        )
+
+    def holding(self, items: int, tokens: int) -> int:
+        """The first bucket that holds so many."""
+        number = 0
+        while True:
+            item_capacity, token_capacity = self.size(number)
+            if items <= item_capacity and tokens <= token_capacity:
+                return number
+            number += 1
+
+
+def _padded(counts: list[int], most: int) -> int:
+    """More than the largest count by the range of all of them, and by one in a hundred."""
+    return min(_rounded(1.01 * max(counts) + (max(counts) - min(counts))), max(1, most))
+
+
+def _rounded(count: float) -> int:
+    nearest = int(count + 0.5)
+    grain = max(_GRAIN, 2 ** (nearest.bit_length() - 1) // _STEPS)
+    return max(grain, -(-nearest // grain) * grain)

@@ -21,16 +21,15 @@ from habitus.sizing import (
     item_cache_flops,
     tokens_per_item,
 )
-from habitus.training.checks import Parent
+from habitus.training.batches import WindowOrder
 from habitus.training.environment import hardware, memory, softmax_backend, versions
-from habitus.training.options import TrainOptions
-from habitus.training.stages import Work
-from habitus.training.windows import WindowOrder
+from habitus.training.options import ParentRun, TrainOptions
+from habitus.training.step import Work
 
 
 @dataclass
-class Outcome:
-    """What a run has to say at its end, beside what follows from recipe and dataset."""
+class RunOutcome:
+    """What a Record says of a run that does not follow from recipe and dataset."""
 
     steps: int
     work: Work
@@ -46,8 +45,8 @@ class Outcome:
 def make_record(
     recipe: Recipe,
     dataset: Dataset,
-    parent: Parent | None,
-    outcome: Outcome,
+    parent: ParentRun | None,
+    outcome: RunOutcome,
     options: TrainOptions,
     device: torch.device,
     world: int,
@@ -110,27 +109,27 @@ def executed_flops(
     recipe: Recipe, inputs: Inputs, work: Work, slots: int, counts: dict[str, int], device: torch.device
 ) -> float:
     """FLOPs as run. All counts but the scores enter linearly, so the totals of the run stand for its steps."""
-    whole = slots * recipe.data.seq_len  # under a mask, on CPU, every slot meets every slot of its window
+    pairs = slots * recipe.data.seq_len  # under a mask, on CPU, every slot meets every slot of its window
     linear = Workload(
         slots=slots,
         items=work.items,
         text_tokens=work.text_tokens,
         text_pairs=work.text_pairs,
-        context_pairs=counts["pairs"] if device.type == "cuda" else whole,
+        context_pairs=counts["pairs"] if device.type == "cuda" else pairs,
         queries=work.scores,
         candidates=1,
-        copied_pairs=whole,
+        copied_pairs=pairs,
     )
     return sum(executed_step_flops(recipe.model, inputs, linear).values())
 
 
-def publish(record: Record, path: Path) -> None:
+def publish_record(record: Record, path: Path) -> None:
     """Write record.json; where one is there already, the first one wins and this is an error."""
     if not write_once(path, record.to_json().encode()):
         raise RunError(f"{path} was written by another process meanwhile", expected="one process per run folder")
 
 
-def _throughput(outcome: Outcome, slots: int, events: int, step_flops: int, executed: float) -> dict[str, float]:
+def _throughput(outcome: RunOutcome, slots: int, events: int, step_flops: int, executed: float) -> dict[str, float]:
     """Rates over the time spent in steps, the first one (which compiles and warms up) left out."""
     spent = outcome.seconds.get("train", 0.0)
     timed = outcome.seconds.get("timed_steps", 0.0)

@@ -9,106 +9,76 @@ from pathlib import Path
 import torch
 
 from habitus.data import Dataset
-from habitus.errors import ModelError, RunError
-from habitus.evaluation import Evaluation, Ranks
-from habitus.model import BehaviorModel, EmbeddingCache, check_same_fields, load_bundle, save_bundle
+from habitus.errors import ConfigError, ModelError, RunError
+from habitus.evaluation import Evaluation, ModelScorer, Ranks, evaluate
+from habitus.model import (
+    BehaviorModel,
+    Bundle,
+    BundleManifest,
+    EmbeddingCache,
+    bundle_in_memory,
+    check_same_fields,
+    load_bundle,
+    save_bundle,
+)
 from habitus.progress import Note
 from habitus.recipe import Recipe
-from habitus.record import Record
-from habitus.training.checkpoints import Best, Checkpoint, State, newest_good, prune, save_checkpoint
-from habitus.training.checks import Parent
-from habitus.training.compiling import compiler_loading, is_worth_it, without_collecting
+from habitus.record import Record, TrajectoryPoint
+from habitus.store import direction_of
+from habitus.training.batches import HostBatches
+from habitus.training.checkpoints import (
+    BestCheckpoint,
+    Checkpoint,
+    CheckpointState,
+    newest_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from habitus.training.compile import load_compiler, pause_garbage_collection, should_compile
 from habitus.training.cuda_graph import CapturedEngine
-from habitus.training.engine import Engine
-from habitus.training.engines import build_engine
-from habitus.training.evaluating import evaluate_finished, evaluate_now, trajectory_points
-from habitus.training.journal import Journal
-from habitus.training.meter import Meter
-from habitus.training.options import TrainOptions
-from habitus.training.recording import Outcome, make_record, publish
-from habitus.training.sharding import load_weights, must_shard, plain_model, shard, whole
-from habitus.training.stages import Work
-from habitus.training.vectors import catalogue_of
+from habitus.training.device_batches import device_bytes
+from habitus.training.items import FrozenVectors, open_catalogue
+from habitus.training.journal import Journal, Meter
+from habitus.training.options import ParentRun, TrainOptions, evaluate_options
+from habitus.training.parallel import full_model, full_tensors, load_weights, must_shard, shard
+from habitus.training.recording import RunOutcome, make_record, publish_record
+from habitus.training.step import EagerEngine, Work
+from habitus.units import format_bytes
 
-_LESS_IS_BETTER = ("loss", "perplexity", "entropy")
+_SHARE_FOR_DATA = 0.5  # of the free device memory
 
 
-class Run:
+class TrainingRun:
     """One stage of one run in this process; under torchrun the first process writes for all."""
 
     def __init__(
-        self, recipe: Recipe, dataset: Dataset, out: Path, parent: Parent | None, options: TrainOptions, *,
+        self, recipe: Recipe, dataset: Dataset, out: Path, parent: ParentRun | None, options: TrainOptions, *,
         device: torch.device, meter: Meter, on_save: Callable[[int], None], note: Note,
     ) -> None:  # fmt: skip
         self.recipe, self.dataset, self.out, self.parent, self.options = recipe, dataset, out, parent, options
         self.device, self.meter, self.on_save, self.note = device, meter, on_save, note
         self.ranks = Ranks()
         self.cache: EmbeddingCache | None = None  # of the frozen embedder, in stage 2
-        found = self._checkpoint()
-        self.state = found.state if found else self._fresh_state()
-        with without_collecting():
-            if device.type == "cuda" and is_worth_it(recipe, dataset, device, options.compile):
-                compiler_loading()  # beside all that follows
-            self.model = self._start()
-            self.engine = self._engine()
-        if found:
-            self._go_on(found)
+        checkpoint = self._find_checkpoint()
+        self.state = checkpoint.state if checkpoint else self._initial_state()
+        with pause_garbage_collection():
+            if device.type == "cuda" and should_compile(recipe, dataset, device, options.compile):
+                load_compiler()  # while all that follows is done
+            self.model = self._build_model()
+            self.engine = self._build_engine()
+        if checkpoint:
+            self._resume(checkpoint)
         if self.ranks.is_first:
             recipe.write(out / "recipe.toml")
-        self.journal = Journal(out / "journal.jsonl", self.state.step, wanted=self.ranks.is_first)
+        self.journal = Journal(out / "journal.jsonl", self.state.step, writes=self.ranks.is_first)
 
-    def _fresh_state(self) -> State:
-        checksum = self.dataset.checksum
-        return State(step=0, recipe_hash=self.recipe.hash(checksum), dataset_checksum=checksum, work={})
+    # What the loop asks for ----------------------------------------------------------------------------------------
 
-    def _checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to go on from; refused where it is of another recipe or dataset."""
-        found = newest_good(self.out, self.note) if self.options.resume else None
-        if found and found.state.recipe_hash != self._fresh_state().recipe_hash:
-            raise RunError(
-                f"{found.path} belongs to the run {found.state.recipe_hash[:12]}, "
-                f"and this recipe on this dataset is {self._fresh_state().recipe_hash[:12]}",
-                expected="the recipe and the dataset that the run was started with",
-                next_step=f"see {self.out / 'recipe.toml'}, or name another folder",
-            )
-        return found
-
-    def _start(self) -> BehaviorModel:
-        """The model at its start: fresh in stage 1, the parent's with a frozen embedder in stage 2."""
-        if self.parent is None:
-            with self.device:  # millions of draws, which a GPU makes at once
-                model = BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed)
-            return self._spread(model)
-        bundle = load_bundle(self.parent.path, self.device)
-        check_same_fields(bundle, self.dataset)
-        self.cache = catalogue_of(bundle, self.dataset, self.out / "catalogue", self.parent.path, self.meter.phase)
-        return self._spread(bundle.model.freeze().train())
-
-    def _spread(self, model: BehaviorModel) -> BehaviorModel:
-        if must_shard(model, self.options.shard, self.ranks.world):
-            shard(model)
-            self.note(f"weights are spread over {self.ranks.world} processes")
-        return model
-
-    def _engine(self) -> Engine | CapturedEngine:
-        return build_engine(
-            self.model, self.dataset, self.recipe, self.options, self.cache, self.device, self.ranks, self.note
-        )
-
-    def _go_on(self, found: Checkpoint) -> None:
-        try:
-            load_weights(self.model, found.weights)
-        except RuntimeError as error:
-            raise ModelError(f"{found.path} does not fit the recipe's model: {error}") from error
-        self.engine.load_state(found.tensors, Work(**found.state.work))
-        self.meter.take_over(found.state.seconds)
-        self.note(f"going on from {found.path} at step {found.state.step:,}")
-
-    def agreed(self, here: bool) -> bool:
-        """Whether it holds on some process: a signal may reach them at different steps."""
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on some process: a signal may reach them at different steps."""
         if self.ranks.world == 1:
-            return here
-        return any(bool(there) for there in self.ranks.gathered(torch.tensor([here], device=self.device)))
+            return flag
+        return any(bool(other) for other in self.ranks.gathered(torch.tensor([flag], device=self.device)))
 
     def must_evaluate(self, step: int) -> bool:
         """Whether the recipe asks for an evaluation after this step that has not been made yet."""
@@ -125,10 +95,8 @@ class Run:
     def evaluate(self, step: int) -> None:
         """Evaluate in the middle of the run; the best checkpoint so far is saved at once."""
         with self.meter.evaluating():
-            found = evaluate_now(
-                plain_model(self.model), self.recipe, self.dataset, self.out, self.cache, self.meter.phase
-            )
-        self._take(found, step)
+            evaluation = self._evaluate_now(full_model(self.model))
+        self._note_evaluation(evaluation, step)
         if self.state.best is not None and self.state.best.step == step:
             self.save(step)
 
@@ -138,36 +106,172 @@ class Run:
         self.journal.flush()
         update = {"step": step, "work": asdict(self.engine.work()), "seconds": self.meter.seconds()}
         self.state = self.state.model_copy(update=update)
-        weights, tensors = whole(self.model.state_dict()), whole(self.engine.state_tensors())
+        weights, tensors = full_tensors(self.model.state_dict()), full_tensors(self.engine.state_tensors())
         if self.ranks.is_first:
             save_checkpoint(self.out, self.state, weights, tensors, self.recipe, self.dataset)
-            prune(self.out, self.options.keep, self.state.best)
+            prune_checkpoints(self.out, self.options.keep, self.state.best)
         self.ranks.wait()
 
     def finish(self, step: int) -> Record:
         """Write the bundle, evaluate it, and publish the Record."""
         if self.options.save_every or self.options.keep_checkpoints_at_end:
             self.save(step)
-        bundle, model = self.out / "bundle", plain_model(self.model)
+        bundle, model = self.out / "bundle", full_model(self.model)
         if self.ranks.is_first:
             shutil.rmtree(bundle, ignore_errors=True)  # of a run that was killed after it had written it
             save_bundle(model, self.recipe, self.dataset, bundle)
         self.ranks.wait()
         with self.meter.evaluating():
-            found = evaluate_finished(model, self.recipe, self.dataset, self.out, self.cache, self.meter.phase)
+            evaluation = self._evaluate_bundle(model)
         if self.recipe.evaluate.every:
-            self._take(found, step)
-        return self._publish(step, evaluation=found)
+            self._note_evaluation(evaluation, step)
+        return self._publish(step, evaluation=evaluation)
 
     def fail(self, step: int, problem: str) -> Record:
         """Publish the Record of a run that cannot go on."""
         return self._publish(step, problem=problem)
 
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.journal.close()
+
+    # How it begins -------------------------------------------------------------------------------------------------
+
+    def _initial_state(self) -> CheckpointState:
+        checksum = self.dataset.checksum
+        return CheckpointState(step=0, recipe_hash=self.recipe.hash(checksum), dataset_checksum=checksum, work={})
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to go on from; refused where it is of another recipe or dataset."""
+        checkpoint = newest_checkpoint(self.out, self.note) if self.options.resume else None
+        if checkpoint and checkpoint.state.recipe_hash != self._initial_state().recipe_hash:
+            raise RunError(
+                f"{checkpoint.path} belongs to the run {checkpoint.state.recipe_hash[:12]}, "
+                f"and this recipe on this dataset is {self._initial_state().recipe_hash[:12]}",
+                expected="the recipe and the dataset that the run was started with",
+                next_step=f"see {self.out / 'recipe.toml'}, or name another folder",
+            )
+        return checkpoint
+
+    def _build_model(self) -> BehaviorModel:
+        """The model at its start: fresh in stage 1, the parent's with a frozen embedder in stage 2."""
+        if self.parent is None:
+            with self.device:  # millions of draws, which a GPU makes at once
+                model = BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed)
+        else:
+            bundle = load_bundle(self.parent.path, self.device)
+            check_same_fields(bundle, self.dataset)
+            progress = self.meter.show_phase
+            self.cache = open_catalogue(bundle, self.dataset, self.out / "catalogue", self.parent.path, progress)
+            model = bundle.model.freeze().train()
+        if must_shard(model, self.options.shard, self.ranks.world):
+            shard(model)
+            self.note(f"weights are sharded over {self.ranks.world} processes")
+        return model
+
+    def _build_engine(self) -> EagerEngine | CapturedEngine:
+        """The engine of the run: captured steps where that is possible, and a note where it is not."""
+        recipe, dataset, options, device = self.recipe, self.dataset, self.options, self.device
+        vectors = None if self.cache is None else FrozenVectors(self.cache, device, recipe.train.precision)
+        obstacle = self._capture_obstacle(vectors)
+        if (options.compile or options.capture) and obstacle:
+            raise ConfigError(f"steps cannot be captured: {obstacle}", next_step="omit --compile and --capture")
+        if not obstacle:
+            compiled = should_compile(recipe, dataset, device, options.compile)
+            how = " and compiled" if compiled else "; compiling would take longer than it saves"
+            self.note("steps are captured" + how)
+            table = None if vectors is None else vectors.table
+            return CapturedEngine(self.model, dataset, recipe, device, table, compiled=compiled)
+        if device.type == "cuda":
+            self.note(f"steps run one operation at a time, several times slower: {obstacle}")
+        batches = HostBatches(dataset, recipe, device, self.ranks, options.accumulate)
+        return EagerEngine(self.model, dataset, recipe, batches, vectors)
+
+    def _capture_obstacle(self, vectors: FrozenVectors | None) -> str:
+        """Why steps are not captured; empty where they are."""
+        if self.device.type != "cuda":
+            return "the device is not a GPU"
+        if self.options.capture is False:
+            return "--no-capture was given"
+        if self.ranks.world > 1:
+            return f"{self.ranks.world} processes share the batch"
+        if self.options.accumulate > 1:
+            return f"the batch comes in {self.options.accumulate} parts"
+        if vectors is not None and vectors.table is None:
+            return "the item vectors do not fit the device"
+        needed, free = device_bytes(self.dataset), torch.cuda.mem_get_info(self.device)[0]
+        if needed > _SHARE_FOR_DATA * free:
+            return f"the data takes {format_bytes(needed)} of the {format_bytes(free)} that are free on the device"
+        return ""
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        try:
+            load_weights(self.model, checkpoint.weights)
+        except RuntimeError as error:
+            raise ModelError(f"{checkpoint.path} does not fit the recipe's model: {error}") from error
+        self.engine.load_state(checkpoint.tensors, Work(**checkpoint.state.work))
+        self.meter.add(checkpoint.state.seconds)
+        self.note(f"going on from {checkpoint.path} at step {checkpoint.state.step:,}")
+
+    # Evaluations, by the same pipeline as `habitus evaluate`; and the end ---------------------------------------------
+
+    def _evaluate_now(self, model: BehaviorModel) -> Evaluation:
+        """The evaluation of a model in the middle of its training."""
+        bundle = bundle_in_memory(model, self.recipe, self.dataset, self.out / "bundle")
+        scratch = self.out / ".catalogue-now"  # a learning embedder's vectors are worth nothing afterwards
+        if self.ranks.is_first:
+            shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            return self._evaluate_with(bundle, scratch)
+        finally:
+            if self.ranks.is_first:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+    def _evaluate_bundle(self, model: BehaviorModel) -> Evaluation:
+        """The evaluation of the bundle that was written; its catalogue's vectors stay in the run if they are needed."""
+        manifest = BundleManifest.read(self.out / "bundle" / "bundle.json")
+        dataset = self.dataset
+        bundle = Bundle(self.out / "bundle", manifest, self.recipe, dataset.schema, dataset.encoders, model)
+        return self._evaluate_with(bundle, self.out / "catalogue")
+
+    def _evaluate_with(self, bundle: Bundle, catalogue: Path) -> Evaluation:
+        """The evaluation of a bundle, with the vectors of a frozen embedder or those built into a folder."""
+        cache, progress = self.cache, self.meter.show_phase
+        if cache is None and "catalogue" in self.recipe.evaluate.regimes:
+            cache = open_catalogue(bundle, self.dataset, catalogue, None, progress)
+        was_training = bundle.model.training
+        bundle.model.eval()
+        try:
+            scorer = ModelScorer(bundle, self.dataset, cache, ranks=self.ranks)
+            return evaluate(self.dataset, scorer, evaluate_options(self.recipe), progress=progress)
+        finally:
+            bundle.model.train(was_training)
+
+    def _note_evaluation(self, evaluation: Evaluation, step: int) -> None:
+        """Put an evaluation into the journal and the trajectory, and see whether it is the best."""
+        points = [  # over all queries; slices are left to the Record's own metrics
+            TrajectoryPoint(step=step, metric=name, value=metric.value)
+            for name, metric in evaluation.metrics.items()
+            if name.count("/") == 1
+        ]
+        self.journal.write({"step": step, "metrics": {point.metric: point.value for point in points}})
+        best, metric = self.state.best, self.options.best
+        if metric is not None:
+            if metric not in evaluation.metrics:
+                raise RunError(
+                    f"best = {metric!r} is not among the metrics", expected=", ".join(p.metric for p in points)
+                )
+            value = evaluation.metrics[metric].value
+            sign = 1 if direction_of(metric) == "min" else -1
+            if best is None or best.metric != metric or sign * value < sign * best.value:
+                best = BestCheckpoint(metric=metric, value=value, step=step)
+        self.state = self.state.model_copy(update={"trajectory": (*self.state.trajectory, *points), "best": best})
+
     def _publish(self, step: int, evaluation: Evaluation | None = None, problem: str | None = None) -> Record:
-        outcome = Outcome(
+        outcome = RunOutcome(
             steps=step,
             work=self.engine.work(),
-            tail=self.engine.tail_means(),
+            tail=self.engine.tail.means(),
             seconds=self.meter.seconds(),
             trajectory=list(self.state.trajectory),
             evaluation=evaluation,
@@ -180,28 +284,9 @@ class Run:
         )
         self.on_save(step)
         if self.ranks.is_first:
-            publish(record, self.out / "record.json")
+            publish_record(record, self.out / "record.json")
             if problem is None:
-                prune(self.out, self.options.keep if self.options.keep_checkpoints_at_end else 0, self.state.best)
+                keep = self.options.keep if self.options.keep_checkpoints_at_end else 0
+                prune_checkpoints(self.out, keep, self.state.best)
         self.ranks.wait()
         return record
-
-    def _take(self, found: Evaluation, step: int) -> None:
-        """Put an evaluation into the journal and the trajectory, and see whether it is the best."""
-        points = trajectory_points(found, step)
-        self.journal.write({"step": step, "metrics": {point.metric: point.value for point in points}})
-        best, metric = self.state.best, self.options.best
-        if metric is not None:
-            if metric not in found.metrics:
-                raise RunError(
-                    f"best = {metric!r} is not among the metrics", expected=", ".join(p.metric for p in points)
-                )
-            value = found.metrics[metric].value
-            sign = 1 if metric.split("/")[1] in _LESS_IS_BETTER else -1
-            if best is None or best.metric != metric or sign * value < sign * best.value:
-                best = Best(metric=metric, value=value, step=step)
-        self.state = self.state.model_copy(update={"trajectory": (*self.state.trajectory, *points), "best": best})
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.journal.close()

@@ -8,14 +8,6 @@ from torch import Tensor
 
 from habitus.recipe import TrainRecipe
 
-BASE_RATE = 2e-3  # the paper's, at a batch of 512 windows
-BASE_BATCH_SEQUENCES = 512
-
-
-def default_learning_rate(batch_sequences: int, base_rate: float = BASE_RATE) -> float:
-    """The peak rate where none is swept, by the √B rule: 2e-3·√(B/512), or another rate at 512 windows."""
-    return base_rate * math.sqrt(batch_sequences / BASE_BATCH_SEQUENCES)
-
 
 @overload
 def learning_rate_at(step: int, recipe: TrainRecipe) -> float: ...
@@ -28,17 +20,17 @@ def learning_rate_at(step: int | Tensor, recipe: TrainRecipe) -> float | Tensor:
     the step after the last would have. A tensor (a 0-dim counter) gives a float32 tensor on its device: a captured
     step computes its own rate, and nothing waits for the host.
     """
-    warmup = warmup_steps(recipe)
+    warmup = _warmup_steps(recipe)
     if isinstance(step, Tensor):
-        at = step.double()
-        share = _decay_tensor((at - warmup) / max(1, recipe.steps - warmup), recipe.schedule)
-        return (recipe.learning_rate * torch.where(at < warmup, (at + 1) / max(1, warmup), share)).float()
+        now = step.double()
+        share = _decay_tensor((now - warmup) / max(1, recipe.steps - warmup), recipe.schedule)
+        return (recipe.learning_rate * torch.where(now < warmup, (now + 1) / max(1, warmup), share)).float()
     if step < warmup:
         return recipe.learning_rate * (step + 1) / warmup
     return recipe.learning_rate * _decay((step - warmup) / max(1, recipe.steps - warmup), recipe.schedule)
 
 
-def warmup_steps(recipe: TrainRecipe) -> int:
+def _warmup_steps(recipe: TrainRecipe) -> int:
     """Steps that warm up: the recipe's share, rounded; at least one where the share is not zero."""
     return max(1, round(recipe.warmup * recipe.steps)) if recipe.warmup else 0
 

@@ -17,44 +17,44 @@ from habitus.typed import content_hash
 
 # What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (19 to 29 s
 # on an H200, docs/notebook.md) begins to pay. Guesses on the safe side; only the choice depends on them.
-UNCOMPILED_FLOPS_PER_SECOND = 60e12
-WORTH_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
-WORTH_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
+_UNCOMPILED_FLOPS_PER_SECOND = 60e12
+_PAYS_FROM_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
+_PAYS_FROM_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
 
 
-def use_compile_cache() -> Path:
+def _use_compile_cache() -> Path:
     """The folder where compiled kernels outlive the process: the user's cache, unless the environment names one."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
 
 
 @cache
-def compiler_loading() -> "Future[None]":
-    """PyTorch's compiler on its way in, by a thread that whoever asks first starts, while others load data."""
-    use_compile_cache()
+def load_compiler() -> "Future[None]":
+    """Start importing PyTorch's compiler in a thread, once per process; the caller loads data meanwhile."""
+    _use_compile_cache()
     pool = ThreadPoolExecutor(1)
-    loading = pool.submit(_load_compiler)
+    future = pool.submit(_import_compiler)
     pool.shutdown(wait=False)
-    return loading
+    return future
 
 
-def _load_compiler() -> None:
-    """Import the compiler, and let it do beside that what it would do before its first kernel."""
-    # All of this is remembered. But two threads that ask at the same time would both do the work, so that nothing
-    # should be compiled before this function's end. What fails here fails again, and is told, where it is needed.
-    with ThreadPoolExecutor(1) as beside:
+def _import_compiler() -> None:
+    """Import the compiler, and let it do meanwhile what it would do before its first kernel."""
+    # All of this is cached. But two threads that ask at the same time would both do the work, so nothing should be
+    # compiled before this function's end. What fails here fails again, and is raised, where it is needed.
+    with ThreadPoolExecutor(1) as thread:
         import triton.compiler  # noqa: F401 (no two threads should import the same)
         from torch._inductor.runtime import triton_compat
 
-        beside.submit(lambda: triton_compat.triton_key())  # reads and hashes all of Triton: half a second
+        thread.submit(lambda: triton_compat.triton_key())  # reads and hashes all of Triton: half a second
         from torch._inductor import async_compile, codecache
 
-        beside.submit(lambda: async_compile.AsyncCompile.wakeup())  # hashes PyTorch, starts processes that compile
-        beside.submit(lambda: codecache.CacheBase.get_system())
+        thread.submit(lambda: async_compile.AsyncCompile.wakeup())  # hashes PyTorch, starts processes that compile
+        thread.submit(lambda: codecache.CacheBase.get_system())
         from torch._inductor import compile_fx  # noqa: F401 (most of a second)
 
 
-def set_up_compiler() -> None:
+def configure_compiler() -> None:
     """Settings of PyTorch's compiler for training. They hold in the thread that sets them."""
     from torch._inductor import config
 
@@ -64,14 +64,14 @@ def set_up_compiler() -> None:
     # `habitus.model.layers`.
     config.triton.autotune_pointwise = False
     config.shape_padding = False
-    torch._dynamo.config.run_gc_after_compile = False  # see `without_collecting`
+    torch._dynamo.config.run_gc_after_compile = False  # see `pause_garbage_collection`
 
 
 @contextmanager
-def without_collecting() -> Iterator[None]:
-    """Leave the garbage collector out while imports and a compiler make a great many objects that stay.
+def pause_garbage_collection() -> Iterator[None]:
+    """No garbage collection while imports and a compiler make a great many objects that stay.
 
-    Nor does it look at them afterwards, a third of a second, until the run is over (`habitus.training.environment`).
+    Nor are they looked at afterwards, a third of a second, until the run is over (`habitus.training.environment`).
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -83,31 +83,28 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def is_worth_it(recipe: Recipe, dataset: Dataset, device: torch.device, asked: bool | None) -> bool:
-    """Whether to compile: as asked, or where it saves more time than it takes, judged by the run's FLOPs."""
-    if asked is not None:
-        return asked
-    seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / UNCOMPILED_FLOPS_PER_SECOND
-    return seconds > (WORTH_SECONDS_CACHED if is_known(recipe, dataset, device) else WORTH_SECONDS)
+def should_compile(recipe: Recipe, dataset: Dataset, device: torch.device, choice: bool | None) -> bool:
+    """Whether to compile: the user's choice, else where it saves more time than it takes, judged by the run's FLOPs."""
+    if choice is not None:
+        return choice
+    seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / _UNCOMPILED_FLOPS_PER_SECOND
+    return seconds > (
+        _PAYS_FROM_SECONDS_CACHED if _kernel_mark(recipe, dataset, device).exists() else _PAYS_FROM_SECONDS
+    )
 
 
-def is_known(recipe: Recipe, dataset: Dataset, device: torch.device) -> bool:
-    """Whether a run of this shape has left its kernels in the cache."""
-    return _mark(recipe, dataset, device).exists()
-
-
-def remember(recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
+def mark_kernels_cached(recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
     """Note that the kernels of such a run lie in the cache."""
-    mark = _mark(recipe, dataset, device)
+    mark = _kernel_mark(recipe, dataset, device)
     try:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-    except OSError:  # a cache that cannot be written to is no cache; the run does not depend on it
+    except OSError:  # the run does not depend on a cache
         return
 
 
-def _mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
-    """A file whose presence says so: everything that kernels are compiled for is in its name."""
+def _kernel_mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
+    """A file that exists where the kernels of such a run are cached; its name holds all that they depend on."""
     shape = {
         "model": recipe.model.to_values(),
         "fields": dataset.fields.to_values(),
@@ -119,4 +116,4 @@ def _mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device),
     }
-    return use_compile_cache() / "habitus-runs" / content_hash(shape)[:24]
+    return _use_compile_cache() / "habitus-runs" / content_hash(shape)[:24]

@@ -1,8 +1,8 @@
 """The training data on a device: batches are put together there, with fixed shapes and nothing for the host to do.
 
-Letters: B windows, L slots, S segments per window at most, E events, I items, T text tokens per item.
+Letters: B windows, L slots, S segments per window at most, I items, T text tokens per item.
 
-Every function runs on CPU tensors as well, where the tests compare it with the dataset's own batches.
+Every function runs on CPU tensors as well, where the tests compare it with batches made on the host.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,15 @@ from torch import Tensor
 from habitus.data import PADDING_TOKEN, Dataset
 from habitus.model import BatchTensors, DropoutMask, ItemTensors, pack_text
 from habitus.recipe import Recipe
-from habitus.training.feeding import feature_bytes
+from habitus.training.batches import StepBatch
+from habitus.training.items import feature_bytes
 
 
-class Assembled(NamedTuple):
-    """One batch, and the distinct items in it: the targets first, each part in the order of the catalogue."""
+class DeviceBatch(NamedTuple):
+    """One batch in fixed shapes, and its distinct items: the targets first, each part in the catalogue's order."""
 
     items: Tensor  # int64 [B, L]: catalogue rows
-    wanted: Tensor  # int64 [B, L]: catalogue rows of the targets; where there is no query, those of some other target
+    targets: Tensor  # int64 [B, L]: catalogue rows; where there is no query, that of some other target
     has_query: Tensor  # bool [B, L]
     positions: Tensor  # int32 [B, L]
     segments: Tensor  # int32 [B, L]
@@ -35,60 +36,32 @@ class Assembled(NamedTuple):
     counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
     fields: tuple[Tensor, ...]  # [B, L] each, in the order of the dataset's event fields
 
-    def batch(self, names: tuple[str, ...], dropout_mask: DropoutMask | None = None) -> BatchTensors:
-        """What the contextualizer reads."""
+    def step_batch(self, names: tuple[str, ...], dropout_mask: DropoutMask | None = None) -> StepBatch:
+        """The batch as the loss reads it: a query in every slot, and a mask of those that count."""
         fields = dict(zip(names, self.fields, strict=True))
         edges = self.boundaries.flatten()
-        return BatchTensors(self.items, self.wanted, self.positions, self.segments, edges, fields, dropout_mask)
+        inputs = BatchTensors(self.items, self.targets, self.positions, self.segments, edges, fields, dropout_mask)
+        return StepBatch(
+            inputs=inputs,
+            event_places=self.event_places,
+            target_places=self.target_places.flatten(),
+            target_rows=self.targets.flatten(),
+            slots=None,
+            counted=self.has_query.flatten(),
+            num_queries=self.counts[4],
+        )
 
-    def flat(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """All tensors, in one order."""
         return [*self[:-1], *self.fields]
 
-    def cloned(self) -> "Assembled":
+    def clone(self) -> "DeviceBatch":
         """The same values in memory of their own."""
         copies = {name: value.clone() for name, value in self._asdict().items() if name != "fields"}
-        return Assembled(**copies, fields=tuple(field.clone() for field in self.fields))
+        return DeviceBatch(**copies, fields=tuple(field.clone() for field in self.fields))
 
 
-def resident_bytes(dataset: Dataset) -> int:
-    """Bytes that the data would take on a device."""
-    event_bytes = 4 + sum(1 if f.kind == "category" and f.size <= 256 else 4 for f in dataset.fields.event)
-    segments, offsets = dataset.windows("train")
-    return (
-        dataset.num_events * event_bytes
-        + dataset.num_items * (feature_bytes(dataset) + 8)
-        + segments.nbytes
-        + offsets.nbytes
-    )
-
-
-_kept: "dict[tuple[str, torch.device], ResidentEvents] | None" = None
-
-
-@contextmanager
-def events_kept() -> Iterator[None]:
-    """Within the block events stay on their device from run to run, one dataset's at a time: for cells of a sweep."""
-    global _kept
-    before, _kept = _kept, {}
-    try:
-        yield
-    finally:
-        _kept = before
-
-
-def resident_events(dataset: Dataset, device: torch.device) -> "ResidentEvents":
-    """The dataset's events on a device: those kept, or read anew."""
-    if _kept is None:
-        return ResidentEvents(dataset, device)
-    key = dataset.checksum, device
-    if key not in _kept:
-        _kept.clear()
-        _kept[key] = ResidentEvents(dataset, device)
-    return _kept[key]
-
-
-class ResidentEvents:
+class DeviceEvents:
     """Events and windows of the training split as tensors. Nothing writes to them."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
@@ -108,16 +81,16 @@ class ResidentEvents:
         self.length = torch.from_numpy(segments["length"].astype(np.int64)).to(device)
         self.first_target = torch.from_numpy(segments["first_target"].astype(np.int64)).to(device)
 
-    def assemble(self, windows: Tensor, lengths: Tensor) -> Assembled:
+    def assemble(self, windows: Tensor, lengths: Tensor) -> DeviceBatch:
         """The batch of these windows [B]; `lengths` [I] are the tokens of every item."""
         B, L, S = len(windows), self.seq_len, self.max_segments  # noqa: N806
         device = windows.device
         slot = torch.arange(L, device=device)
         number = torch.arange(S, device=device)
         first = self.offsets[windows][:, None]
-        here = number < self.offsets[windows + 1][:, None] - first  # [B, S]
-        segment = torch.where(here, first + number, 0)
-        length = torch.where(here, self.length[segment], 0)
+        exists = number < self.offsets[windows + 1][:, None] - first  # [B, S]
+        segment = torch.where(exists, first + number, 0)
+        length = torch.where(exists, self.length[segment], 0)
         ends = length.cumsum(1)
         filled = ends[:, -1:]
         begins = ends - length
@@ -131,12 +104,12 @@ class ResidentEvents:
         has_query = ~empty & (following < length.gather(1, inside))
         has_query &= following >= self.first_target[segment].gather(1, inside)
         items = torch.where(empty, 0, self.item[row].long())
-        wanted = torch.where(has_query, self.item[torch.where(has_query, row + 1, 0)].long(), -1)
-        wanted = torch.where(has_query, wanted, wanted.max())  # padding that is a target in any case
+        targets = torch.where(has_query, self.item[torch.where(has_query, row + 1, 0)].long(), -1)
+        targets = torch.where(has_query, targets, targets.max())  # padding that is a target in any case
         # A segment that is not there begins where the next one does: repeated boundaries divide nothing.
         edges = torch.cat((begins, filled), 1) + (torch.arange(B, device=device) * L)[:, None]
         boundaries = torch.cat((edges.flatten(), torch.full((1,), B * L, device=device))).int()
-        rows, event_places, target_places, num_targets, num_items = distinct_items(items, wanted, self.num_items)
+        rows, event_places, target_places, num_targets, num_items = distinct_items(items, targets, self.num_items)
         tokens = torch.where(torch.arange(len(rows), device=device) < num_items, lengths[rows].long(), 0)
         counts = torch.stack((num_targets, num_items, tokens.sum(), (tokens * tokens).sum(), has_query.sum()))
         fields = tuple(
@@ -145,20 +118,20 @@ class ResidentEvents:
             else torch.where(empty, 0, column[row].int())
             for column, number_field in zip(self.columns, self.is_number, strict=True)
         )
-        return Assembled(
-            items, wanted, has_query, torch.where(empty, 0, position).int(), torch.where(empty, -1, place).int(),
+        return DeviceBatch(
+            items, targets, has_query, torch.where(empty, 0, position).int(), torch.where(empty, -1, place).int(),
             boundaries, rows, event_places, target_places, counts, fields,
         )  # fmt: skip
 
 
-def distinct_items(items: Tensor, wanted: Tensor, num_items: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def distinct_items(items: Tensor, targets: Tensor, num_items: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(rows, places of items, places of targets, number of distinct targets, number of distinct items).
 
     One sort of all ids, a target before an event of the same item: the first of a run tells what the item is.
     """
     shape, size = items.shape, items.numel()
     narrow = torch.int32 if 2 * num_items < 2**31 else torch.int64
-    keys = torch.cat((wanted.flatten() * 2, items.flatten() * 2 + 1)).to(narrow)
+    keys = torch.cat((targets.flatten() * 2, items.flatten() * 2 + 1)).to(narrow)
     ordered, origin = keys.sort()
     item = ordered.long() >> 1
     fresh = torch.ones_like(item, dtype=torch.bool)
@@ -183,8 +156,33 @@ def distinct_items(items: Tensor, wanted: Tensor, num_items: int) -> tuple[Tenso
     )
 
 
+_events_on_device: dict[tuple[str, torch.device], DeviceEvents] | None = None
+
+
+@contextmanager
+def keep_events_on_device() -> Iterator[None]:
+    """Within the block events stay on their device from run to run, one dataset's at a time: for cells of a sweep."""
+    global _events_on_device
+    before, _events_on_device = _events_on_device, {}
+    try:
+        yield
+    finally:
+        _events_on_device = before
+
+
+def load_events(dataset: Dataset, device: torch.device) -> DeviceEvents:
+    """The dataset's events on a device, those of the last run within `keep_events_on_device`."""
+    if _events_on_device is None:
+        return DeviceEvents(dataset, device)
+    key = dataset.checksum, device
+    if key not in _events_on_device:
+        _events_on_device.clear()
+        _events_on_device[key] = DeviceEvents(dataset, device)
+    return _events_on_device[key]
+
+
 @dataclass
-class ResidentItems:
+class DeviceItems:
     """The encoded fields of every item as tensors."""
 
     tokens: Tensor | None  # [I, T]
@@ -192,24 +190,36 @@ class ResidentItems:
     fields: dict[str, Tensor]
 
     @classmethod
-    def of(cls, dataset: Dataset, recipe: Recipe, device: torch.device, *, features: bool = True) -> "ResidentItems":
+    def of(cls, dataset: Dataset, recipe: Recipe, device: torch.device, *, features: bool = True) -> "DeviceItems":
         """All items of a dataset; without `features` only what counting needs."""
         if not features:
             return cls(None, torch.zeros(dataset.num_items, dtype=torch.int16, device=device), {})
-        held = dataset.item_features(np.arange(dataset.num_items))
-        fields = {name: torch.from_numpy(np.array(values)).to(device) for name, values in held.fields.items()}
-        if held.tokens is None:
+        encoded = dataset.item_features(np.arange(dataset.num_items))
+        fields = {name: torch.from_numpy(np.array(values)).to(device) for name, values in encoded.fields.items()}
+        if encoded.tokens is None:
             return cls(None, torch.zeros(dataset.num_items, dtype=torch.int16, device=device), fields)
-        tokens = torch.from_numpy(np.array(held.tokens[:, : recipe.model.text_len])).to(device)
+        tokens = torch.from_numpy(np.array(encoded.tokens[:, : recipe.model.text_len])).to(device)
         return cls(tokens, (tokens != PADDING_TOKEN).sum(1).to(torch.int16), fields)
 
     def read(self, rows: Tensor, count: Tensor, token_capacity: int) -> ItemTensors:
         """The first `count` of these rows as the embedder reads them; the others are there, without text."""
         text = None
         if self.tokens is not None:
-            there = torch.arange(len(rows), device=rows.device) < count
-            text = pack_text(torch.where(there[:, None], self.tokens[rows], PADDING_TOKEN), token_capacity)
+            valid = torch.arange(len(rows), device=rows.device) < count
+            text = pack_text(torch.where(valid[:, None], self.tokens[rows], PADDING_TOKEN), token_capacity)
         return ItemTensors(text, {name: values[rows] for name, values in self.fields.items()})
+
+
+def device_bytes(dataset: Dataset) -> int:
+    """Bytes that the data would take on a device."""
+    event_bytes = 4 + sum(1 if f.kind == "category" and f.size <= 256 else 4 for f in dataset.fields.event)
+    segments, offsets = dataset.windows("train")
+    return (
+        dataset.num_events * event_bytes
+        + dataset.num_items * (feature_bytes(dataset) + 8)
+        + segments.nbytes
+        + offsets.nbytes
+    )
 
 
 def _column(values: np.ndarray, kind: str, size: int) -> Tensor:

@@ -1,0 +1,135 @@
+"""Items as training reads them: encoded fields for the embedder of stage 1, frozen vectors for stage 2."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from habitus.data import Dataset, ItemFeatures
+from habitus.errors import ModelError
+from habitus.evaluation import Ranks
+from habitus.model import (
+    CACHE_MANIFEST,
+    Bundle,
+    CacheManifest,
+    EmbeddingCache,
+    ItemTensors,
+    build_cache,
+    item_tensors,
+)
+from habitus.progress import Progress
+from habitus.recipe import Recipe
+
+_FEATURES_IN_MEMORY = 1 << 30  # bytes up to which item features are held in memory rather than mapped
+_VECTORS_IN_MEMORY = 2 << 30  # the same of frozen vectors, on a CPU
+
+
+class HostItems:
+    """Encoded items as tensors: from memory where all of them fit, else from the dataset's files."""
+
+    def __init__(self, dataset: Dataset, recipe: Recipe, device: torch.device) -> None:
+        self.model = recipe.model
+        self.device = device
+        self.read: Callable[[np.ndarray], ItemFeatures] = dataset.item_features
+        self.lengths: np.ndarray | None = None  # tokens of every item
+        if feature_bytes(dataset) * dataset.num_items <= _FEATURES_IN_MEMORY:
+            encoded = dataset.item_features(np.arange(dataset.num_items))
+            tokens = encoded.tokens
+            tokens = None if tokens is None else np.ascontiguousarray(tokens[:, : recipe.model.text_len])
+            self.lengths = np.zeros(dataset.num_items, np.int64)
+            if tokens is not None:
+                self.lengths = np.count_nonzero(tokens, axis=1)
+            self.read = lambda rows: ItemFeatures(
+                None if tokens is None else tokens[rows], {name: v[rows] for name, v in encoded.fields.items()}
+            )
+
+    def tensors(self, rows: np.ndarray) -> ItemTensors:
+        """What the embedder reads of these items."""
+        return item_tensors(self.read(rows), self.model, self.device)
+
+    def text_counts(self, rows: np.ndarray) -> tuple[int, int]:
+        """Tokens of these items, and the sum of their squares per item: what text attention scores."""
+        if self.lengths is not None:
+            lengths = self.lengths[rows]
+        else:
+            tokens = self.read(rows).tokens
+            lengths = np.zeros(0, np.int64) if tokens is None else (tokens[:, : self.model.text_len] != 0).sum(1)
+        return int(lengths.sum()), int((lengths * lengths).sum())
+
+
+def feature_bytes(dataset: Dataset) -> int:
+    """Bytes of one item's encoded fields."""
+    one = dataset.item_features(np.arange(1))
+    return sum(values.nbytes for values in one.fields.values()) + (0 if one.tokens is None else one.tokens.nbytes)
+
+
+class FrozenVectors:
+    """Item vectors on a device, or in mapped files where they are too many to hold."""
+
+    def __init__(self, cache: EmbeddingCache, device: torch.device, precision: str = "fp32") -> None:
+        self.cache = cache
+        self.device = device
+        # Products on CPU are in float32; on a GPU in the recipe's precision.
+        self.dtype = cache.dtype if device.type == "cuda" and precision == "bf16" else torch.float32
+        manifest = cache.manifest
+        size = manifest.num_items * manifest.joint_dim * self.dtype.itemsize
+        limit = _VECTORS_IN_MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
+        self.table: Tensor | None = None
+        if size <= limit:
+            self.table = torch.empty(manifest.num_items, manifest.joint_dim, dtype=self.dtype, device=device)
+            first = 0
+            for shard in cache.shards:
+                self.table[first : first + len(shard)] = shard.to(device)
+                first += len(shard)
+
+    def rows(self, items: Tensor) -> Tensor:
+        """The vectors of catalogue rows of any shape."""
+        if self.table is not None:
+            return self.table[items]
+        vectors = self.cache.rows(items.flatten().cpu().numpy().astype(np.int64))
+        return vectors.to(self.device, self.dtype).view(*items.shape, -1)
+
+
+def open_catalogue(
+    bundle: Bundle, dataset: Dataset, own: Path, parent: Path | None, progress: Progress
+) -> EmbeddingCache:
+    """The cache of a bundle's embedder, in the run's own folder `own`.
+
+    A stage-2 run has its parent's embedder and so its parent's vectors: they are built there once, where that can
+    be written, and linked here, so that a hundred runs from one parent embed the catalogue once.
+    """
+    ranks = Ranks()
+    if ranks.is_first and not (own / CACHE_MANIFEST).exists():
+        shared = parent / own.name if parent is not None and os.access(parent, os.W_OK) else None
+        if shared is not None:
+            if (shared / CACHE_MANIFEST).exists():
+                manifest = CacheManifest.read(shared / CACHE_MANIFEST)
+                checksums = manifest.embedder_checksum, manifest.dataset_checksum
+                if checksums != (bundle.embedder_checksum, dataset.checksum):
+                    raise ModelError(
+                        f"the cache in {shared} is of another embedder or dataset",
+                        next_step=f"remove {shared}; it is made again when needed",
+                    )
+            else:
+                build_cache(bundle, dataset, shared, progress=progress)
+            _link(shared, own)
+        else:
+            build_cache(bundle, dataset, own, progress=progress)
+    ranks.wait()
+    return EmbeddingCache.open(own, bundle, dataset, verify=ranks.is_first)
+
+
+def _link(source: Path, target: Path) -> None:
+    """The files of a cache under another name; the manifest last, since it says that all is there."""
+    target.mkdir(parents=True, exist_ok=True)
+    names = [*CacheManifest.read(source / CACHE_MANIFEST).shards, CACHE_MANIFEST]
+    for name in names:
+        (target / name).unlink(missing_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except OSError:  # another file system
+            shutil.copyfile(source / name, target / name)

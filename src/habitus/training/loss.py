@@ -1,0 +1,198 @@
+"""The loss of a training step. Every engine calls it: eager or captured, in parts or not, on one process or several.
+
+    batch_losses     events to queries, then one mean loss per pool of candidates
+    query_losses     the loss of each query: a softmax over a pool, then copying
+
+Stage 1 has one pool, the distinct targets of the batch. Stage 2 may have a second one with extra negatives, and the
+loss is the mean over both. How candidates were found, padded or shared between processes is decided elsewhere
+(`habitus.training.batches`); here they are rows of vectors.
+
+Letters: B windows, L slots, m queries, h joint_dim, V candidates of this process, I items of the catalogue.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from habitus.data import Dataset
+from habitus.model import BehaviorModel, CopyMass, copy_mass, copying_loss
+from habitus.recipe import Recipe
+from habitus.softmax import Latch, SoftmaxResult, candidate_softmax, extras_softmax, targets_among
+from habitus.training.batches import StepBatch
+
+# Up to so many scores the plain softmax is as fast on a CPU as the other, whose checks take a millisecond
+# (docs/decisions/0107).
+_FEW_SCORES = 1 << 19
+_LEAST_LOG_Q = -80.0  # of an item that no pool can hold: finite
+
+
+class Candidates(NamedTuple):
+    """A pool that holds the target of every query; with several processes, this one's piece of it."""
+
+    vectors: Tensor  # [V, h]
+    targets: Tensor  # int64 [m]: the place of each query's target in the full pool
+    size: int | Tensor  # candidates of the full pool
+    log_q: Tensor | None = None  # [V]
+    num_valid: Tensor | None = None  # 0-dim: the rows that count, where the others are padding
+
+
+class ExtraCandidates(NamedTuple):
+    """A pool of extra negatives, against which each query has its own target and no other; shared like Candidates."""
+
+    vectors: Tensor  # [V, h]
+    target_vectors: Tensor  # [m, h]
+    target_is_extra: Tensor  # bool [m]: whether the target was drawn as an extra too
+    size: int | Tensor
+    log_q: Tensor | None = None  # [V]
+    target_log_q: Tensor | None = None  # [m]
+
+
+class Losses(NamedTuple):
+    """Means over the queries of the full batch in nats; of a part of the batch, what it adds to them."""
+
+    in_batch: Tensor
+    extra: Tensor | None = None  # of stage 2 with extra negatives
+    num_candidates: int | Tensor = 0  # of both pools
+
+    @property
+    def loss(self) -> Tensor:
+        """What is minimised."""
+        return self.in_batch if self.extra is None else (self.in_batch + self.extra) / 2
+
+
+def batch_losses(
+    model: BehaviorModel,
+    batch: StepBatch,
+    event_vectors: Tensor,
+    pools: Iterable[Candidates | ExtraCandidates],
+    *,
+    latch: Latch | None = None,
+    group: dist.ProcessGroup | None = None,
+    copy_mass: Callable[[Tensor, Tensor, Tensor], CopyMass] = copy_mass,
+) -> Losses:
+    """The losses of a batch from the vectors of its events [B, L, h], one for each of one or two pools.
+
+    With `latch`, bad values are recorded on the device instead of raised. With `group`, pools are shared by its
+    processes. A captured step passes a compiled `copy_mass`.
+    """
+    output = model.contextualize(batch.inputs, event_vectors)
+    queries, mass = output.queries.flatten(0, 1), None
+    if output.copy_scores is not None:
+        mass = copy_mass(output.copy_scores, batch.inputs.items, batch.inputs.targets)
+        mass = CopyMass(mass.total.flatten(), mass.target.flatten())
+    if batch.slots is not None:
+        queries = queries[batch.slots]
+        mass = None if mass is None else CopyMass(mass.total[batch.slots], mass.target[batch.slots])
+    means, sizes = [], []
+    for pool in pools:
+        losses = query_losses(queries, pool, mass, latch=latch, group=group)
+        if batch.counted is not None:
+            losses = torch.where(batch.counted, losses, 0)
+        means.append(losses.sum() / batch.num_queries)
+        sizes.append(pool.size)
+    if len(means) == 1:
+        return Losses(means[0], None, sizes[0])
+    return Losses(means[0], means[1], sizes[0] + sizes[1])
+
+
+def query_losses(
+    queries: Tensor,
+    pool: Candidates | ExtraCandidates,
+    mass: CopyMass | None,
+    *,
+    latch: Latch | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """The loss of every query [m]: minus the log probability of its target in a pool, copying included."""
+    result = _softmax(queries, pool, latch, group)
+    return result.loss if mass is None else copying_loss(result.loss, result.score, result.log_q, mass)
+
+
+def _softmax(
+    queries: Tensor, pool: Candidates | ExtraCandidates, latch: Latch | None, group: dist.ProcessGroup | None
+) -> SoftmaxResult:
+    if isinstance(pool, ExtraCandidates):
+        return extras_softmax(
+            queries,
+            pool.vectors,
+            pool.target_vectors,
+            pool.target_is_extra,
+            log_q=pool.log_q,
+            target_log_q=pool.target_log_q,
+            group=group,
+            latch=latch,
+        )
+    few = queries.device.type == "cpu" and len(queries) * len(pool.vectors) <= _FEW_SCORES
+    if few and latch is None and group is None and pool.num_valid is None:
+        return _plain_softmax(queries, pool)
+    return candidate_softmax(
+        queries, pool.vectors, pool.targets, log_q=pool.log_q, num_valid=pool.num_valid, group=group, latch=latch
+    )
+
+
+def _plain_softmax(queries: Tensor, pool: Candidates) -> SoftmaxResult:
+    """The same as `candidate_softmax` with all scores in memory."""
+    scores = queries @ pool.vectors.T
+    logits = scores if pool.log_q is None else scores - pool.log_q
+    losses = F.cross_entropy(logits, pool.targets, reduction="none")
+    target_scores = scores.gather(1, pool.targets[:, None])[:, 0]
+    return SoftmaxResult(losses, None, target_scores, None if pool.log_q is None else pool.log_q[pool.targets])
+
+
+class LogQ(NamedTuple):
+    """log q of every catalogue item [I]: how likely it is to be among the candidates of a step."""
+
+    in_batch: Tensor  # as one of the batch's targets: 1 - (1 - π)^(B·L)
+    union: Tensor  # as one of the targets or of the extras
+    extras: Tensor  # as one of K extras: K/I
+
+    @classmethod
+    def of(cls, dataset: Dataset, recipe: Recipe, device: torch.device) -> "LogQ":
+        """From how often each item occurs in training, the size of the batch and the number of extras."""
+        counts = dataset.item_train_counts.astype(np.float64)
+        share = counts / counts.sum()
+        slots = recipe.train.batch_sequences * recipe.data.seq_len
+        with np.errstate(divide="ignore"):
+            absent = slots * np.log1p(-share)  # log of 'in no slot of the batch'
+            extra = recipe.train.num_negatives / dataset.num_items
+            in_batch = np.log(-np.expm1(absent)).clip(_LEAST_LOG_Q)
+            union = np.log(-np.expm1(absent + np.log1p(-extra))).clip(_LEAST_LOG_Q)
+            extras = max(_LEAST_LOG_Q, float(np.log(extra))) if extra else _LEAST_LOG_Q
+        return cls(
+            torch.from_numpy(in_batch.astype(np.float32)).to(device),
+            torch.from_numpy(union.astype(np.float32)).to(device),
+            torch.full((dataset.num_items,), extras, device=device),
+        )
+
+
+class FrozenPools:
+    """The pools of stage 2 by catalogue row: vectors and log q are looked up."""
+
+    def __init__(self, vectors: Callable[[Tensor], Tensor], log_q: LogQ | None) -> None:
+        self.vectors, self.log_q = vectors, log_q
+
+    def in_batch(
+        self, rows: Tensor, targets: Tensor, size: int | Tensor, num_valid: Tensor | None = None
+    ) -> Candidates:
+        """The batch's own targets."""
+        log_q = None if self.log_q is None else self.log_q.in_batch[rows]
+        return Candidates(self.vectors(rows), targets, size, log_q, num_valid)
+
+    def union(self, rows: Tensor, targets: Tensor, size: int | Tensor, num_valid: Tensor | None = None) -> Candidates:
+        """The batch's targets and the extras."""
+        log_q = None if self.log_q is None else self.log_q.union[rows]
+        return Candidates(self.vectors(rows), targets, size, log_q, num_valid)
+
+    def extras(self, rows: Tensor, target_rows: Tensor, drawn: Tensor) -> ExtraCandidates:
+        """The extras alone: `rows` are this process's piece of what was `drawn`."""
+        log_q = target_log_q = None
+        if self.log_q is not None:
+            log_q, target_log_q = self.log_q.extras[rows], self.log_q.extras[target_rows]
+        is_extra = targets_among(target_rows, drawn)
+        vectors, own = self.vectors(rows), self.vectors(target_rows)
+        return ExtraCandidates(vectors, own, is_extra, len(drawn), log_q, target_log_q)
