@@ -18,13 +18,15 @@ def fit(
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be repeated.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print the laws as JSON instead of tables.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Every table and warning instead of one screen.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the permutations and the bootstrap.")] = 0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every table and warning instead of one screen.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the permutations and the bootstrap.")] = 0,
     bootstrap: Annotated[
         int, typer.Option(min=0, help="Resamplings of cells and seeds through the whole pipeline.")
     ] = 0,
     allow_repeats: Annotated[
-        bool, typer.Option("--allow-repeats", help="Take in runs of more than one epoch.")
+        bool, typer.Option("--allow-repeats", help="Include runs of more than one epoch.")
     ] = False,
 ) -> None:
     """Fit every scaling law that the records support, with intervals, and say where there is none."""
@@ -34,7 +36,7 @@ def fit(
 
     target = out or (store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json"))
     if out is not None and (target.suffix != ".json" or not target.parent.is_dir()):
-        raise ConfigError(f"--out {target}", expected="a name that ends in .json, in a folder that exists")
+        raise ConfigError(f"--out {target} cannot be used", expected="a name that ends in .json, in a folder that exists")
     laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats)
     laws.write(target)
     if json_output:

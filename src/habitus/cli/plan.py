@@ -254,12 +254,13 @@ def _print_check(result: "PlanCheck", json_output: bool, console: "Console") -> 
     for name in ("", "predicted", "interval", "measured", ""):
         table.add_column(name)
     for c in result.comparisons:
-        label = f"{c.name}, stage {c.stage}" if c.stage else c.name
+        label = "time" if c.name == "hours" else f"{c.name}, stage {c.stage}" if c.stage else c.name
         verdict = {True: "inside", False: "outside", None: "no interval to judge by"}[c.inside]
         form = "hours" if c.name == "hours" else "{:.4g}"
         measured = "not measured" if c.measured is None else _format(c.measured, form)
-        label = "time" if c.name == "hours" else label
-        table.add_row(label, _format(c.predicted, form), _interval(c, form), measured, verdict if c.measured else "")
+        table.add_row(
+            label, _format(c.predicted, form), _interval(c, form), measured, "" if c.measured is None else verdict
+        )
     console.print(table)
     for note in result.notes:
         console.print(f"  - {note}")

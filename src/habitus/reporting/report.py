@@ -45,7 +45,7 @@ def report(
     """
     store, out = Path(store), Path(out)
     if out.suffix.lower() not in (".html", ".htm") or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}", expected="a name that ends in .html, in a folder that exists")
+        raise ConfigError(f"--out {out} cannot be used", expected="a name that ends in .html, in a folder that exists")
     study = read_study(store, plan)
     study = replace(study, name=title or study.name, next_command=next_command)
     contents = _list_contents(study)
