@@ -40,7 +40,7 @@ def test_any_part_of_a_draw_stands_alone() -> None:
     full = uniforms(3, Stream.WORLD, 9, np.arange(1000))
     assert np.array_equal(uniforms(3, Stream.WORLD, 9, np.arange(400, 500)), full[400:500])
     assert not np.array_equal(uniforms(3, Stream.WORLD, 10, np.arange(1000)), full)
-    assert not np.array_equal(uniforms(3, Stream.SPLIT, 9, np.arange(1000)), full)
+    assert not np.array_equal(uniforms(3, Stream.INIT, 9, np.arange(1000)), full)
 
 
 def test_uniforms_are_uniform() -> None:

@@ -20,14 +20,13 @@ _SHUFFLE_ROUNDS = 8
 
 
 class Stream(IntEnum):
-    """What the numbers are for. Streams of one seed are independent of each other."""
+    """What the numbers are for. Streams of one seed are independent. Numbers never change; 5 is not in use."""
 
     INIT = 0
     WINDOWS = 1
     NEGATIVES = 2
     DROPOUT = 3
     WORLD = 4
-    SPLIT = 5
     TOKENIZER = 6
     EVALUATION = 7
 

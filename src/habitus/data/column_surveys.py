@@ -24,13 +24,13 @@ class Fault(NamedTuple):
     remedy: str  # what --on-bad drop does about it
 
 
-CONTROL_CHARACTERS = Fault(
+_CONTROL_CHARACTERS = Fault(
     "NUL or other control characters",
     "plain text (white space and right-to-left letters are fine)",
     "replaces control characters by spaces",
 )
-OTHER_LENGTH = Fault("a vector of another length", "vectors of one length", "makes such vectors missing")
-BAD_ENTRIES = Fault("NaN or infinite entries", "finite entries", "makes such vectors missing")
+_OTHER_LENGTH = Fault("a vector of another length", "vectors of one length", "makes such vectors missing")
+_BAD_ENTRIES = Fault("NaN or infinite entries", "finite entries", "makes such vectors missing")
 
 
 @dataclass
@@ -96,7 +96,7 @@ class TextSurvey(ColumnSurvey):
         column = to_strings(column)
         empty = pc.sum(pc.equal(pc.utf8_trim_whitespace(column), "")).as_py() or 0
         self.filled += len(column) - column.null_count - empty
-        self._note(CONTROL_CHARACTERS, row, has_control_characters(column), column)
+        self._note(_CONTROL_CHARACTERS, row, has_control_characters(column), column)
 
 
 class CategorySurvey(ColumnSurvey):
@@ -179,12 +179,12 @@ class VectorSurvey(ColumnSurvey):
             self._lengths[int(length)] = self._lengths.get(int(length), 0) + int(count)
         present = is_present(column)
         has_other_length = lengths != self.size
-        self._note(OTHER_LENGTH, row, present & has_other_length, column)
+        self._note(_OTHER_LENGTH, row, present & has_other_length, column)
         entries = to_float32(pc.list_flatten(column))
         owner = np.repeat(np.arange(len(column)), lengths)
         has_bad_entry = np.zeros(len(column), bool)
         has_bad_entry[owner[~np.isfinite(entries)]] = True
-        self._note(BAD_ENTRIES, row, has_bad_entry, column)
+        self._note(_BAD_ENTRIES, row, has_bad_entry, column)
         self.filled += len(column) - column.null_count - int((present & (has_bad_entry | has_other_length)).sum())
 
     @property
@@ -204,10 +204,10 @@ class VectorSurvey(ColumnSurvey):
         return pa.array(usable, pa.list_(pa.float32()))
 
     def _show(self, fault: Fault, value: object) -> str:
-        return f"length {len(value)}" if fault is OTHER_LENGTH and isinstance(value, list) else quote_value(value)
+        return f"length {len(value)}" if fault is _OTHER_LENGTH and isinstance(value, list) else quote_value(value)
 
     def _expected(self, fault: Fault) -> str:
-        return f"length {self.size}, the most frequent" if fault is OTHER_LENGTH else fault.expected
+        return f"length {self.size}, the most frequent" if fault is _OTHER_LENGTH else fault.expected
 
 
 @dataclass

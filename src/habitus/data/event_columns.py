@@ -89,7 +89,7 @@ class EventPlan:
 
 def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> WrittenEvents:
     """Write items and fields as records and times as an array in `stage`/events, ids of users beside them."""
-    records = ArrayWriter(stage / "events" / "records.npy", record_dtype(plan.specs()))
+    records = ArrayWriter(stage / "events" / "records.npy", _record_dtype(plan.specs()))
     times = ArrayWriter(stage / "events" / "time.npy", np.int64)
     with records, times, _IdWriter(stage / "users" / "ids.parquet") as ids:
         writer = _EventWriter(plan, stage, records, times, ids)
@@ -100,7 +100,7 @@ def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> 
         return writer.finish()
 
 
-def record_dtype(specs: tuple[Field, ...]) -> np.dtype:
+def _record_dtype(specs: tuple[Field, ...]) -> np.dtype:
     """One event as stored: its item, then the fields in order, codes as narrow as their range allows, no gaps.
 
     Rows and not columns, since a batch takes short stretches of events from all over the log: one place to look

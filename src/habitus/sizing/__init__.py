@@ -2,9 +2,7 @@
 
 from habitus.sizing.cell import Cell, cell_of, cell_of_recipe, ladder_batch_sequences
 from habitus.sizing.executed import Workload, executed_step_flops
-from habitus.sizing.memory import item_cache_bytes, training_bytes
 from habitus.sizing.nominal import (
-    effective_params,
     embedder_flop_share,
     item_cache_flops,
     largest_num_negatives,
@@ -32,7 +30,6 @@ from habitus.sizing.structure import (
     NUMBER_FREQUENCIES,
     ONE_HOT_ROWS,
     TYPICAL_INPUTS,
-    Breakdown,
     Inputs,
     breakdown,
     contextualizer_parts,
@@ -50,7 +47,6 @@ __all__ = [
     "NUMBER_FREQUENCIES",
     "ONE_HOT_ROWS",
     "TYPICAL_INPUTS",
-    "Breakdown",
     "Cell",
     "CellRequest",
     "Inputs",
@@ -63,12 +59,10 @@ __all__ = [
     "contextualizer_parts",
     "copy_dim",
     "count_evaluations",
-    "effective_params",
     "embedder_flop_share",
     "embedder_parts",
     "executed_step_flops",
     "fit_speed",
-    "item_cache_bytes",
     "item_cache_flops",
     "joint_dims",
     "ladder_batch_sequences",
@@ -82,6 +76,5 @@ __all__ = [
     "steps_for",
     "text_heads",
     "tokens_per_item",
-    "training_bytes",
     "wall_seconds",
 ]

@@ -27,11 +27,6 @@ def embedder_flop_share(p_e: int, p: int, *, B: int, L: int, t: int, h: int) -> 
     return embedder_side / (embedder_side + p)
 
 
-def effective_params(p_e: int, p: int, *, t: int) -> int:
-    """N_eff = p + t·p_e"""
-    return p + t * p_e
-
-
 def steps_for(budget: float, step_flops: int) -> int:
     """T, the whole number of steps whose total is nearest to the budget; refused below half a step."""
     steps = round(budget / step_flops)

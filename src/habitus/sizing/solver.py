@@ -23,9 +23,9 @@ from habitus.sizing.structure import (
     tokens_per_item,
 )
 
-RATIO_TOLERANCE = 0.05  # of D/N, or of the steps requested
-HEAD_DIMS = (32, 40, 24, 48, 56, 64, 16, 8, 4)  # where the request leaves head_dim free; 32 is preferred
-TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
+_RATIO_TOLERANCE = 0.05  # of D/N, or of the steps requested
+_HEAD_DIMS = (32, 40, 24, 48, 56, 64, 16, 8, 4)  # where the request leaves head_dim free; 32 is preferred
+_TARGET_ASPECT = 40.0  # width / depth; the paper's cells lie between 16 and 80
 
 # What a deviation weighs, in units of ln: 5% of D/N as much as a factor 1.65 in aspect, any head size but 32 (small
 # heads are slow on every device, and fused attention pads the others) as much as a factor 2.3 or more.
@@ -37,7 +37,7 @@ _SHARE_SLACK_BY_STEPS = 2.0
 
 
 @dataclass(frozen=True)
-class Candidate:
+class _Candidate:
     """A buildable model with its steps, and how far it is from the request."""
 
     joint_dim: int
@@ -84,7 +84,7 @@ def joint_dims() -> Iterator[int]:
     yield from range(64, 65_536, 8)
 
 
-def _nearest_candidate(request: CellRequest, inputs: Inputs) -> Candidate:
+def _nearest_candidate(request: CellRequest, inputs: Inputs) -> _Candidate:
     if request.joint_dim is not None:
         candidate = _best_shape(request, inputs, request.joint_dim)
         if candidate is None:
@@ -119,7 +119,7 @@ def _continuous_distances(request: CellRequest, inputs: Inputs) -> Iterator[tupl
         p = _target_contextualizer(request, inputs, h)
         beyond += p <= 0
         share = p_e / (
-            p_e + max(p, sum(contextualizer_parts(h, min(HEAD_DIMS), 1, inputs, copying=request.copying).values()))
+            p_e + max(p, sum(contextualizer_parts(h, min(_HEAD_DIMS), 1, inputs, copying=request.copying).values()))
         )
         yield abs(math.log(share / request.share)), h
         if share > request.share * 8 or beyond > 2:
@@ -146,15 +146,15 @@ def _target_contextualizer(request: CellRequest, inputs: Inputs, h: int) -> floa
     return request.steps * slots / request.data_ratio - p_e
 
 
-def _best_shape(request: CellRequest, inputs: Inputs, h: int) -> Candidate | None:
+def _best_shape(request: CellRequest, inputs: Inputs, h: int) -> _Candidate | None:
     """The cheapest candidate with this joint_dim whose D/N (or steps) is within tolerance, if there is one."""
-    within = [c for c in _candidates(request, inputs, h) if c.miss <= math.log1p(RATIO_TOLERANCE)]
+    within = [c for c in _candidates(request, inputs, h) if c.miss <= math.log1p(_RATIO_TOLERANCE)]
     return min(within, key=lambda c: (c.cost, c.width, c.head_dim), default=None)
 
 
-def _candidates(request: CellRequest, inputs: Inputs, h: int) -> Iterator[Candidate]:
+def _candidates(request: CellRequest, inputs: Inputs, h: int) -> Iterator[_Candidate]:
     target = _target_contextualizer(request, inputs, h)
-    head_dims = HEAD_DIMS if request.head_dim is None else (request.head_dim,)
+    head_dims = _HEAD_DIMS if request.head_dim is None else (request.head_dim,)
     for head_dim in head_dims:
         for width in _widths(request, head_dim, target):
             for depth in _depths(request, inputs, h, width, target):
@@ -184,7 +184,7 @@ def _depths(request: CellRequest, inputs: Inputs, h: int, width: int, target: fl
 
 def _build_candidate(
     request: CellRequest, inputs: Inputs, h: int, width: int, depth: int, head_dim: int
-) -> Candidate | None:
+) -> _Candidate | None:
     """The candidate of these dimensions; None where not even one step fits the budget."""
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
     p = sum(contextualizer_parts(h, width, depth, inputs, copying=request.copying).values())
@@ -206,15 +206,15 @@ def _build_candidate(
         misses.append(abs(math.log(ratio / request.data_ratio)))
     if request.steps is not None:
         misses.append(abs(math.log(steps / request.steps)))
-    aspect = abs(math.log(width / depth / TARGET_ASPECT))
+    aspect = abs(math.log(width / depth / _TARGET_ASPECT))
     cost = aspect + _RATIO_WEIGHT * max(misses) + _head_cost(head_dim)
-    return Candidate(h, width, depth, head_dim, steps, p_e / (p_e + p), ratio, max(misses), cost)
+    return _Candidate(h, width, depth, head_dim, steps, p_e / (p_e + p), ratio, max(misses), cost)
 
 
 def _head_cost(head_dim: int) -> float:
     """How far a head is from the preferred size, and how much fused attention pads it, in powers of two."""
     padded = max(16, 1 << (head_dim - 1).bit_length())
-    return abs(math.log2(HEAD_DIMS[0] / head_dim)) + math.log2(padded / head_dim)
+    return abs(math.log2(_HEAD_DIMS[0] / head_dim)) + math.log2(padded / head_dim)
 
 
 def _impossible(request: CellRequest, inputs: Inputs, h: int) -> ConfigError:
@@ -229,7 +229,7 @@ def _impossible(request: CellRequest, inputs: Inputs, h: int) -> ConfigError:
             next_step="lower batch_sequences, joint_dim or steps, or raise flops",
         )
     candidates = list(_candidates(request, inputs, h))
-    head_dim = request.head_dim or min(HEAD_DIMS)
+    head_dim = request.head_dim or min(_HEAD_DIMS)
     if not candidates:
         multiple = request.width is not None and request.width % head_dim
         return ConfigError(
@@ -254,8 +254,8 @@ def _impossible(request: CellRequest, inputs: Inputs, h: int) -> ConfigError:
     else:
         why = "width is a multiple of the head size and depth a whole number"
     return ConfigError(
-        f"{goal} cannot be met within {RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; "
+        f"{goal} cannot be met within {_RATIO_TOLERANCE:.0%} at joint_dim {h}: {why}; "
         f"width {closest.width} with depth {closest.depth} comes closest, with {realised}",
-        expected=f"a request that some width, depth and joint_dim meet within {RATIO_TOLERANCE:.0%}",
+        expected=f"a request that some width, depth and joint_dim meet within {_RATIO_TOLERANCE:.0%}",
         next_step="leave width, depth or head_dim free, lower share or batch_sequences, or change the budget",
     )

@@ -17,7 +17,7 @@ EVENT_TYPES = ("view", "cart", "purchase")
 _TYPE_ENDS = np.array([0.75, 0.88])  # the rest are purchases
 PURCHASE = EVENT_TYPES.index("purchase")
 
-START = 1_736_121_600  # Monday 2025-01-06 00:00:00, seconds since 1970
+_START = 1_736_121_600  # Monday 2025-01-06 00:00:00, seconds since 1970
 _HOUR = 3_600
 _WEEK = 7 * 24 * _HOUR
 _NEW_VISIT = 0.25  # share of events that open a visit
@@ -63,7 +63,7 @@ def _seconds(
     total = np.repeat(pauses[starts + lengths - 1] + _PAUSE_UNIT, lengths)
     away = np.repeat(span - first, lengths) * (pauses / total)
     ticks = _sums_so_far(within, starts, lengths) + np.floor(away).astype(np.int64)
-    return START + wall_clock(np.repeat(first, lengths) + ticks)
+    return _START + _wall_clock(np.repeat(first, lengths) + ticks)
 
 
 def _sums_so_far(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ def _sums_so_far(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) ->
     return sums - np.repeat(sums[starts], lengths)
 
 
-def wall_clock(ticks: np.ndarray) -> np.ndarray:
+def _wall_clock(ticks: np.ndarray) -> np.ndarray:
     """Seconds of wall clock since a Monday midnight, for seconds of the activity clock; both int64."""
     week, inside = np.divmod(ticks, _WEEK)
     dial, hours = _dial()

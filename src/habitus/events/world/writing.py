@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from habitus.errors import DataError
 from habitus.events.schema import EventColumns, ItemColumns, Schema
-from habitus.events.world import World
+from habitus.events.world.world import World
 from habitus.files import staged_folder
 from habitus.progress import Progress
 
