@@ -185,7 +185,6 @@ def test_the_paper_preset_adds_the_init_axis_and_order_is_kept() -> None:
 def test_a_dry_run_states_cost_and_time_and_trains_nothing(tmp_path: Path) -> None:
     notes: list[str] = []
     result = study(tmp_path / "out", StudyOptions(preset=str(MICRO), dry_run=True), note=notes.append)
-    assert result.state is not None
     assert [cost.axis for cost in result.state.costs] == list(AXES)
     assert result.state.seconds > 0
     assert any("together" in line for line in notes)
@@ -194,10 +193,11 @@ def test_a_dry_run_states_cost_and_time_and_trains_nothing(tmp_path: Path) -> No
 
 
 def test_a_world_may_have_another_size_than_the_preset_s(tmp_path: Path) -> None:
-    out, notes = tmp_path / "out", []
+    out = tmp_path / "out"
+    notes: list[str] = []
     sized = StudyOptions(preset=str(MICRO), items=350, users=500, dry_run=True)
     result = study(out, sized, note=notes.append)
-    assert result.state is not None and result.state.request["items"] == 350 and result.state.request["users"] == 500
+    assert result.state.request["items"] == 350 and result.state.request["users"] == 500
     assert any("350 items and 500 users" in text for text in notes)
     dataset = Dataset.open(out / "dataset")
     assert dataset.num_items == 350

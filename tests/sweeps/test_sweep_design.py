@@ -118,16 +118,16 @@ def test_sizes_of_a_preset_go_as_the_root_of_what_an_event_costs_at_the_share_fo
     # With 24 tokens an embedder's parameter costs 24 times: (1 + 23·0.5) / (1 + 23·0.02) = 8.56, whose root is 2.93.
     assert own.startswith("8e+06 parameters") and why.startswith("2.73e+06 parameters")
     assert max(shapes) < max(centred_shapes(paper, PriorResults(), 1e17, 0.02)[0])
-    known = PriorResults(sizes={1e17: 8e6})
-    assert centred_shapes(paper, known, 1e17, 0.5)[1].startswith("8e+06 parameters")  # found at this share already
+    prior = PriorResults(sizes={1e17: 8e6})
+    assert centred_shapes(paper, prior, 1e17, 0.5)[1].startswith("8e+06 parameters")  # found at this share already
 
 
 def test_the_share_of_earlier_sweeps_is_used(facts: DatasetFacts, tiny: Preset) -> None:
     plain = design_axis("allocation", facts, tiny)
-    found = design_axis("allocation", facts, tiny, prior=PriorResults(shares={1e8: 0.2, 2e8: 0.45}))
+    design = design_axis("allocation", facts, tiny, prior=PriorResults(shares={1e8: 0.2, 2e8: 0.45}))
     assert "share 0.1: the preset's" in plain.decided[0]
-    assert "share 0.3: the store's" in found.decided[0]  # sqrt(0.2 · 0.45)
-    assert {c.row.wanted["embedder_share"] for c in found.cells} == {0.3}
+    assert "share 0.3: the store's" in design.decided[0]  # sqrt(0.2 · 0.45)
+    assert {c.row.wanted["embedder_share"] for c in design.cells} == {0.3}
 
 
 def test_negatives_continue_the_winner_or_a_parent_to_be_trained(facts: DatasetFacts, tiny: Preset) -> None:
@@ -135,18 +135,18 @@ def test_negatives_continue_the_winner_or_a_parent_to_be_trained(facts: DatasetF
     assert [p.row.flops_budget for p in alone.parents] == [1e8, 2e8, 4e8]
     assert {c.parent for c in alone.cells} == {p.hash for p in alone.parents}
     winner = design_axis("allocation", facts, tiny, request=SweepRequest((1e8,))).cells[4]
-    found = design_axis("negatives", facts, tiny, request=SweepRequest((1e8,)), winners={1e8: winner})
-    assert found.parents == () and {c.parent for c in found.cells} == {winner.hash}
-    cell = found.cells[-1]
+    design = design_axis("negatives", facts, tiny, request=SweepRequest((1e8,)), winners={1e8: winner})
+    assert design.parents == () and {c.parent for c in design.cells} == {winner.hash}
+    cell = design.cells[-1]
     assert cell.recipe.model == winner.recipe.model and cell.recipe.train.num_negatives == 128
     step = stage2_step_flops(winner.cell.contextualizer_params, B=4, L=32, h=winner.recipe.model.joint_dim, K=128)
     assert cell.recipe.train.steps == round(1e8 / step)
 
 
 def test_too_many_negatives_and_too_few_steps_are_listed(paper: Preset) -> None:
-    found = design_axis("negatives", LARGE, paper, request=SweepRequest((1e15,)))
-    ran = {c.recipe.train.num_negatives for c in found.cells}
-    listed = {out.wanted["num_negatives"]: out.reason for out in found.left_out}
+    design = design_axis("negatives", LARGE, paper, request=SweepRequest((1e15,)))
+    ran = {c.recipe.train.num_negatives for c in design.cells}
+    listed = {out.wanted["num_negatives"]: out.reason for out in design.left_out}
     assert ran | set(listed) == set(paper.negatives.num_negatives) and not ran & set(listed)
     assert all("not affordable" in reason and "fewer than 200" in reason for reason in listed.values())
     small = replace(LARGE, num_items=20_000)
@@ -156,15 +156,15 @@ def test_too_many_negatives_and_too_few_steps_are_listed(paper: Preset) -> None:
 
 def test_cells_beyond_one_epoch_are_listed_unless_asked_for(paper: Preset) -> None:
     few = replace(LARGE, train_windows=1_000)
-    found = design_axis("allocation", few, paper, request=SweepRequest((1e16,)))
-    assert not found.cells and all("beyond one epoch" in out.reason for out in found.left_out)
+    design = design_axis("allocation", few, paper, request=SweepRequest((1e16,)))
+    assert not design.cells and all("beyond one epoch" in out.reason for out in design.left_out)
     assert design_axis("allocation", few, paper, request=SweepRequest((1e16,), allow_repeats=True)).cells
 
 
 def test_a_share_that_cannot_be_built_is_listed_with_the_cell_it_became(facts: DatasetFacts, tiny: Preset) -> None:
-    found = design_axis("share", facts, tiny)
-    assert any("the same cell as floor-" in out.reason for out in found.left_out)
-    assert len({c.hash for c in found.cells}) == len(found.cells)
+    design = design_axis("share", facts, tiny)
+    assert any("the same cell as floor-" in out.reason for out in design.left_out)
+    assert len({c.hash for c in design.cells}) == len(design.cells)
 
 
 def test_init_crosses_initialisations_sizes_and_rates(facts: DatasetFacts, tiny: Preset) -> None:
@@ -199,7 +199,7 @@ def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Datas
         "warmup": 0.5, "weight_decay": 0.7, "clip": 9.0, "precision": "bf16", "seed": 77, "queries": 5,
         "catalogue_items": 9, "every": 3, "regimes": ["batch"], "copying": True, "dropout": 0.3,
     }  # fmt: skip
-    seen = {planned.hash, planned.recipe.hash("1" * 64)}
+    hashes = {planned.hash, planned.recipe.hash("1" * 64)}
     count = 2
     assert "copying" not in values["model"] and "dropout" not in values["train"]  # came later: left out unless used
     values["model"]["copying"], values["train"]["dropout"] = False, 0.0
@@ -210,9 +210,9 @@ def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Datas
                 continue
             changed = json.loads(json.dumps(values))
             changed[section][key] = other[key]
-            seen.add(Recipe.parse(changed, key).hash(facts.checksum))
+            hashes.add(Recipe.parse(changed, key).hash(facts.checksum))
             count += 1
-    assert len(seen) == count
+    assert len(hashes) == count
 
 
 def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
@@ -230,7 +230,7 @@ def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
     assert paper == "5a3ddddf68e45af9246ba35da23dcd110a249828aa0631e3ae6a9323df7ac6f1"
 
 
-def test_with_rate_changes_rate_and_hash_only(facts: DatasetFacts, tiny: Preset) -> None:
+def test_another_learning_rate_changes_rate_and_hash_only(facts: DatasetFacts, tiny: Preset) -> None:
     planned = design_axis("allocation", facts, tiny).cells[0]
     other = planned.with_learning_rate(0.123, facts)
     assert other.row.cell_id == planned.row.cell_id and other.hash != planned.hash
@@ -238,20 +238,20 @@ def test_with_rate_changes_rate_and_hash_only(facts: DatasetFacts, tiny: Preset)
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         (None, [0.05, 0.1]), (1, [0.1]), (3, [0.05, 0.1, 0.2]), (2, [0.05, 0.1]), ("3", [0.05, 0.1, 0.2]),
         ("0.02,0.01", [0.01, 0.02]), ("0.5x,2x", [0.05, 0.2]), ((0.3,), [0.3]),
     ],
 )  # fmt: skip
-def test_rates_as_they_may_be_asked_for(asked: object, expected: list[float]) -> None:
-    assert rate_grid(asked, (0.5, 1), 0.1) == pytest.approx(expected)  # type: ignore[arg-type]
+def test_rates_as_they_may_be_requested(requested: object, expected: list[float]) -> None:
+    assert rate_grid(requested, (0.5, 1), 0.1) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("asked", ["", "a,b", "-1", "0x", 0, (0.0,), ()])
-def test_rates_that_make_no_sense_are_refused(asked: object) -> None:
+@pytest.mark.parametrize("requested", ["", "a,b", "-1", "0x", 0, (0.0,), ()])
+def test_rates_that_make_no_sense_are_refused(requested: object) -> None:
     with pytest.raises(ConfigError, match="learning rate"):
-        rate_grid(asked, (1,), 0.1)  # type: ignore[arg-type]
+        rate_grid(requested, (1,), 0.1)  # type: ignore[arg-type]
 
 
 def test_the_next_rate_lies_beyond_an_edge_only() -> None:

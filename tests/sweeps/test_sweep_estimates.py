@@ -8,10 +8,12 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.record import Params, Record, Seconds, TrainLosses
+from habitus.sizing import count_evaluations, wall_seconds
+from habitus.sizing.speed import _non_negative
 from habitus.sweeps.cells import DatasetFacts
 from habitus.sweeps.design import design_axis
-from habitus.sweeps.estimate import _non_negative, evaluations_of, speeds_of, wall_seconds
-from habitus.sweeps.pool import _Room
+from habitus.sweeps.estimate import speed_of_store
+from habitus.sweeps.pool import _SharedMemory
 from habitus.sweeps.preset import Preset
 from habitus.sweeps.request import SweepRequest
 from habitus.sweeps.store import Store
@@ -22,7 +24,7 @@ from tests.sweeps.cells_of_tests import quick_cells
 def test_speeds_are_recovered_from_records(tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts) -> None:
     cells = design_axis("depth", facts, tiny, request=SweepRequest(allow_repeats=True)).cells
     store = Store.create(tmp_path / "store", dataset, tiny.evaluate)
-    assert speeds_of(store, "cpu", facts.inputs).source.startswith("assumed")
+    assert speed_of_store(store, "cpu", facts.inputs).source.startswith("assumed")
     for planned in cells:
         store.add(planned.hash, planned.recipe)
         seconds = 0.004 * planned.cell.steps + planned.cell.executed_flops / 3e9
@@ -38,10 +40,10 @@ def test_speeds_are_recovered_from_records(tmp_path: Path, dataset: Dataset, tin
             seed=0,
             seconds=Seconds(warmup=0.5, train=seconds, evaluate=0.25),
         ).write(store.cell(planned.hash) / "record.json")
-    found = speeds_of(store, "cpu", facts.inputs)
-    assert found.source == "measured on 15 Records of this store"
-    assert (found.per_step, found.flops_per_second, found.evaluate) == pytest.approx((0.004, 3e9, 0.25))
-    assert speeds_of(store, "cuda", facts.inputs).source.startswith("assumed")  # none of those ran on a GPU
+    speed = speed_of_store(store, "cpu", facts.inputs)
+    assert speed.source == "measured on 15 Records of this store"
+    assert (speed.per_step, speed.flops_per_second, speed.evaluate) == pytest.approx((0.004, 3e9, 0.25))
+    assert speed_of_store(store, "cuda", facts.inputs).source.startswith("assumed")  # none of those ran on a GPU
 
 
 def test_no_coefficient_is_negative() -> None:
@@ -60,14 +62,14 @@ def test_evaluations_during_a_run_are_counted(tiny: Preset, facts: DatasetFacts)
     recipe = quick_cells(tiny, facts, 1)[0].recipe
     train = recipe.train.model_copy(update={"steps": 100})
     often = recipe.evaluate.model_copy(update={"every": 10})
-    assert evaluations_of(recipe.model_copy(update={"train": train})) == 1
-    assert evaluations_of(recipe.model_copy(update={"train": train, "evaluate": often})) == 10  # 10, 20, … 90, 100
+    assert count_evaluations(recipe.model_copy(update={"train": train})) == 1
+    assert count_evaluations(recipe.model_copy(update={"train": train, "evaluate": often})) == 10  # 10, 20, … 90, 100
 
 
 def test_cells_are_admitted_while_their_bytes_fit() -> None:
     gib = 1 << 30
-    taken = [0, 0, 0]
-    first, second, third = (_Room(taken, number, 10 * gib) for number in range(3))
+    reserved = [0, 0, 0]
+    first, second, third = (_SharedMemory(reserved, number, 10 * gib) for number in range(3))
     job = Job("a", 1.0, bytes=2 * gib)  # 3.3 GiB with what a process and its allocator take
     assert first.enter(job, alone=False) and second.enter(job, alone=False)
     assert not third.enter(replace(job, bytes=3 * gib), alone=False)
@@ -82,6 +84,6 @@ def test_cells_are_admitted_while_their_bytes_fit() -> None:
 
 def test_further_evaluations_of_a_run_are_cheap_on_a_gpu_only(tiny: Preset, facts: DatasetFacts) -> None:
     cell = quick_cells(tiny, facts, 1)[0].cell
-    cpu, cuda = (speeds_of(None, kind, facts.inputs) for kind in ("cpu", "cuda"))
+    cpu, cuda = (speed_of_store(None, kind, facts.inputs) for kind in ("cpu", "cuda"))
     assert cpu.seconds(cell, 31) - cpu.seconds(cell, 1) == pytest.approx(30 * cpu.evaluate)
     assert cuda.seconds(cell, 31) - cuda.seconds(cell, 1) == pytest.approx(1.5 * cuda.evaluate)  # 30 twentieths

@@ -12,9 +12,9 @@ from habitus.sweeps import mps
 @pytest.fixture(autouse=True)
 def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    mps._service.cache_clear()
+    mps._start_service.cache_clear()
     yield
-    mps._service.cache_clear()
+    mps._start_service.cache_clear()
 
 
 def installed(folder: Path, script: str) -> Path:
@@ -26,17 +26,17 @@ def installed(folder: Path, script: str) -> Path:
 
 def test_without_the_service_workers_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    told: list[str] = []
-    assert mps.mps_environment(told.append) == {}
-    assert told == ["no nvidia-cuda-mps-control here: workers take turns on the GPU"]
+    notes: list[str] = []
+    assert mps.mps_environment(notes.append) == {}
+    assert notes == ["no nvidia-cuda-mps-control here: workers take turns on the GPU"]
 
 
 def test_a_service_that_fails_is_said_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told: list[str] = []
-    assert mps.mps_environment(told.append) == {}
-    assert "does not work here" in told[0] and "take turns" in told[0]
+    notes: list[str] = []
+    assert mps.mps_environment(notes.append) == {}
+    assert "does not work here" in notes[0] and "take turns" in notes[0]
 
 
 def test_a_service_that_works_is_started_once_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,13 +44,13 @@ def test_a_service_that_works_is_started_once_and_ended(tmp_path: Path, monkeypa
     control = installed(tmp_path, f'echo "$@ $CUDA_MPS_PIPE_DIRECTORY" >> {calls}; [ -n "$1" ] || cat >> {calls}')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(mps, "_PROBE", "import os; assert os.path.isdir(os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
-    told: list[str] = []
-    environment = mps.mps_environment(told.append)
-    assert mps.mps_environment(told.append) == environment
-    assert told == ["workers share the GPU (MPS)"] * 2
+    notes: list[str] = []
+    environment = mps.mps_environment(notes.append)
+    assert mps.mps_environment(notes.append) == environment
+    assert notes == ["workers share the GPU (MPS)"] * 2
     pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
     assert calls.read_text().splitlines() == [f"-d {pipes}"]
-    mps._end(str(control), environment, Path(pipes).parent)
+    mps._stop_service(str(control), environment, Path(pipes).parent)
     assert calls.read_text().splitlines()[1:] == [f" {pipes}", "quit"]
     assert not Path(pipes).parent.exists()
 
@@ -59,5 +59,5 @@ def test_a_user_s_own_service_is_left_alone(tmp_path: Path, monkeypatch: pytest.
     installed(tmp_path, "exit 1")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    told: list[str] = []
-    assert mps.mps_environment(told.append) == {} and not told
+    notes: list[str] = []
+    assert mps.mps_environment(notes.append) == {} and not notes

@@ -231,12 +231,12 @@ def test_out_of_memory_is_retried_alone_then_in_pieces_and_said(
         backward(self, *args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(torch.Tensor, "backward", short_of_memory)
-    said: list[str] = []
-    tally = Worker(store, dataset, note=said.append).work(jobs)
+    notes: list[str] = []
+    tally = Worker(store, dataset, note=notes.append).work(jobs)
     record = store.record(planned.hash)
     assert tally.published == 1 and record is not None and record.status == "done"
     assert record.hardware["accumulate"] == 2
-    assert ["alone" in said[0], "2 micro-batches" in said[1]] == [True, True]
+    assert ["alone" in notes[0], "2 micro-batches" in notes[1]] == [True, True]
 
 
 def test_an_error_of_the_device_is_tried_in_new_processes_and_then_the_cells_fault(
@@ -300,7 +300,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path, dataset: Dataset, tiny: Pre
     with pytest.raises(RunError, match=r"holds no store\.json"):
         Store.open(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(b"")
-    with pytest.raises(RunError, match="exists and is no store"):
+    with pytest.raises(RunError, match="exists and is not a store"):
         Store.create(tmp_path, dataset, tiny.evaluate)
 
 

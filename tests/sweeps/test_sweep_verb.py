@@ -34,19 +34,19 @@ def swept(
 ) -> tuple[Path, list[str], dict[str, object]]:
     """A store with an allocation sweep and the negatives that continue it."""
     store = tmp_path_factory.mktemp("swept") / "store"
-    said: list[str] = []
+    notes: list[str] = []
     results = {
-        axis: sweep(axis, dataset, store, preset=small, workers=1, device="cpu", note=said.append)
+        axis: sweep(axis, dataset, store, preset=small, workers=1, device="cpu", note=notes.append)
         for axis in ("allocation", "negatives")
     }
-    return store, said, results
+    return store, notes, results
 
 
 def test_a_sweep_runs_every_cell_and_extends_grids_at_the_edge(swept: tuple, small: Preset) -> None:
-    store, said, results = swept
+    store, notes, results = swept
     result = results["allocation"]
     assert result.complete and result.number("done") == len(result.runs) > 9
-    assert any("at the edge of its grid" in text for text in said)
+    assert any("at the edge of its grid" in text for text in notes)
     (file,) = load_manifests(store, "allocation")
     assert {row.recipe_hash for row in file.manifest.cells} == {run.planned.hash for run in result.runs}
     by_cell: dict[str, set[float]] = {}
@@ -57,8 +57,8 @@ def test_a_sweep_runs_every_cell_and_extends_grids_at_the_edge(swept: tuple, sma
 
 
 def test_negatives_continue_the_allocation_winner_and_fit_is_run_and_said(swept: tuple) -> None:
-    store, said, results = swept
-    assert any("running `habitus fit" in text for text in said) and (store / "laws.json").exists()
+    store, notes, results = swept
+    assert any("running `habitus fit" in text for text in notes) and (store / "laws.json").exists()
     opened = Store.open(store)
     losses = {}
     laws = json.loads((store / "laws.json").read_text())
@@ -92,8 +92,8 @@ def test_a_dry_run_costs_cells_and_writes_nothing(
     assert result.number("missing") == len(result.runs) == 9
     assert result.estimated_seconds > 0 and "assumed" in result.estimate_source
     assert result.flops_missing == sum(run.planned.cell.flops for run in result.runs) == pytest.approx(9 * 4e7, rel=0.2)
-    known = sweep("allocation", dataset, swept[0], preset=small, dry_run=True, device="cpu")
-    assert known.complete and "measured on" in known.estimate_source
+    existing = sweep("allocation", dataset, swept[0], preset=small, dry_run=True, device="cpu")
+    assert existing.complete and "measured on" in existing.estimate_source
 
 
 def test_time_that_is_up_leaves_a_sweep_that_goes_on(small: Preset, dataset: Dataset, tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_a_hand_edited_record_stops_the_sweep(swept: tuple, small: Preset, datas
         sweep("allocation", dataset, tmp_path / "store", preset=small, workers=1)
 
 
-def said_by(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset: Dataset, tmp_path: Path) -> None:
     data = str(dataset.path)
-    dry = said_by(
+    dry = run_command(
         "sweep", "share", "--data", data, "--store", str(tmp_path / "new"), "--preset", "tiny", "--dry-run", "--json"
     )
     assert dry.returncode == 0, dry.stderr
@@ -148,17 +148,17 @@ def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset:
     assert {"cell_id", "flops_budget", "wanted", "realised", "learning_rate", "seed", "recipe_hash", "bytes"} <= set(
         values["cells"][0]
     )
-    listed = said_by("runs", str(swept[0]), "--axis", "negatives", "--json")
-    found = json.loads(listed.stdout)
-    assert found["states"]["done"] == 2 and found["duplicates"] == 0 and found["seconds_left"] == 0.0
-    table = said_by("runs", str(swept[0]), "--status", "done", "--budget", "4e7")
+    listed = run_command("runs", str(swept[0]), "--axis", "negatives", "--json")
+    values = json.loads(listed.stdout)
+    assert values["states"]["done"] == 2 and values["duplicates"] == 0 and values["seconds_left"] == 0.0
+    table = run_command("runs", str(swept[0]), "--status", "done", "--budget", "4e7")
     assert "allocation" in table.stdout and "K=16" in table.stdout and "0 duplicates" in table.stdout
     assert table.stdout.index("0 duplicates") < table.stdout.index("K=16")  # the sums come first
-    assert "all" in said_by("runs", str(swept[0]), "--watch").stdout  # ends by itself: everything is done
-    wrong = said_by("runs", str(tmp_path))
+    assert "all" in run_command("runs", str(swept[0]), "--watch").stdout  # ends by itself: everything is done
+    wrong = run_command("runs", str(tmp_path))
     assert wrong.returncode == 1 and "holds no store.json" in wrong.stderr
-    assert "status 'finished' is unknown" in said_by("runs", str(swept[0]), "--status", "finished").stderr
-    assert 'name = "quick"' in said_by("sweep", "share", "--preset", "quick", "--print-preset").stdout
+    assert "status 'finished' is unknown" in run_command("runs", str(swept[0]), "--status", "finished").stderr
+    assert 'name = "quick"' in run_command("sweep", "share", "--preset", "quick", "--print-preset").stdout
 
 
 @pytest.mark.slow

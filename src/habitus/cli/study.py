@@ -144,7 +144,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     import json
 
     if result.dry_run:
-        if json_output and result.state is not None:
+        if json_output:
             typer.echo(result.state.to_json(), nl=False)
         return
     if json_output:
@@ -156,7 +156,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
             "report": str(result.report),
             "seconds": round(result.seconds, 1),
             "sweep_seconds": round(result.swept, 1),
-            "stated_seconds": None if result.state is None else round(result.state.seconds, 1),
+            "stated_seconds": round(result.state.seconds, 1),
             "laws_status": result.identified,
             "next": result.next_command,
         }
@@ -170,7 +170,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
     timing = f"took {format_seconds(result.seconds)}"
-    if result.state is not None and not result.continued:
+    if not result.continued:
         off = result.swept / max(result.state.seconds, 1e-9) - 1
         timing += f"; the sweeps {format_seconds(result.swept)}, "
         timing += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"

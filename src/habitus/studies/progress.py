@@ -96,7 +96,7 @@ def interruption(out: Path, where: str, why: str) -> Interrupted:
     """The error of a study that stops before its end."""
     return Interrupted(
         f"{why or 'stopped'} during the {where}; what is finished stays in {out}",
-        next_step="run the same command again: it goes on where it stopped",
+        next_step="run the same command again: it continues where it stopped",
     )
 
 

@@ -1,4 +1,4 @@
-"""study.json: what was decided once, so that the same command goes on where it stopped."""
+"""study.json: what was decided once, so that the same command continues where it stopped."""
 
 from pathlib import Path
 from typing import Any

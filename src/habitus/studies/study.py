@@ -36,7 +36,7 @@ class StudyResult:
     """What a study leaves behind."""
 
     out: Path
-    state: StudyState | None  # absent where only the size of a dry run is known
+    state: StudyState
     laws: Path | None = None
     plan: Path | None = None
     recipes: tuple[Path, ...] = ()
@@ -52,7 +52,7 @@ class StudyResult:
     def next_command(self) -> str:
         """What to type next; works as it stands."""
         assert self.data is not None
-        return train_command(program(), self.recipes, self.data, self.out)
+        return _train_command(program(), self.recipes, self.data, self.out)
 
 
 def study(
@@ -62,7 +62,7 @@ def study(
     progress: Callable[[StudyProgress], None] | None = None,
     note: Note | None = None,
 ) -> StudyResult:
-    """Probe, state a plan, sweep, fit, plan and report into a folder; the same call goes on where it stopped."""
+    """Probe, state a plan, sweep, fit, plan and report into a folder; the same call continues where it stopped."""
     options = options or StudyOptions()
     options.check()
     out, began = Path(out), time.monotonic()
@@ -87,7 +87,7 @@ def study(
         plan = _plan_next(out, options, laws, dataset)
         recipes = tuple(plan.write_recipes(out / RECIPE))
         # The page is kept and passed on: it calls the program by its name.
-        page = _write_report(out, options.metric, train_command("habitus", recipes, dataset.path, out))
+        page = _write_report(out, options.metric, _train_command("habitus", recipes, dataset.path, out))
     return StudyResult(
         out=out,
         state=state,
@@ -103,7 +103,7 @@ def study(
     )
 
 
-def train_command(name: str, recipes: Sequence[Path], data: Path, out: Path) -> str:
+def _train_command(name: str, recipes: Sequence[Path], data: Path, out: Path) -> str:
     """The command that trains the recipes of a study into its folder."""
     arguments = [name, "train", *map(str, recipes), "--data", str(data), "--out", str(out / "run")]
     return " ".join(map(quote, arguments))
@@ -246,7 +246,7 @@ def _stop_on_signal() -> Iterator[None]:
         return
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted("asked to stop", next_step="run the same command again: it goes on where it stopped")
+        raise Interrupted("asked to stop", next_step="run the same command again: it continues where it stopped")
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:

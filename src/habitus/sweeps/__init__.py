@@ -2,7 +2,7 @@
 
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.design import centred_shapes, design_axis
-from habitus.sweeps.estimate import Speeds, device_kind, evaluations_of, speeds_of, usual_workers, wall_seconds
+from habitus.sweeps.estimate import device_kind, speed_of_store, usual_workers
 from habitus.sweeps.mps import mps_environment
 from habitus.sweeps.outcome import RunOutcome, SweepProgress, SweepResult
 from habitus.sweeps.preset import Preset, load_preset, preset_dataset, preset_text
@@ -20,7 +20,6 @@ __all__ = [
     "PriorResults",
     "RunList",
     "RunOutcome",
-    "Speeds",
     "Store",
     "SweepProgress",
     "SweepRequest",
@@ -30,15 +29,13 @@ __all__ = [
     "check_state",
     "design_axis",
     "device_kind",
-    "evaluations_of",
     "list_runs",
     "load_preset",
     "mps_environment",
     "parse_budgets",
     "preset_dataset",
     "preset_text",
-    "speeds_of",
+    "speed_of_store",
     "sweep",
     "usual_workers",
-    "wall_seconds",
 ]

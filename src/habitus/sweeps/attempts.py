@@ -89,15 +89,15 @@ def _is_published(attempt: Path, cell: Path) -> bool:
 
 def _link_checkpoint(source: Path, target: Path) -> bool:
     """Link a checkpoint's files under another folder; False where it vanished or is incomplete."""
-    beside = target.with_name(f".{target.name}.partial")
+    partial = target.with_name(f".{target.name}.partial")
     try:
         if not (source / "state.json").exists():
             return False
-        shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(source, beside, copy_function=os.link)
-        beside.rename(target)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(source, partial, copy_function=os.link)
+        partial.rename(target)
     except (OSError, shutil.Error):
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         return False
     return True
 

@@ -34,14 +34,14 @@ def mps_environment(note: Note) -> dict[str, str]:
     """The environment in which processes share this machine's GPU; empty where they take turns."""
     if _PIPES in os.environ:
         return {}
-    environment, said = _service()
-    note(said)
+    environment, outcome = _start_service()
+    note(outcome)
     return environment
 
 
 @cache
-def _service() -> tuple[dict[str, str], str]:
-    """Start the service, once; its environment, and what came of it in words."""
+def _start_service() -> tuple[dict[str, str], str]:
+    """Start the service, once; its environment, and a sentence on the outcome."""
     control = shutil.which(_CONTROL)
     if control is None:
         return {}, f"no {_CONTROL} here: workers take turns on the GPU"
@@ -49,17 +49,17 @@ def _service() -> tuple[dict[str, str], str]:
     environment = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
     for name in environment.values():
         Path(name).mkdir()
-    atexit.register(_end, control, environment, folder)
-    every = os.environ | environment
+    atexit.register(_stop_service, control, environment, folder)
+    variables = os.environ | environment
     try:
-        subprocess.run([control, "-d"], env=every, check=True, capture_output=True, timeout=_SECONDS)
-        subprocess.run([sys.executable, "-c", _PROBE], env=every, check=True, capture_output=True, timeout=_SECONDS)
+        subprocess.run([control, "-d"], env=variables, check=True, capture_output=True, timeout=_SECONDS)
+        subprocess.run([sys.executable, "-c", _PROBE], env=variables, check=True, capture_output=True, timeout=_SECONDS)
     except (subprocess.SubprocessError, OSError) as error:
         return {}, f"{_CONTROL} does not work here ({type(error).__name__}): workers take turns on the GPU"
     return environment, "workers share the GPU (MPS)"
 
 
-def _end(control: str, environment: dict[str, str], folder: Path) -> None:
+def _stop_service(control: str, environment: dict[str, str], folder: Path) -> None:
     """Stop the service and leave nothing behind."""
     with contextlib.suppress(subprocess.SubprocessError, OSError):  # it never ran, or is gone
         subprocess.run([control], input=b"quit\n", env=os.environ | environment, capture_output=True, timeout=_SECONDS)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from habitus.sizing import SpeedModel, wall_seconds
 from habitus.sweeps.cells import Design, PlannedRun
-from habitus.sweeps.estimate import Speeds, seconds_of, wall_seconds
+from habitus.sweeps.estimate import seconds_of
 from habitus.sweeps.lease import holder
 from habitus.sweeps.store import Store
 
@@ -98,7 +99,7 @@ class SweepResult:
         }
 
 
-def run_outcomes(store: Store | None, design: Design, speeds: Speeds) -> list[RunOutcome]:
+def run_outcomes(store: Store | None, design: Design, speeds: SpeedModel) -> list[RunOutcome]:
     """Every run of a design with how it ended, or how long it is expected to take."""
     estimates = seconds_of(speeds, design.distinct_runs())
     outcomes = []

@@ -21,7 +21,7 @@ from habitus.progress import Note
 from habitus.sweeps.store import Store
 from habitus.sweeps.worker import Admission, DeviceLostError, Job, Tally, Worker, WorkerOptions, deadline
 
-_PROCESS_BYTES = 700 << 20  # what a process takes before it trains anything: about the same on a GPU and beside it
+_PROCESS_BYTES = 700 << 20  # what a process takes before it trains anything: about the same on a GPU and on the host
 _SPARE = 1.3  # predicted bytes are by structure; allocators and kernels take more
 _MOST_RESTARTS = 1_000
 
@@ -30,7 +30,7 @@ _MOST_RESTARTS = 1_000
 class _Slot:
     process: ForkServerProcess
     connection: Connection
-    said_goodbye: bool = False
+    finished: bool = False  # it sent its tally or an error
 
 
 class Pool:
@@ -54,9 +54,9 @@ class Pool:
         self._environment = dict(environment or {})
         self._context = _forkserver()
         # One number per worker, written by that worker alone: what its cell is predicted to take on the device.
-        self._room = self._context.RawArray(ctypes.c_int64, workers)
+        self._reserved = self._context.RawArray(ctypes.c_int64, workers)
         self._device_bytes = device_bytes or 0
-        self._left = deadline(options.seconds_left)
+        self._seconds_left = deadline(options.seconds_left)
         self._slots: list[_Slot | None] = [None] * workers
         self._tallies: list[Tally] = []
         self._error: str | None = None
@@ -79,30 +79,30 @@ class Pool:
 
     def start(self) -> None:
         for number in range(self.workers):
-            self._slots[number] = self._begin(number)
+            self._slots[number] = self._start_worker(number)
 
     def alive(self) -> bool:
-        """Whether any worker is at work; starts another in the place of one that died before its time."""
+        """Whether any worker is at work; replaces one that died before it had finished."""
         busy = False
         for number, slot in enumerate(self._slots):
             if slot is None:
                 continue
             alive = slot.process.is_alive()
-            self._hear(slot)  # after the look: a last word comes before the end
+            self._receive(slot)  # after the look: its last message comes before its end
             if alive:
                 busy = True
                 continue
             slot.process.join()
-            self._room[number] = 0
+            self._reserved[number] = 0
             self._slots[number] = None
-            left = self._left()
-            if not slot.said_goodbye and self._error is None and (left is None or left > 0):
+            left = self._seconds_left()
+            if not slot.finished and self._error is None and (left is None or left > 0):
                 self.restarts += 1
                 if self.restarts > _MOST_RESTARTS:
                     self._error = f"{self.restarts} workers died one after the other"
                     continue
-                self.note(f"a worker died ({_why(slot.process.exitcode)}); another takes its place")
-                self._slots[number] = self._begin(number)
+                self.note(f"a worker died ({_exit_reason(slot.process.exitcode)}); another takes its place")
+                self._slots[number] = self._start_worker(number)
                 busy = True
         return busy
 
@@ -120,62 +120,70 @@ class Pool:
                 slot.process.join(30)
                 if slot.process.is_alive():
                     slot.process.kill()
-                self._hear(slot)
+                self._receive(slot)
 
     def tally(self) -> Tally:
-        """What all workers did together, those that died apart."""
+        """What all workers did together, without those that died."""
         total = Tally()
         for one in self._tallies:
             total.add(one)
         return total
 
-    def _begin(self, number: int) -> _Slot:
+    def _start_worker(self, number: int) -> _Slot:
         ours, theirs = self._context.Pipe()
-        options = replace(self.options, seconds_left=self._left())
-        room = (self._room, number, self._device_bytes)
-        arguments = (str(self.store.path), str(self.dataset.path), self.jobs, options, room, self._environment, theirs)
+        options = replace(self.options, seconds_left=self._seconds_left())
+        memory = (self._reserved, number, self._device_bytes)
+        arguments = (
+            str(self.store.path),
+            str(self.dataset.path),
+            self.jobs,
+            options,
+            memory,
+            self._environment,
+            theirs,
+        )
         process = self._context.Process(target=_worker, args=arguments, daemon=False)
         process.start()
         theirs.close()
         return _Slot(process, ours)
 
-    def _hear(self, slot: _Slot) -> None:
-        """Take what a worker says."""
+    def _receive(self, slot: _Slot) -> None:
+        """Take the messages of a worker."""
         with contextlib.suppress(EOFError, OSError):
-            while not slot.said_goodbye and slot.connection.poll():
+            while not slot.finished and slot.connection.poll():
                 kind, value = slot.connection.recv()
                 if kind == "note":
                     self.note(value)
                     continue
-                slot.said_goodbye = True
+                slot.finished = True
                 if kind == "error":
                     self._error = value
                 else:
                     self._tallies.append(Tally(**value))
 
 
-class _Room(Admission):
-    """Room on a device that several workers share. No locks: a worker that dies must not leave one behind.
+class _SharedMemory(Admission):
+    """Admission by the memory of a device that several workers share.
 
-    Each worker writes what it is about to take, then looks at the sum. Two that do so at once may both step back;
-    they look again after a moment of different lengths.
+    No locks: a worker that dies must not leave one behind. Each worker writes what it is about to take, then looks at
+    the sum. Two that do so at once may both step back; they try again after pauses of different lengths.
     """
 
-    def __init__(self, taken: Any, number: int, limit: int) -> None:
-        self._taken, self._number, self._limit = taken, number, limit
+    def __init__(self, reserved: Any, number: int, limit: int) -> None:
+        self._reserved, self._number, self._limit = reserved, number, limit
 
     def enter(self, job: Job, alone: bool) -> bool:
         if not self._limit:
             return True
         own = int(job.bytes * _SPARE) + _PROCESS_BYTES
-        self._taken[self._number] = self._limit if alone else min(own, self._limit)
-        if sum(self._taken) <= self._limit:
+        self._reserved[self._number] = self._limit if alone else min(own, self._limit)
+        if sum(self._reserved) <= self._limit:
             return True
-        self._taken[self._number] = 0
+        self._reserved[self._number] = 0
         return False
 
     def leave(self) -> None:
-        self._taken[self._number] = 0
+        self._reserved[self._number] = 0
 
 
 def _worker(
@@ -183,38 +191,38 @@ def _worker(
     dataset: str,
     jobs: list[Job],
     options: WorkerOptions,
-    room: tuple[Any, int, int],
+    memory: tuple[Any, int, int],
     environment: dict[str, str],
-    said: Connection,
+    connection: Connection,
 ) -> None:
-    """The life of a worker process."""
+    """What a worker process runs."""
     os.environ.update(environment)  # the fork server's is older; CUDA looks when it is first used
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt at the terminal means
-    threading.Thread(target=_stop_with_parent, args=(said,), daemon=True).start()
+    threading.Thread(target=_stop_with_parent, args=(connection,), daemon=True).start()
     try:
         opened = Store.open(store)
         worker = Worker(
             opened,
             Dataset.open(Path(dataset), verify=False),
             options,
-            admission=_Room(*room),
-            note=lambda text: said.send(("note", text)),
+            admission=_SharedMemory(*memory),
+            note=lambda text: connection.send(("note", text)),
         )
-        said.send(("tally", worker.work(jobs).counts()))
+        connection.send(("tally", worker.work(jobs).counts()))
     except DeviceLostError:
-        os._exit(70)  # without a last word, so that another process takes its place
+        os._exit(70)  # without a last message, so that another process takes its place
     except HabitusError as error:
-        said.send(("error", str(error)))
+        connection.send(("error", str(error)))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     except Exception:
-        said.send(("error", f"a worker failed unexpectedly:\n{traceback.format_exc()}"))
+        connection.send(("error", f"a worker failed unexpectedly:\n{traceback.format_exc()}"))
 
 
-def _stop_with_parent(said: Connection) -> None:
+def _stop_with_parent(connection: Connection) -> None:
     """Save and stop when the parent is gone: it never writes, so anything that arrives is its end."""
     with contextlib.suppress(EOFError, OSError):
-        said.recv()
+        connection.recv()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -224,7 +232,7 @@ def _forkserver() -> ForkServerContext:
     return context
 
 
-def _why(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"

@@ -66,7 +66,7 @@ class AxisSettings(Typed):
 
     budgets: tuple[float, ...] = Field((), description="Empty: the preset's.")
     learning_rates: tuple[float, ...] = Field((1.0,), min_length=1, description="Multiples of the rule's rate.")
-    extend: int = Field(2, ge=0, description="Rates added beyond an edge where the winner sits, at most.")
+    extend: int = Field(2, ge=0, description="Rates added beyond an edge where the best one lies, at most.")
     seeds: int = Field(1, ge=1)
     regimes: Regimes = ("batch",)
 
@@ -111,7 +111,7 @@ class AllocationAxis(AxisSettings):
     ladder: tuple[tuple[int, int], ...] = Field(min_length=3, description="(width, depth), small to large.")
     num_shapes: int = Field(6, ge=3)
     centres: tuple[tuple[float, float], ...] = Field(description="(budget, params) to centre on before any law.")
-    widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size sits, at most.")
+    widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size lies, at most.")
 
 
 class NegativesAxis(AxisSettings):

@@ -39,11 +39,11 @@ def run_on_ray(
             expected="the `ray` extra",
             next_step="pip install -c constraints.txt '.[ray]' in the clone",
         ) from None
-    began_here = not ray.is_initialized()
-    if began_here:
+    started_here = not ray.is_initialized()
+    if started_here:
         ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
-    left = deadline(options.seconds_left)
-    share = min(1.0, _devices(ray, options) / workers)
+    seconds_left = deadline(options.seconds_left)
+    share = min(1.0, _num_gpus(ray, options) / workers)
     task = ray.remote(num_cpus=1, num_gpus=share, max_retries=_MOST_RETRIES)(_work)
     paths = str(store.path.resolve()), str(dataset.path.resolve())
     running = [task.remote(*paths, list(jobs), options) for _ in range(workers)]
@@ -52,21 +52,21 @@ def run_on_ray(
         while running:
             ready, running = ray.wait(running, timeout=0.5)
             for reference in ready:
-                total.add(_result(ray, reference, note))
+                total.add(_tally_of(ray, reference, note))
             watch()
-            remaining = left()
+            remaining = seconds_left()
             if remaining is not None and remaining < -60:
                 break  # a task that was started again does not know how late it is
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-        if began_here:
+        if started_here:
             ray.shutdown()
     return total
 
 
 def _work(store: str, dataset: str, jobs: list[Job], options: WorkerOptions) -> dict[str, object]:
-    """One task: a worker's whole life. Problems that a user can mend come back as text."""
+    """One task: a worker, from its first claim to its tally. Errors that a user can fix come back as text."""
     began = time.monotonic()
     try:
         worker = Worker(
@@ -79,18 +79,18 @@ def _work(store: str, dataset: str, jobs: list[Job], options: WorkerOptions) -> 
         return {"error": str(error)}
 
 
-def _result(ray: object, reference: object, note: Note) -> Tally:
+def _tally_of(ray: object, reference: object, note: Note) -> Tally:
     try:
-        found = ray.get(reference)  # type: ignore[attr-defined]
-    except Exception as error:  # the task was lost more often than it is retried; the store tells what is missing
+        reply = ray.get(reference)  # type: ignore[attr-defined]
+    except Exception as error:  # the task was lost more often than it is retried; the store shows what is missing
         note(f"a Ray task was lost: {error}")
         return Tally()
-    if "error" in found:
-        raise RunError(found["error"])
-    return Tally(**found["counts"])
+    if "error" in reply:
+        raise RunError(reply["error"])
+    return Tally(**reply["counts"])
 
 
-def _devices(ray: object, options: WorkerOptions) -> float:
+def _num_gpus(ray: object, options: WorkerOptions) -> float:
     if options.device == "cpu":
         return 0.0
     return float(ray.cluster_resources().get("GPU", 0))  # type: ignore[attr-defined]

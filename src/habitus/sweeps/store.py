@@ -26,19 +26,19 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path) -> "Store":
-        """The store in a folder; refuses what is no store, or one from a newer version."""
+        """The store in a folder; refuses what is not a store, or one of another version."""
         path = Path(path)
-        text = path / INFO_FILE
-        if not text.exists():
+        file = path / INFO_FILE
+        if not file.exists():
             raise RunError(
                 f"{path} holds no {INFO_FILE}",
                 expected="a folder that `habitus sweep` wrote",
                 next_step=f"habitus sweep share --data DATASET --store {path}",
             )
         try:
-            version = json.loads(text.read_text(encoding="utf-8")).get("version")
+            version = json.loads(file.read_text(encoding="utf-8")).get("version")
         except (OSError, ValueError, AttributeError) as error:
-            raise RunError(f"{text} cannot be read: {error}", expected="the file as a sweep wrote it") from None
+            raise RunError(f"{file} cannot be read: {error}", expected="the file as a sweep wrote it") from None
         if version != STORE_VERSION:
             newer = isinstance(version, int) and version > STORE_VERSION
             raise RunError(
@@ -46,40 +46,40 @@ class Store:
                 expected=f"version {STORE_VERSION}",
                 next_step="update habitus" if newer else "sweep into a new store",
             )
-        return cls(path, StoreInfo.read(text))
+        return cls(path, StoreInfo.read(file))
 
     @classmethod
-    def create(cls, path: str | Path, dataset: Dataset, choice: EvaluationSettings) -> "Store":
+    def create(cls, path: str | Path, dataset: Dataset, settings: EvaluationSettings) -> "Store":
         """The store for this dataset and evaluation: opened where there is one, which must be for the same."""
         path = Path(path)
         if not (path / INFO_FILE).exists():
             if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not (path / "evaluation").is_dir())):
-                raise RunError(f"{path} exists and is no store", expected="a new folder, or a store")
+                raise RunError(f"{path} exists and is not a store", expected="a new folder, or a store")
             (path / "evaluation").mkdir(parents=True, exist_ok=True)
-            info = StoreInfo(dataset_checksum=dataset.checksum, evaluation=_evaluation_files(path, dataset, choice))
+            info = StoreInfo(dataset_checksum=dataset.checksum, evaluation=_evaluation_files(path, dataset, settings))
             write_once(path / INFO_FILE, info.to_json().encode())
         store = cls.open(path)
-        store.check(dataset.checksum, choice)
+        store.check(dataset.checksum, settings)
         for name in ("cells", "sweeps", "workers"):
             (path / name).mkdir(exist_ok=True)
         return store
 
-    def check(self, dataset_checksum: str, choice: EvaluationSettings | None = None) -> None:
+    def check(self, dataset_checksum: str, settings: EvaluationSettings | None = None) -> None:
         """Refuse another dataset or another evaluation than the store's."""
         if dataset_checksum != self.info.dataset_checksum:
             raise RunError(
                 f"{self.path} belongs to another dataset (checksum {self.info.dataset_checksum[:12]}, "
                 f"not {dataset_checksum[:12]})",
                 expected="one dataset per store, or losses are not comparable",
-                next_step="name another --store",
+                next_step="give another --store",
             )
-        for name, asked in choice.to_values().items() if choice else ():
-            held = getattr(self.info.evaluation, name)
-            if held != asked:
+        for name, value in settings.to_values().items() if settings else ():
+            stored = getattr(self.info.evaluation, name)
+            if stored != value:
                 raise ConfigError(
-                    f"evaluation of {name} = {asked}, and {self.path} was begun with {name} = {held}",
+                    f"the evaluation has {name} = {value}, and {self.path} was begun with {name} = {stored}",
                     expected="one evaluation for the whole store, or losses are not comparable",
-                    next_step="name another --store, or a preset with that evaluation",
+                    next_step="give another --store, or a preset with that evaluation",
                 )
 
     @property
@@ -117,7 +117,7 @@ class Store:
         return recipe
 
     def record(self, digest: str) -> Record | None:
-        """The Record of a cell, once it is known to be as it was published; None where there is none yet."""
+        """The Record of a cell, checked to be as it was published; None where there is none yet."""
         path = self.cell(digest) / RECORD_FILE
         try:
             modified = path.stat().st_mtime_ns
@@ -128,12 +128,12 @@ class Store:
         try:
             record = Record.read(path)
         except ConfigError as error:
-            raise self._edited(path, error.problem) from None
+            raise self._edited_error(path, error.problem) from None
         if record.recipe_hash != digest or record.recipe.hash(self.info.dataset_checksum) != digest:
-            raise self._edited(path, "its recipe is not the one that the folder is named after")
+            raise self._edited_error(path, "its recipe is not the one that the folder is named after")
         seal = path.with_name(SEAL_FILE)
         if seal.exists() and Seal.read(seal).record_sha256 != sha256_of(path):
-            raise self._edited(path, "its checksum is not the one that it was published with")
+            raise self._edited_error(path, "its checksum is not the one that it was published with")
         self._read[digest] = (modified, record)
         return record
 
@@ -155,15 +155,15 @@ class Store:
                 except ValueError:  # the last line of a worker that was killed
                     continue
 
-    def _edited(self, path: Path, why: str) -> RunError:
+    def _edited_error(self, path: Path, why: str) -> RunError:
         return RunError(
             f"{path} has been changed since it was published: {why}",
             expected="Records as runs wrote them: laws are only as good as they are",
-            next_step=f"bring the file back, or delete {path.parent} and run the sweep again",
+            next_step=f"restore the file, or delete {path.parent} and run the sweep again",
         )
 
 
-def _evaluation_files(path: Path, dataset: Dataset, choice: EvaluationSettings) -> EvaluationFiles:
+def _evaluation_files(path: Path, dataset: Dataset, settings: EvaluationSettings) -> EvaluationFiles:
     """The queries and candidates of the store, written as files that anyone can compare."""
     import io
 
@@ -172,10 +172,10 @@ def _evaluation_files(path: Path, dataset: Dataset, choice: EvaluationSettings) 
     from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
 
     options = EvaluateOptions(
-        queries=choice.queries,
-        batch_sequences=choice.batch_sequences,
-        catalogue_items=choice.catalogue_items,
-        seed=choice.seed,
+        queries=settings.queries,
+        batch_sequences=settings.batch_sequences,
+        catalogue_items=settings.catalogue_items,
+        seed=settings.seed,
     )
     queries = query_set(dataset, options)
     candidates = catalogue_subset(dataset, queries, options)
@@ -190,7 +190,7 @@ def _evaluation_files(path: Path, dataset: Dataset, choice: EvaluationSettings) 
         write_atomic(file, content.getvalue())
         checksums[name] = sha256_of(file)
     return EvaluationFiles(
-        **choice.to_values(),
+        **settings.to_values(),
         query_set_checksum=queries.checksum(),
         queries_sha256=checksums["queries"],
         candidates_sha256=checksums.get("candidates"),

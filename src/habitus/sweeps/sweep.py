@@ -9,10 +9,11 @@ from typing import Literal
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.progress import Note
+from habitus.sizing import wall_seconds
 from habitus.store import INFO_FILE, LeftOut
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.design import design_axis
-from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speeds_of, usual_workers, wall_seconds
+from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speed_of_store, usual_workers
 from habitus.sweeps.lease import LEASE_SECONDS
 from habitus.sweeps.manifest import ManifestFile, load_manifests, write_manifest
 from habitus.sweeps.mps import mps_environment
@@ -53,7 +54,7 @@ def sweep(
     note = note or (lambda _text: None)
     kind = device_kind(device)
     workers = workers or usual_workers(kind)
-    # Sums depend on the number of threads on a CPU only; beside a GPU the workers divide the cores.
+    # Sums depend on the number of threads on a CPU only; with a GPU the workers divide the cores.
     threads = 1 if kind == "cpu" else max(1, usual_workers("cpu") // workers)
     options = WorkerOptions(device=device if device != "auto" else kind, threads=threads, lease_seconds=lease_seconds)
     running = _Sweep(
@@ -161,7 +162,7 @@ class _Sweep:
                 )
 
     def _run_jobs(self, store: Store, designed: Design, seconds_left: float | None) -> Tally:
-        speeds = speeds_of(store, self.kind, self.facts.inputs)
+        speeds = speed_of_store(store, self.kind, self.facts.inputs)
         cells = [planned for planned in designed.distinct_runs() if not store.settled(planned.hash)]
         seconds = seconds_of(speeds, cells)
         parents = {planned.hash for planned in designed.parents}
@@ -236,7 +237,7 @@ class _Sweep:
     def _result(
         self, store: Store | None, designed: Design, files: Sequence[ManifestFile], tally: Tally, seconds: float
     ) -> SweepResult:
-        speeds = speeds_of(store, self.kind, self.facts.inputs)
+        speeds = speed_of_store(store, self.kind, self.facts.inputs)
         runs = run_outcomes(store, designed, speeds)
         missing = [run.seconds for run in runs if run.status == "missing"]
         return SweepResult(
