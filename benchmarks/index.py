@@ -25,7 +25,7 @@ from served_run import STEPS, served_run
 from softmax import machine
 
 from habitus.serving import Retriever
-from habitus.serving.catalogue import Candidates
+from habitus.serving.catalogue import CandidateItems
 from habitus.serving.index import EFFORTS, ApproximateManifest, ExactIndex, SearchIndex
 
 BATCHES = (1, 32, 256)
@@ -76,7 +76,7 @@ def main() -> None:
         options.keep.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def measure(index: SearchIndex, candidates: Candidates) -> dict[str, dict[str, float]]:
+def measure(index: SearchIndex, candidates: CandidateItems) -> dict[str, dict[str, float]]:
     """CPU and wall milliseconds per query by batch size."""
     queries = candidates.catalogue.sample_queries
     held_out = queries[len(queries) // 2 :]

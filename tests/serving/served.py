@@ -43,9 +43,9 @@ class Served:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline().decode()
-        found = re.search(r"http://(.+):(\d+)$", line.strip())
-        assert found, f"{line!r}, {self.logged()}"
-        self.host, self.port = found[1], int(found[2])
+        address = re.search(r"http://(.+):(\d+)$", line.strip())
+        assert address, f"{line!r}, {self.logged()}"
+        self.host, self.port = address[1], int(address[2])
 
     @property
     def url(self) -> str:
@@ -82,8 +82,8 @@ class Served:
             if connection is None:
                 used.close()
 
-    def recommend(self, history: list[dict[str, Any]], **wanted: Any) -> Answer:
-        return self.ask("POST", "/v1/recommend", {"history": history, **wanted})
+    def recommend(self, history: list[dict[str, Any]], **options: Any) -> Answer:
+        return self.ask("POST", "/v1/recommend", {"history": history, **options})
 
     def metric(self, name: str) -> float:
         """The value of a line of /metrics, named with its labels; 0 where it is missing."""
@@ -113,7 +113,8 @@ def shared_server(trained_run: Path) -> Served:
     """One server for all tests of a process that leave it standing; starting one takes seconds."""
     folder = Path(tempfile.mkdtemp())
     run = Path(shutil.copytree(trained_run, folder / "run"))
-    server = Served(run, "--max-history", "500", "--read-timeout", "2", "--timeout", "8", logs=folder)
+    limits = ["--max-history", "500", "--max-k", "5000", "--max-filter-values", "1500"]
+    server = Served(run, *limits, "--read-timeout", "2", "--timeout", "8", logs=folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.kill)
     return server

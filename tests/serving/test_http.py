@@ -62,6 +62,20 @@ def test_filters_and_seen_items_are_passed_on(served: Served, retriever: Retriev
     assert not set(ids) & {event["item_id"] for event in history}
 
 
+def test_limits_of_the_command_line_hold_inside_too(served: Served, log: Log) -> None:
+    """The shared server takes 500 events, k = 5,000 and 1,500 filter values, which the retriever must know too."""
+    history = events(log[4])
+    num_items = served.ask("GET", "/v1/health").body["num_items"]
+    assert len(served.recommend(history, k=5_000).body["items"]) == num_items
+    assert served.recommend(history, k=5_001).body == {"error": "k = 5001", "expected": "1 to 5,000", "next_step": ""}
+    names = [f"none {number}" for number in range(1_501)]
+    assert served.recommend(history, deny={"category": names[:1_500]}).status == 200
+    answer = served.recommend(history, allow={"brand": names[:1]}, deny={"category": names[:1_500]})
+    assert (answer.status, answer.body["error"]) == (422, "allow and deny hold 1,501 values")
+    assert served.recommend((history * 500)[:500]).status == 200
+    assert "501 events" in served.recommend((history * 500)[:501]).body["error"]
+
+
 def test_vectors_are_those_of_the_retriever(
     served: Served, retriever: Retriever, log: Log, items: list[dict[str, Any]]
 ) -> None:

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,13 @@ def test_the_command_answers_a_file_and_a_single_history(run: Path, events: Path
     assert answer["items"] == []
     assert answer["unknown_items"] == [99999]
     assert answer["notes"] == ["no item of the trained catalogue has category = 'nothing'"]
+
+
+def test_recommending_and_exporting_need_no_http_packages() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['fastapi', 'starlette', 'uvicorn', 'prometheus_client']))"
+    code = f"{blocked}; import habitus.exporting; from habitus.serving import Retriever, RecommendRequest"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

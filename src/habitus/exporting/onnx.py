@@ -42,7 +42,7 @@ from habitus.typed import Typed
 _EMBEDDER, _CONTEXTUALIZER, _MANIFEST = "embedder.onnx", "contextualizer.onnx", "manifest.json"
 _TOLERANCE = 1e-4
 _OPSET = 18
-_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds at most two gigabytes; larger weights lie beside it
+_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds at most two gigabytes; larger weights go into a second file
 
 
 class OnnxFiles(Typed):
@@ -247,7 +247,7 @@ def _random_values(field: Field, shape: tuple[int, ...]) -> Tensor:
 
 
 def _write(path: Path, part: _Part) -> float:
-    """Export one part and compare; returns the largest difference seen."""
+    """Export one part and compare; returns the largest difference."""
     shapes = tuple({axis: torch.export.Dim(name) for axis, name in one.items()} for one in part.axes)
     fixed, free = (shapes[:2], shapes[2:]) if isinstance(part.module, PaddedContextualizer) else ((), shapes)
     size = sum(parameter.nbytes for parameter in part.module.parameters())

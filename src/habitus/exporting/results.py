@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.errors import ConfigError
+from habitus.files import staged_file
 from habitus.serving import RecommendResponse, Retriever
 
 RESULT_SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -29,11 +30,10 @@ class Results(Protocol):
 
 @contextmanager
 def open_results(out: Path, retriever: Retriever, *, replace: bool) -> Iterator[Results]:
-    """A file of the kind that its suffix names, written beside its name and renamed when the block ends well."""
+    """A file of the kind that its suffix names, written under a temporary name and renamed when the block ends well."""
     check_output(out, RESULT_SUFFIXES, replace=replace)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     columns = _Columns(retriever)
-    try:
+    with staged_file(out) as partial:
         results: Results
         if out.suffix == ".parquet":
             results = _ParquetResults(partial, columns)
@@ -43,11 +43,6 @@ def open_results(out: Path, retriever: Retriever, *, replace: bool) -> Iterator[
             yield results
         finally:
             results.close()
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def check_output(out: Path, suffixes: tuple[str, ...], *, replace: bool) -> None:

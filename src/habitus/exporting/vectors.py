@@ -1,6 +1,5 @@
 """Vectors out: of the items that may be recommended now, or of users, as Parquet in order and out of core."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from habitus.errors import ConfigError, DataError
 from habitus.evaluation import check_dataset
 from habitus.exporting.recommend import read_users
 from habitus.exporting.results import check_output
+from habitus.files import staged_file
 from habitus.progress import Progress
 from habitus.serving import EncodedHistory, RequestError, Retriever, UnknownHistoryError
 from habitus.typed import Typed
@@ -76,32 +76,27 @@ def export_users(
 def _write(
     out: Path, parts: Iterator[_Part], retriever: Retriever, replace: bool, progress: Progress | None
 ) -> Exported:
-    """One Parquet file, written beside its name and renamed when it is complete."""
+    """One Parquet file, written under a temporary name and renamed when it is complete."""
     check_output(out, (".parquet",), replace=replace)
     joint_dim = retriever.bundle.recipe.model.joint_dim
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     writer: pq.ParquetWriter | None = None
     rows = 0
     try:
-        for ids, vectors, share in parts:
-            flat = pa.array(np.ascontiguousarray(vectors, np.float32).ravel())
-            table = ids.append_column("vector", pa.FixedSizeListArray.from_arrays(flat, joint_dim))
+        with staged_file(out) as partial:
+            for ids, vectors, share in parts:
+                flat = pa.array(np.ascontiguousarray(vectors, np.float32).ravel())
+                table = ids.append_column("vector", pa.FixedSizeListArray.from_arrays(flat, joint_dim))
+                if writer is None:
+                    writer = pq.ParquetWriter(partial, table.schema, compression="zstd")
+                writer.write_table(table.cast(writer.schema))
+                rows += table.num_rows
+                if progress is not None:
+                    progress("writing vectors", share)
             if writer is None:
-                writer = pq.ParquetWriter(partial, table.schema, compression="zstd")
-            writer.write_table(table.cast(writer.schema))
-            rows += table.num_rows
-            if progress is not None:
-                progress("writing vectors", share)
-        if writer is None:
-            raise DataError("there is nothing to export", expected="at least one item or user")
-        writer.close()
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(out)
+                raise DataError("there is nothing to export", expected="at least one item or user")
+            writer.close()
     except OSError as error:
         raise DataError(f"{out} could not be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return Exported(path=str(out), rows=rows, joint_dim=joint_dim)
 
 

@@ -197,7 +197,7 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
     return TrainedCatalogue(ids, codes, cache, id_format, IdLookup(id_format, ids), queries)
 
 
-class Candidates:
+class CandidateItems:
     """Rows 0 to V-1 are the trained catalogue, the next n the items added at run time. Not safe for several threads."""
 
     def __init__(self, catalogue: TrainedCatalogue, device: torch.device) -> None:

@@ -236,18 +236,23 @@ class ItemEncoder:
         return pa.RecordBatch.from_pydict(columns)
 
     def _read(self, name: str, value: Any) -> Any:
-        kind, what, longest = self.kinds[name], f"field {name!r}", self.limits.max_text
+        """The value as it is stored, by the kind of its field."""
         if value is None:
             return None
-        if kind == "text":
-            return _read_text(what, value, longest)
-        if kind == "category":
-            return read_category(what, value, longest)
-        if kind == "vector":
-            return _read_vector(what, value, self.vector_sizes[name])
-        if kind == "number":
-            return read_number(what, value)
-        return (_EPOCH + read_time(what, value, "datetime") * _MICROSECOND).isoformat()
+        what, longest = f"field {name!r}", self.limits.max_text
+        match self.kinds[name]:
+            case "text":
+                return _read_text(what, value, longest)
+            case "category":
+                return read_category(what, value, longest)
+            case "number":
+                return read_number(what, value)
+            case "time":
+                return (_EPOCH + read_time(what, value, "datetime") * _MICROSECOND).isoformat()
+            case "vector":
+                return _read_vector(what, value, self.vector_sizes[name])
+            case kind:
+                raise NotImplementedError(f"fields of kind {kind!r} cannot be read one by one")
 
     def _first_key(self, item_id: Any) -> Any:
         """The key of an item's own id, without the columns of a pair."""

@@ -26,7 +26,7 @@ from habitus.files import sha256_of, staged_folder
 from habitus.model import Bundle
 from habitus.progress import Note, Progress
 from habitus.randomness import Stream, permute_index, shuffle_keys
-from habitus.serving.catalogue import Candidates
+from habitus.serving.catalogue import CandidateItems
 from habitus.serving.scan import ScanResult, exact_search
 from habitus.typed import Typed
 
@@ -41,7 +41,7 @@ _AUTO_IVF, _AUTO_IVFPQ = 200_000, 10_000_000
 _FORMAT_VERSION = 1
 _FILE, _MANIFEST = "index.faiss", "manifest.json"
 _TARGET_RECALL = 0.99  # of the queries that choose the effort
-_MIN_RECALL = 0.98  # on the other queries; below it the user is told
+_MIN_RECALL = 0.98  # on the other queries; below it the user is warned
 _MIN_PROPOSED = 64  # rows proposed per query, however small k is: they carry most of the sum
 _SAMPLED_ROWS = 16_384
 _HNSW_LINKS = 32
@@ -70,7 +70,7 @@ class SearchIndex(Protocol):
 
     info: IndexInfo
 
-    def search(self, queries: Tensor, k: int, candidates: Candidates) -> ScanResult:
+    def search(self, queries: Tensor, k: int, candidates: CandidateItems) -> ScanResult:
         """The k best active rows for queries [M, d], and the log-sum-exp over all active rows."""
         ...
 
@@ -81,12 +81,12 @@ class ExactIndex:
     def __init__(self) -> None:
         self.info = IndexInfo(kind="exact", recall_at_10=1.0)
 
-    def search(self, queries: Tensor, k: int, candidates: Candidates) -> ScanResult:
+    def search(self, queries: Tensor, k: int, candidates: CandidateItems) -> ScanResult:
         return exact_search(queries, candidates.pieces(), k, candidates.bias())
 
 
 def open_index(
-    kind: IndexKind, bundle: Bundle, candidates: Candidates, note: Note, progress: Progress | None = None
+    kind: IndexKind, bundle: Bundle, candidates: CandidateItems, note: Note, progress: Progress | None = None
 ) -> SearchIndex:
     """The index of a kind. An approximate one is built if it is missing, and `note` says so.
 
@@ -118,7 +118,7 @@ def open_index(
     return index
 
 
-def _choose_kind(candidates: Candidates) -> ApproximateKind | Literal["exact"]:
+def _choose_kind(candidates: CandidateItems) -> ApproximateKind | Literal["exact"]:
     if candidates.device.type != "cpu" or candidates.num_trained < _AUTO_IVF:
         return "exact"
     _import_faiss()
@@ -164,7 +164,7 @@ class FaissIndex:
         self.info = IndexInfo(kind=kind, recall_at_10=0.0)  # until it is measured
         self._sample: tuple[np.ndarray, Tensor] | None = None
 
-    def search(self, queries: Tensor, k: int, candidates: Candidates) -> ScanResult:
+    def search(self, queries: Tensor, k: int, candidates: CandidateItems) -> ScanResult:
         """The k best of the proposed rows, with exact scores, and the estimated log-sum-exp over all active rows."""
         width = min(max(k, _MIN_PROPOSED), candidates.num_trained)
         rows = self._propose(queries, width + min(len(candidates.hidden), _MIN_PROPOSED))
@@ -200,13 +200,13 @@ class FaissIndex:
             return faiss.SearchParametersHNSW(efSearch=self.effort)
         return faiss.SearchParametersIVF(nprobe=self.effort)
 
-    def _scores(self, queries: Tensor, rows: np.ndarray, candidates: Candidates) -> Tensor:
+    def _scores(self, queries: Tensor, rows: np.ndarray, candidates: CandidateItems) -> Tensor:
         """Exact scores float32 [M, n] of proposed rows, -inf where there is none."""
         vectors = candidates.vectors(np.maximum(rows, 0).ravel()).view(*rows.shape, -1)
         scores = torch.einsum("md,mnd->mn", queries.float(), vectors.float())
         return scores.masked_fill(torch.from_numpy(rows < 0).to(scores.device), -torch.inf)
 
-    def _log_sum(self, queries: Tensor, rows: np.ndarray, scores: Tensor, candidates: Candidates) -> Tensor:
+    def _log_sum(self, queries: Tensor, rows: np.ndarray, scores: Tensor, candidates: CandidateItems) -> Tensor:
         """The estimated log-sum-exp float64 [M] over the active rows of the trained catalogue."""
         if self._sample is None:
             count = min(_SAMPLED_ROWS, candidates.num_trained)
@@ -258,7 +258,7 @@ def _open_approximate(folder: Path, kind: ApproximateKind, checksums: tuple[str,
 def _build_approximate(
     folder: Path,
     kind: ApproximateKind,
-    candidates: Candidates,
+    candidates: CandidateItems,
     queries: Tensor,
     checksums: tuple[str, str],
     progress: Progress | None = None,
@@ -312,7 +312,7 @@ def _import_faiss() -> Any:
     return faiss
 
 
-def _build_faiss(kind: ApproximateKind, candidates: Candidates, progress: Progress) -> "faiss.Index":
+def _build_faiss(kind: ApproximateKind, candidates: CandidateItems, progress: Progress) -> "faiss.Index":
     """A fresh index with every catalogue row in it, row numbers as ids."""
     import faiss
 
@@ -340,11 +340,11 @@ def _build_faiss(kind: ApproximateKind, candidates: Candidates, progress: Progre
     return index
 
 
-def _vectors_of(candidates: Candidates, rows: np.ndarray) -> np.ndarray:
+def _vectors_of(candidates: CandidateItems, rows: np.ndarray) -> np.ndarray:
     return candidates.vectors(rows).float().cpu().numpy()
 
 
-def _measure_recall(index: FaissIndex, queries: Tensor, truth: Tensor, candidates: Candidates) -> float:
+def _measure_recall(index: FaissIndex, queries: Tensor, truth: Tensor, candidates: CandidateItems) -> float:
     """The share of the true best rows that the index returns."""
     rows = index.search(queries, truth.shape[1], candidates).rows
     hits = (rows[:, :, None] == truth[:, None, :]).any(1)

@@ -2,8 +2,8 @@
 
 One file, journal.jsonl: a line per change, each with the checksum of its own bytes, appended and flushed to the disk.
 A process killed while it writes leaves a torn last line, which was acknowledged to nobody and is cut off at the next
-start. A damaged line elsewhere is refused by number. When most lines are outdated, the file is written anew beside
-its name and renamed.
+start. A damaged line elsewhere is refused by number. When most lines are outdated, a new file
+with one line per item replaces it.
 
 One process writes; it takes the lock at its first change. Others read what is there when they open.
 """
@@ -38,7 +38,7 @@ class JournalEntry:
     fields: Mapping[str, Any]  # as read; empty for a trained item that was only withdrawn
     withdrawn: bool
     vector: bytes  # float32; empty where the fields are
-    embedder: str  # checksum of what made the vector: another embedder must make its own
+    embedder: str  # checksum of the embedder that computed the vector; another one must compute its own
 
 
 class ItemStore:
@@ -50,7 +50,7 @@ class ItemStore:
         self._states: dict[Key, tuple[int, JournalEntry]] = {}  # in the order of the last change
         self._version = 0
         self._lines = 0
-        self._size = 0  # bytes of whole lines
+        self._size = 0  # bytes of complete lines
         self._file = -1
         self._lock = -1
         self._compact_at = COMPACT_LINES
@@ -236,7 +236,7 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 
 def _read_lines(path: Path, content: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """(values, bytes) of the whole lines. A torn last line ends the reading; another damaged one is an error."""
+    """(values, bytes) of the complete lines. A torn last line ends the reading; another damaged one is an error."""
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1]):  # what follows the last newline is torn, or empty
         checksum, _, body = line.partition(b" ")

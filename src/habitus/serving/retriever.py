@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from habitus.evaluation import device_named
+from habitus.evaluation import resolve_device
 from habitus.model import Bundle, batch_tensors, load_bundle
 from habitus.progress import Note, Progress
-from habitus.serving.catalogue import Candidates, open_catalogue
+from habitus.serving.catalogue import CandidateItems, open_catalogue
 from habitus.serving.encoding import EncodedHistory, HistoryEncoder, ItemEncoder, pack_histories
 from habitus.serving.ids import Key
 from habitus.serving.index import IndexInfo, IndexKind, SearchIndex, open_index
@@ -47,7 +47,7 @@ class Retriever:
     def __init__(
         self,
         bundle: Bundle,
-        candidates: Candidates,
+        candidates: CandidateItems,
         index: SearchIndex,
         store: ItemStore,
         *,
@@ -93,9 +93,9 @@ class Retriever:
         what a user should know.
         """
         note = note or (lambda _: None)
-        bundle = load_bundle(run, device_named(device))
+        bundle = load_bundle(run, resolve_device(device))
         catalogue = open_catalogue(bundle, None if data is None else Path(data), note, progress)
-        candidates = Candidates(catalogue, bundle.device)
+        candidates = CandidateItems(catalogue, bundle.device)
         search_index = open_index(index, bundle, candidates, note, progress)
         store = items if isinstance(items, ItemStore) else ItemStore(items or bundle.run_path / "serve" / "items")
         return cls(bundle, candidates, search_index, store, read_only=read_only, limits=limits)

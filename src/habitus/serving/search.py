@@ -14,7 +14,7 @@ from torch import Tensor
 
 from habitus.data import Encoders
 from habitus.model import MASKED_COPY_SCORE
-from habitus.serving.catalogue import Candidates
+from habitus.serving.catalogue import CandidateItems
 from habitus.serving.encoding import EncodedHistory, check_names, read_category
 from habitus.serving.index import SearchIndex
 from habitus.serving.scan import exact_search
@@ -76,7 +76,7 @@ class RankedRows(NamedTuple):
 class Searcher:
     """Searches the candidates of one run."""
 
-    def __init__(self, candidates: Candidates, encoders: Encoders, index: SearchIndex, limits: Limits) -> None:
+    def __init__(self, candidates: CandidateItems, encoders: Encoders, index: SearchIndex, limits: Limits) -> None:
         self.candidates = candidates
         self.index = index
         self.filters = FilterMasks(candidates, encoders.item_codes, limits)
@@ -151,7 +151,7 @@ class Searcher:
 class FilterMasks:
     """The rows that pass a request's filter; masks over the trained catalogue are cached."""
 
-    def __init__(self, candidates: Candidates, codes: Mapping[str, Mapping[str, int]], limits: Limits) -> None:
+    def __init__(self, candidates: CandidateItems, codes: Mapping[str, Mapping[str, int]], limits: Limits) -> None:
         self.candidates = candidates
         self.codes = codes
         self.limits = limits

@@ -51,7 +51,7 @@ class _Update(NamedTuple):
             retriever.put_item(self.item_id, self.fields)
 
     def repeat(self, retriever: Retriever) -> None:
-        """Apply an update that another run has seen; an item that is not there is withdrawn already."""
+        """Apply an update that another run has applied; an item that is not there is withdrawn already."""
         with contextlib.suppress(UnknownItemError):
             self.apply(retriever)
 
