@@ -57,7 +57,7 @@ def test_the_hash_depends_on_what_matters_and_on_nothing_else() -> None:
         ({"model.width": 130}, r"130 is not a multiple of head_dim 32; the nearest is 128"),
         ({"train.steps": 0}, r"train.steps = 0"),
         ({"train.num_negatives": 5}, r"stage 1 has in-batch candidates only"),
-        ({"train.stage": 2}, r"parent must hold its hash"),
+        ({"train.stage": 2}, r"parent must be its hash"),
         ({"train.optimizer": "sgd"}, r"'adamw' or 'muon'"),
         ({"train.learning_rate": "nan"}, r"learning_rate"),
     ],
@@ -128,8 +128,8 @@ def test_records_hold_what_the_protocol_names(tmp_path: Path) -> None:
     assert Record.read(tmp_path / "record.json") == record
     assert "flops_executed" not in (tmp_path / "record.json").read_text(), "what is missing is absent"
     for change, message in [
-        ({"status": "failed"}, "must carry its reason"),
-        ({"train": None}, "must carry params and train losses"),
+        ({"status": "failed"}, "must have a reason"),
+        ({"train": None}, "must have params and train losses"),
         ({"metrics": {"batch/loss": {"value": float("nan"), "n": 1}}}, "batch/loss.value"),
         ({"schema_version": 2}, "schema_version"),
     ]:

@@ -1,4 +1,4 @@
-"""Failures that a user can mend."""
+"""Failures that a user can fix."""
 
 
 class HabitusError(Exception):
@@ -17,11 +17,11 @@ class HabitusError(Exception):
 
 
 class ConfigError(HabitusError):
-    """A recipe, schema or option that cannot be used as given."""
+    """A recipe, schema or option that cannot be used."""
 
 
 class DataError(HabitusError):
-    """Input tables or a dataset folder that cannot be used as given."""
+    """Input tables or a dataset folder that cannot be used."""
 
 
 class ModelError(HabitusError):
@@ -33,12 +33,12 @@ class FitError(HabitusError):
 
 
 class RunError(HabitusError):
-    """A run, store or worker that cannot go on."""
+    """A run, store or worker that cannot continue."""
 
 
 class OutOfMemory(RunError):
-    """A run that the device's memory does not hold; smaller micro-batches or fewer neighbours may help."""
+    """A run that does not fit the device's memory; smaller micro-batches or fewer processes on it may help."""
 
 
 class Interrupted(RunError):
-    """A run that was asked to stop and has saved where it is."""
+    """A run that was told to stop and has saved a checkpoint."""

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent: written beside their name, then renamed."""
+"""Files and folders that are complete or absent: written under a temporary name, then renamed."""
 
 import errno
 import hashlib
@@ -13,30 +13,31 @@ from pathlib import Path
 
 def write_atomic(path: str | Path, content: bytes) -> None:
     """Write `content` so that a reader sees the old file or the new one, never a part."""
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with staged_file(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def staged_file(final: str | Path) -> Iterator[Path]:
+    """A name to write a file under; renamed to `final` when the block ends well, removed when it does not."""
+    partial = _partial_name(Path(final))
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        yield partial
+        _sync_file(partial)
+        partial.replace(final)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def write_once(path: str | Path, content: bytes) -> bool:
     """Write a file under a name that may be taken only once; False where another process was first."""
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    partial = _partial_name(Path(path))
     try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        return link_once(beside, path)
+        partial.write_bytes(content)
+        _sync_file(partial)
+        return link_once(partial, path)
     finally:
-        beside.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def link_once(source: str | Path, path: str | Path) -> bool:
@@ -77,12 +78,16 @@ def staged_folder(final: str | Path) -> Iterator[Path]:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Flush every file below `folder` to the disk, so that the rename that follows publishes whole files."""
+    """Flush every file below `folder` to the disk, so that the rename that follows publishes complete files."""
     for directory, _, names in os.walk(folder):
         for name in names:
-            with Path(directory, name).open("rb") as file:
-                os.fsync(file.fileno())
+            _sync_file(Path(directory, name))
         sync_folder(Path(directory))
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -105,6 +110,10 @@ def sha256_of(path: str | Path) -> str:
 _own_stages: set[str] = set()
 
 
+def _partial_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
 def _stage_prefix(final: Path) -> str:
     return f".{final.name}.partial-{socket.gethostname()}-"
 
@@ -115,11 +124,11 @@ def _clear_leftovers(final: Path) -> None:
         pid = leftover.name.removeprefix(prefix).partition("-")[0]
         if not leftover.name.startswith(prefix) or not pid.isdigit() or leftover.name in _own_stages:
             continue
-        if int(pid) == os.getpid() or not _alive(int(pid)):
+        if int(pid) == os.getpid() or not _is_running(int(pid)):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The Recipe: everything that decides one stage of one run, and nothing else."""
+"""The Recipe: everything that determines one stage of one run, and nothing else."""
 
 from operator import not_
 from typing import Literal, Self, get_args
@@ -14,9 +14,9 @@ Schedule = Literal["cosine", "constant"]
 Precision = Literal["bf16", "fp32"]
 Regime = Literal["batch", "catalogue"]  # the candidates of an evaluation: a batch's own, or the catalogue
 
-# Raised when the numerics change, so that old Records are not taken for new ones.
+# Raised when the numerics change, so that Records from before and after are not mixed up.
 RECIPE_VERSION = 1
-# Keys that came later are left out (`exclude_if`) where they say nothing: what was written before keeps its hash.
+# Keys added later are left out (`exclude_if`) at their default, so that recipes written before keep their hash.
 
 
 class DataRecipe(Typed):
@@ -31,7 +31,7 @@ class ModelRecipe(Typed):
     depth: int = Field(ge=1, description="Layers of the contextualizer.")
     head_dim: int = Field(32, ge=2, description="Width of one attention head of the contextualizer.")
     copying: bool = Field(
-        False, exclude_if=not_, description="Let the events of a user's own past speak for their items."
+        False, exclude_if=not_, description="Add a copy head: past events raise the scores of their own items."
     )
     init: Init = Field("default", description="Initialisation and rate scaling.")
 
@@ -43,7 +43,7 @@ class ModelRecipe(Typed):
                 f"width {self.width} is not a multiple of head_dim {self.head_dim}; the nearest is {multiple}"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions need pairs")
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary positions rotate pairs")
         return self
 
 
@@ -55,9 +55,7 @@ class TrainRecipe(Typed):
     log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
     batch_sequences: int = Field(ge=1, description="Windows per optimizer step, over all processes.")
     steps: int = Field(ge=1, description="Optimizer steps.")
-    optimizer: Optimizer = Field(
-        "muon", description="Muon takes the hidden matrices only; the rest AdamW."
-    )
+    optimizer: Optimizer = Field("muon", description="Muon takes the hidden matrices only; the rest AdamW.")
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
     schedule: Schedule = Field("cosine", description="After the warm-up.")
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")
@@ -71,12 +69,12 @@ class TrainRecipe(Typed):
     def _stages_do_not_mix(self) -> Self:
         if self.stage == 1 and self.num_negatives:
             raise ValueError(
-                f"stage 1 has in-batch candidates only, so num_negatives = {self.num_negatives} is refused"
+                f"num_negatives = {self.num_negatives}, but stage 1 has in-batch candidates only; leave it at 0"
             )
         if self.stage == 1 and self.parent is not None:
-            raise ValueError("stage 1 starts from scratch, so it has no parent")
+            raise ValueError("stage 1 starts from scratch and has no parent")
         if self.stage == 2 and self.parent is None:
-            raise ValueError("stage 2 continues a stage-1 run: parent must hold its hash")
+            raise ValueError("stage 2 continues a stage-1 run; parent must be its hash")
         return self
 
 

@@ -1,4 +1,4 @@
-"""The Record: what one run measured, written once; all that analysis reads."""
+"""The Record: what one run measured. It is written once, and analysis reads nothing else."""
 
 from typing import Any, Literal, Self
 
@@ -13,7 +13,7 @@ RECORD_VERSION: Literal[1] = 1
 class Params(Typed):
     embedder: int = Field(ge=0)
     contextualizer: int = Field(ge=0)
-    vocabulary: int = Field(ge=0, description="Token and category tables; counted apart from both.")
+    vocabulary: int = Field(ge=0, description="Token and category tables, which neither part counts.")
 
     @property
     def total(self) -> int:
@@ -55,7 +55,7 @@ class Seconds(Typed):
 
 
 class Record(Typed):
-    """A missing value is absent, never zero. A failed run is a Record too, with its reason."""
+    """A missing value is absent, never zero. A failed run has a Record too, with its reason."""
 
     schema_version: Literal[1] = RECORD_VERSION
     recipe: Recipe
@@ -95,7 +95,7 @@ class Record(Typed):
     @model_validator(mode="after")
     def _status_and_reason_agree(self) -> Self:
         if self.status == "failed" and not self.reason:
-            raise ValueError("a failed Record must carry its reason")
+            raise ValueError("a failed Record must have a reason")
         if self.status == "done" and (self.train is None or self.params is None):
-            raise ValueError("a Record that is done must carry params and train losses")
+            raise ValueError("a Record that is done must have params and train losses")
         return self

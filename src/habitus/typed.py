@@ -1,4 +1,4 @@
-"""Frozen, typed values with a TOML and a JSON form; unknown keys are refused with the nearest name."""
+"""Frozen, typed values with a TOML and a JSON form; an unknown key is refused with the nearest known one."""
 
 import difflib
 import hashlib
@@ -15,13 +15,13 @@ from habitus.files import write_atomic
 
 
 class Typed(BaseModel):
-    """Base of Recipe, Record, Schema and Law: immutable, and strict about its keys."""
+    """Base of everything that is stored as TOML or JSON: immutable, and strict about its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str) -> Self:
-        """The value that `values` describe; `source` names the file or option in the error."""
+        """The object that `values` describe; errors call them `source`, the name of a file or an option."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -29,12 +29,12 @@ class Typed(BaseModel):
             raise ConfigError(
                 f"{source}: " + "; ".join(lines),
                 expected=f"the keys and types of {cls.__name__}",
-                next_step=f"correct {source} and run again",
+                next_step=f"fix {source} and run again",
             ) from error
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """The value stored in a .toml or .json file."""
+        """The object stored in a .toml or .json file."""
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ class Typed(BaseModel):
         return cls.parse(values, str(path))
 
     def write(self, path: str | Path) -> None:
-        """Write the TOML or JSON form, by the suffix, beside its name and then rename."""
+        """Write the JSON form to a .json file, the TOML form to any other. The file appears complete or not at all."""
         path = Path(path)
         try:
             write_atomic(path, (self.to_json() if path.suffix == ".json" else self.to_toml()).encode())
@@ -61,7 +61,7 @@ class Typed(BaseModel):
             ) from error
 
     def to_values(self) -> dict[str, Any]:
-        """Plain values, ready for JSON or TOML. What is missing (None) is absent."""
+        """Plain values, ready for JSON or TOML. A value that is None is left out."""
         return self.model_dump(mode="json", exclude_none=True, by_alias=True)
 
     def to_json(self) -> str:
@@ -72,7 +72,7 @@ class Typed(BaseModel):
 
 
 def canonical_json(value: Any) -> bytes:
-    """One spelling per value: sorted keys, no spaces, no NaN. What hashes are taken of."""
+    """The one spelling of a value that hashes are computed from: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -81,11 +81,11 @@ def content_hash(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def suggest_name(name: str, known: list[str]) -> str:
-    """A sentence that offers the known name closest to `name`, or lists what is known."""
-    by_folded = {other.casefold(): other for other in known}
+def suggest_name(name: str, names: list[str]) -> str:
+    """'did you mean ...?' with the closest of `names`, or all of them where none is close."""
+    by_folded = {other.casefold(): other for other in names}
     close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
-    return f"did you mean {by_folded[close[0]]!r}?" if close else f"known: {', '.join(sorted(known))}"
+    return f"did you mean {by_folded[close[0]]!r}?" if close else f"known: {', '.join(sorted(names))}"
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _toml_scalar(text: str) -> Any:
-    """A TOML value; a bare word counts as a string, as people type it on a command line."""
+    """A TOML value; a bare word is a string, since that is what people type on a command line."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

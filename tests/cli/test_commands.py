@@ -75,7 +75,7 @@ def test_guess_writes_a_schema_that_prepare_takes(place: Path) -> None:
             "nowhere.parquet does not exist",
         ),
         (["prepare", "a", "b", "--schema", "missing.toml", "--out", "o"], "missing.toml does not exist"),
-        (["prepare", "a", "b", "--schema", "shop/schema.toml"], "no --out was given"),
+        (["prepare", "a", "b", "--schema", "shop/schema.toml"], "--out is missing"),
         (
             ["prepare", "a", "b", "--schema", "shop/schema.toml", "--out", "o", "--split", "users"],
             "'users' is not a choice",

@@ -153,7 +153,7 @@ def test_the_example_in_the_help_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no folder was given"),
+        ([], "the folder to write is missing"),
         (["copy_window=3"], "looks like a knob"),
         (["{out}", "copy_windw=3"], "did you mean 'copy_window'?"),
         (["{out}", "copy_window"], "has no '='"),

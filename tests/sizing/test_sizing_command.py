@@ -48,7 +48,7 @@ def test_the_table_names_everything_that_was_promised() -> None:
         "executed_flops bytes"
     ).split():
         assert any(line.startswith(name + " ") for line in output.splitlines()), name
-    assert "wanted 0.06" in output
+    assert "requested 0.06" in output
 
 
 def test_a_recipe_is_sized_by_the_formula_of_its_stage(tmp_path: Path) -> None:

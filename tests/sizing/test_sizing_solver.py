@@ -167,7 +167,7 @@ def test_a_model_without_text_counts_each_embedder_weight_once_per_item() -> Non
         ({"flops": 1e9, "share": 0.1, "width": 64, "depth": 2}, "costs more than the budget"),
         ({"flops": 1e15, "joint_dim": 4096, "steps": 1000}, "leaves no compute for a contextualizer"),
         ({"flops": 1e15, "share": 0.06, "width": 512, "depth": 8, "data_ratio": 15}, "data_ratio = 15 cannot"),
-        ({"flops": 1e15, "joint_dim": 104, "data_ratio": 15, "head_dim": 512}, "smallest buildable has"),
+        ({"flops": 1e15, "joint_dim": 104, "data_ratio": 15, "head_dim": 512}, "smallest buildable one has"),
     ],
 )
 def test_a_request_that_cannot_be_met_says_which_constraint_bites(values: dict[str, float], message: str) -> None:

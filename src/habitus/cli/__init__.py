@@ -28,7 +28,7 @@ from habitus.errors import HabitusError
 
 
 def main() -> None:
-    """Run the command line; a failure that the user can mend is one message and exit code 1."""
+    """Run the command line; a failure that the user can fix is one message and exit code 1."""
     try:
         app()
     except HabitusError as error:

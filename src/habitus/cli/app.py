@@ -26,14 +26,14 @@ def check_choice(option: str, value: str, choices: tuple[Choice, ...]) -> Choice
     raise ConfigError(f"--{option} {value!r} is not a choice", expected=" or ".join(choices))
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"habitus {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print it."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass

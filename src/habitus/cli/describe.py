@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from habitus.data import Description
 
 
-@app.command(help="Say what is in a prepared dataset.\n\nExample: `habitus describe dataset`")
+@app.command(help="Describe what is in a prepared dataset.\n\nExample: `habitus describe dataset`")
 def describe(
     dataset: Annotated[Path, typer.Argument(help="Folder that 'habitus prepare' wrote.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
@@ -22,28 +22,28 @@ def describe(
     from habitus.data import Dataset
     from habitus.data import describe as run
 
-    found = run(Dataset.open(dataset))
+    description = run(Dataset.open(dataset))
     if as_json:
-        typer.echo(found.to_json())
+        typer.echo(description.to_json())
         return
     from rich.console import Console
 
     console = Console()
-    for table in _tables(found):
+    for table in _tables(description):
         console.print(table)
 
 
-def _tables(found: "Description") -> list["Table"]:
-    history, popularity = found.history, found.popularity
+def _tables(data: "Description") -> list["Table"]:
+    history, popularity = data.history, data.popularity
     slope = "too few items" if popularity.zipf_slope is None else f"{popularity.zipf_slope:.2f}"
     log = [
-        ("users", f"{found.users:,}"),
-        ("events", f"{found.events:,}"),
-        ("items in the catalogue", f"{found.items:,}"),
+        ("users", f"{data.users:,}"),
+        ("events", f"{data.events:,}"),
+        ("items in the catalogue", f"{data.items:,}"),
         ("  with events", f"{popularity.items_with_events:,}"),
         ("  never in training (cold)", f"{popularity.cold_items:,}"),
-        ("from", found.first_time),
-        ("to", found.last_time),
+        ("from", data.first_time),
+        ("to", data.last_time),
         ("events per user: mean", f"{history.mean:,.1f}"),
         ("  median / 90% / 99%", f"{history.median:,.0f} / {history.p90:,.0f} / {history.p99:,.0f}"),
         ("  longest", f"{history.largest:,}"),
@@ -51,25 +51,25 @@ def _tables(found: "Description") -> list["Table"]:
         ("  on the top 10%", f"{popularity.top_10_percent_share:.1%}"),
         ("Zipf slope", slope),
         ("events that repeat the user's item", f"{popularity.repeat_share:.1%}"),
-        *((f"dropped: {what}", f"{count:,}") for what, count in found.dropped.items()),
+        *((f"dropped: {what}", f"{count:,}") for what, count in data.dropped.items()),
     ]
     splits = [
         (label, f"{train:,}", f"{held:,}")
         for label, train, held in [
-            ("users", found.train.users, found.validation.users),
-            ("events in windows", found.train.events, found.validation.events),
-            ("queries", found.train.queries, found.validation.queries),
-            (f"windows of {found.seq_len}", found.train.windows, found.validation.windows),
-            ("events that stand alone", found.train.events_left_out, found.validation.events_left_out),
+            ("users", data.train.users, data.validation.users),
+            ("events in windows", data.train.events, data.validation.events),
+            ("queries", data.train.queries, data.validation.queries),
+            (f"windows of {data.seq_len}", data.train.windows, data.validation.windows),
+            ("events that stand alone", data.train.events_left_out, data.validation.events_left_out),
         ]
     ]
-    splits.append(("slots filled", f"{found.train.slots_filled:.1%}", f"{found.validation.slots_filled:.1%}"))
+    splits.append(("slots filled", f"{data.train.slots_filled:.1%}", f"{data.validation.slots_filled:.1%}"))
     repetition = [
         (f"{row.events:,}", f"{row.window_epochs:,.2f}", f"{row.times_item_of_an_event_is_seen:,.1f}")
-        for row in found.repetition
+        for row in data.repetition
     ]
-    fields = [("item", name, f"{share:.1%}") for name, share in found.item_fields_filled.items()]
-    fields += [("event", name, f"{share:.1%}") for name, share in found.event_fields_filled.items()]
+    fields = [("item", name, f"{share:.1%}") for name, share in data.item_fields_filled.items()]
+    fields += [("event", name, f"{share:.1%}") for name, share in data.event_fields_filled.items()]
     return [
         _table("The log", ["", ""], log),
         _table("The split", ["", "train", "validation"], splits),

@@ -29,7 +29,7 @@ def prepare(
     validation_share: Annotated[float, typer.Option(help="Of users, or of events by time.")] = 0.1,
     on_bad: Annotated[str, typer.Option(help="Bad rows: error, or drop and count them.")] = "error",
     memory: Annotated[str, typer.Option(help="Memory to keep to; more spills to disk.")] = "4GiB",
-    threads: Annotated[int | None, typer.Option(help="All cores unless said.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses validation users.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -42,16 +42,16 @@ def prepare(
     from habitus.store import SPLIT_KINDS
 
     if guess:
-        guessed = guess_schema(events, items)
+        proposal = guess_schema(events, items)
         if schema.exists():
             raise ConfigError(f"{schema} exists already", next_step="remove it or name another file with --schema")
-        guessed.write(schema)
-        typer.echo(guessed.to_toml())
-        typer.echo(f"# written to {schema}; look it over, then:")
+        proposal.write(schema)
+        typer.echo(proposal.to_toml())
+        typer.echo(f"# written to {schema}; check it, then:")
         typer.echo(f"# habitus prepare {quote(events)} {quote(items)} --schema {quote(str(schema))} --out dataset")
         return
     if out is None:
-        raise ConfigError("no --out was given", expected="the folder to write, as in --out dataset")
+        raise ConfigError("--out is missing", expected="the folder to write, as in --out dataset")
     options = PrepareOptions(
         seq_len=seq_len,
         text_len=text_len,

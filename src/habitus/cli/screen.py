@@ -1,4 +1,4 @@
-"""What commands share on the screen: a bar for phases of work, on a terminal only."""
+"""A progress bar for the phases of a command, on a terminal only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

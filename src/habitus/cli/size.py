@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @app.command()
 def size(
     recipe: Annotated[
-        Path | None, typer.Argument(metavar="[RECIPE.toml]", help="Size this recipe; else give a request.")
+        Path | None,
+        typer.Argument(metavar="[RECIPE.toml]", help="Size this recipe; without one, give a budget and a share."),
     ] = None,
     flops: Annotated[float | None, typer.Option(help="Budget in nominal training FLOPs (Equation 1).")] = None,
     share: Annotated[float | None, typer.Option(help="Embedder's share of the parameters, as in 0.02.")] = None,
@@ -31,7 +32,7 @@ def size(
     seq_len: Annotated[int | None, typer.Option(help="Events per window; else the dataset's, or 256.")] = None,
     text_len: Annotated[int | None, typer.Option(help="Text tokens per item; else the dataset's, or 24.")] = None,
     text_depth: Annotated[int, typer.Option(help="Layers of the text encoder.")] = 4,
-    copying: Annotated[bool, typer.Option("--copying", help="With a past that speaks for its items.")] = False,
+    copying: Annotated[bool, typer.Option("--copying", help="With a copy head over the user's past.")] = False,
     dataset: Annotated[
         Path | None, typer.Option(help="Prepared dataset whose fields count; else typical ones are assumed.")
     ] = None,
@@ -46,7 +47,7 @@ def size(
     from habitus.recipe import Recipe
     from habitus.sizing import CellRequest, cell_of_recipe, ladder_batch_sequences, solve
 
-    known = _known(dataset)
+    facts = _facts_of(dataset)
     request = CellRequest(
         batch_sequences=batch_sequences or (ladder_batch_sequences(flops) if flops and flops > 0 else 64),
         flops=flops,
@@ -57,24 +58,24 @@ def size(
         width=width,
         depth=depth,
         head_dim=head_dim,
-        seq_len=seq_len or known.seq_len,
-        text_len=text_len or known.text_len,
+        seq_len=seq_len or facts.seq_len,
+        text_len=text_len or facts.text_len,
         text_depth=text_depth,
         copying=copying,
     )
     if recipe is not None:
         _refuse_both(recipe, request, batch_sequences)
-        cell = cell_of_recipe(Recipe.read(recipe), known.inputs, catalogue_items=known.num_items)
+        cell = cell_of_recipe(Recipe.read(recipe), facts.inputs, catalogue_items=facts.num_items)
     else:
-        cell = solve(request, known.inputs, catalogue_items=known.num_items)
+        cell = solve(request, facts.inputs, catalogue_items=facts.num_items)
     if as_json:
         typer.echo(cell.to_json(), nl=False)
     else:
         _print_table(cell, assumed=dataset is None)
 
 
-class _Known(NamedTuple):
-    """What a dataset decides, or what is assumed without one."""
+class _DatasetFacts(NamedTuple):
+    """What sizing takes from a dataset, or assumes without one."""
 
     inputs: "Inputs"
     seq_len: int
@@ -82,29 +83,29 @@ class _Known(NamedTuple):
     num_items: int | None
 
 
-def _known(dataset: Path | None) -> _Known:
+def _facts_of(dataset: Path | None) -> _DatasetFacts:
     from habitus.sizing import TYPICAL_INPUTS, Inputs
 
     if dataset is None:
-        return _Known(TYPICAL_INPUTS, 256, 24, None)
+        return _DatasetFacts(TYPICAL_INPUTS, 256, 24, None)
     from habitus.data import Dataset
 
     opened = Dataset.open(dataset, verify=False)
-    return _Known(Inputs.of(opened.fields), opened.seq_len, opened.fields.text_len or 24, opened.num_items)
+    return _DatasetFacts(Inputs.of(opened.fields), opened.seq_len, opened.fields.text_len or 24, opened.num_items)
 
 
 def _refuse_both(recipe: Path, request: "CellRequest", batch_sequences: int | None) -> None:
     from habitus.errors import ConfigError
 
     names = "flops share joint_dim data_ratio steps width depth head_dim".split()
-    given = ["--" + name.replace("_", "-") for name in names if getattr(request, name) is not None]
-    given += ["--batch-sequences"] if batch_sequences is not None else []
-    given += ["--copying"] if request.copying else []
-    if given:
+    options = ["--" + name.replace("_", "-") for name in names if getattr(request, name) is not None]
+    options += ["--batch-sequences"] if batch_sequences is not None else []
+    options += ["--copying"] if request.copying else []
+    if options:
         raise ConfigError(
-            f"{recipe} and {', '.join(given)} given",
-            expected="a recipe, which decides everything, or a request",
-            next_step="drop one of the two",
+            f"{recipe} and {', '.join(options)} given",
+            expected="a recipe, which fixes all sizes, or options",
+            next_step="omit one of the two",
         )
 
 
@@ -128,8 +129,8 @@ def _print_table(cell: "Cell", *, assumed: bool) -> None:
 
 
 def _rows(cell: "Cell") -> list[tuple[str, str, str]]:
-    def wanted(name: str, unit: str = "") -> str:
-        return f"wanted {cell.wanted[name]:g}{unit}" if name in cell.wanted else ""
+    def requested(name: str, unit: str = "") -> str:
+        return f"requested {cell.wanted[name]:g}{unit}" if name in cell.wanted else ""
 
     rows = [
         ("joint_dim", str(cell.model.joint_dim), ""),
@@ -137,14 +138,14 @@ def _rows(cell: "Cell") -> list[tuple[str, str, str]]:
         ("width", str(cell.model.width), f"heads of {cell.model.head_dim}"),
         ("depth", str(cell.model.depth), ""),
         ("batch_sequences", str(cell.batch_sequences), f"windows of {cell.seq_len} events"),
-        ("steps", f"{cell.steps:,}", wanted("steps")),
+        ("steps", f"{cell.steps:,}", requested("steps")),
         ("params", f"{cell.params:,}", f"and {cell.vocabulary_params:,} in vocabulary tables"),
         ("embedder_params", f"{cell.embedder_params:,}", ""),
         ("contextualizer_params", f"{cell.contextualizer_params:,}", ""),
-        ("embedder_share", f"{cell.embedder_share:.3%}", wanted("embedder_share")),
+        ("embedder_share", f"{cell.embedder_share:.3%}", requested("embedder_share")),
         ("slots_seen", f"{cell.slots_seen:,}", ""),
-        ("data_ratio", f"{cell.data_ratio:.3f}", wanted("data_ratio")),
-        ("flops", f"{cell.flops:.6e}", wanted("flops")),
+        ("data_ratio", f"{cell.data_ratio:.3f}", requested("data_ratio")),
+        ("flops", f"{cell.flops:.6e}", requested("flops")),
         ("executed_flops", f"{cell.executed_flops:.6e}", "as run, half of the slots holding unique items"),
         ("bytes", format_bytes(cell.bytes["total"]), ", ".join(f"{k} {format_bytes(v)}" for k, v in _parts(cell))),
     ]

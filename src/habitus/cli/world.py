@@ -27,17 +27,17 @@ def world(
     list_knobs: Annotated[
         bool, typer.Option("--list-knobs", help="Print every knob, its default and its meaning, and stop.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="All cores unless said.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
     prepared: Annotated[
         bool, typer.Option("--prepared", help="Write the prepared dataset instead of the tables, without DuckDB.")
     ] = False,
     seq_len: Annotated[int, typer.Option(help="With --prepared: events per window.")] = 256,
     split: Annotated[str, typer.Option(help="With --prepared: what validates: user, time or last.")] = "user",
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Make a synthetic shop whose best possible prediction is known exactly.
 
-    Writes events.parquet, items.parquet and schema.toml, whose table [world] brings the oracle back; with --prepared,
+    Writes events.parquet, items.parquet and schema.toml, whose table [world] restores the oracle; with --prepared,
     byte for byte the dataset that 'habitus prepare' makes of them.
     """
     import os
@@ -52,27 +52,29 @@ def world(
         _print_knobs()
         return
     if out is None:
-        raise ConfigError("no folder was given", expected="habitus world OUT")
+        raise ConfigError("the folder to write is missing", expected="habitus world OUT")
     if "=" in out.name:
         raise ConfigError(f"{out} looks like a knob", expected="the folder first: habitus world OUT KNOB=VALUE")
-    chosen = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
-    made = World(_config(config, chosen, knobs or []))
+    options = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
+    shop = World(_config(config, options, knobs or []))
     threads = threads or os.cpu_count() or 1
     with phases() as progress:
         if prepared:
-            options = PrepareOptions(seq_len=seq_len, split=check_choice("split", split, SPLIT_KINDS), threads=threads)
-            num_events = prepare_world(made, schema_of(made), out, options, progress).num_events
+            prepare_options = PrepareOptions(
+                seq_len=seq_len, split=check_choice("split", split, SPLIT_KINDS), threads=threads
+            )
+            num_events = prepare_world(shop, schema_of(shop), out, prepare_options, progress).num_events
             next_command = f"habitus describe {quote(str(out))}"
         else:
-            num_events = write_world(made, out, threads=threads, progress=progress)
+            num_events = write_world(shop, out, threads=threads, progress=progress)
             names = (quote(f"{out}/{name}") for name in ("events.parquet", "items.parquet", "schema.toml"))
             next_command = "habitus prepare {} {} --schema {} --out dataset".format(*names)
     summary = {
         "folder": str(out),
-        "num_users": made.config.num_users,
-        "num_items": made.config.num_items,
+        "num_users": shop.config.num_users,
+        "num_items": shop.config.num_items,
         "num_events": num_events,
-        **_best_possible(made, num_events),
+        **_best_possible(shop, num_events),
         "next": next_command,
     }
     _print_summary(summary, as_json=as_json)
@@ -83,20 +85,20 @@ def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any
     from habitus.events import WorldConfig
     from habitus.typed import apply_overrides
 
-    start = WorldConfig.find(path) if path is not None else WorldConfig()
-    values = {**start.to_values(), **{name: value for name, value in options.items() if value is not None}}
+    base = WorldConfig.find(path) if path is not None else WorldConfig()
+    values = {**base.to_values(), **{name: value for name, value in options.items() if value is not None}}
     return WorldConfig.parse(apply_overrides(values, knobs), "the world's options")
 
 
-def _best_possible(made: Any, num_events: int) -> dict[str, Any]:
+def _best_possible(world: Any, num_events: int) -> dict[str, Any]:
     """The oracle's floor and recall on a small sample; nothing where fewer than two users have a history."""
-    num_queries = min(FLOOR_QUERIES, num_events - made.config.num_users)
+    num_queries = min(FLOOR_QUERIES, num_events - world.config.num_users)
     if num_queries < 1:
         return {}
-    sample = made.sample(num_queries)
+    sample = world.sample(num_queries)
     if len(set(sample.starts.tolist())) < 2:
         return {}
-    floor, recall = made.entropy_floor(sample), made.best_recall(min(10, made.config.num_items), sample)
+    floor, recall = world.entropy_floor(sample), world.best_recall(min(10, world.config.num_items), sample)
     return {
         "entropy_floor": {"value": floor.value, "se": floor.se},
         "best_recall@10": {"value": recall.value, "se": recall.se},

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from habitus.data import KINDS, Encoders, SourceTable, open_table, quote_value, require_columns
 from habitus.errors import DataError
+from habitus.files import staged_file
 from habitus.model.bundle import Bundle
 from habitus.model.cache import EMBED_ROWS, embed_features
 from habitus.progress import Progress
@@ -42,16 +43,15 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
         raise DataError(f"the folder {out.parent} cannot be written to", next_step="name a file elsewhere")
     ids = [bundle.schema.items.item, *bundle.schema.events.pair_columns]
     fields = list(bundle.encoders.item_kinds)
-    partial = out.with_name(f".{out.name}.partial")
     unknown = dict.fromkeys(bundle.encoders.item_values, 0)
-    try:
-        with tempfile.TemporaryDirectory(dir=out.parent) as scratch, duckdb.connect() as con:
-            table = open_table("items", items, con, Path(scratch))
-            require_columns(table, list(dict.fromkeys(ids + fields)))
-            _write_vectors(bundle, table, ids, fields, partial, unknown, progress)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+    with (
+        staged_file(out) as partial,
+        tempfile.TemporaryDirectory(dir=out.parent) as scratch,
+        duckdb.connect() as con,
+    ):
+        table = open_table("items", items, con, Path(scratch))
+        require_columns(table, list(dict.fromkeys(ids + fields)))
+        _write_vectors(bundle, table, ids, fields, partial, unknown, progress)
     return EmbeddedItems(
         path=str(out), num_items=table.num_rows, joint_dim=bundle.recipe.model.joint_dim, unknown_values=unknown
     )
