@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from habitus.laws import MeasuredRun, correlation_by_budget, power_law
-from habitus.laws.result import refused
+from habitus.laws.law_builders import law_without_values
 from habitus.reporting.allocation import _describe_frontier
 from habitus.reporting.correlations import correlation_tables
 from habitus.reporting.page import GLOSSARY, _glossary
@@ -86,7 +86,7 @@ def test_the_page_and_the_docs_explain_the_same_words() -> None:
 
 def test_every_refused_budget_has_its_own_reason() -> None:
     def law(status: LawStatus, why: str) -> Law:
-        return refused("x", "", status, 7, why)
+        return law_without_values("x", "", status, 7, why)
 
     laws = {
         1e11: law("flat", "p = 0.31"), 2e11: law("flat", "p = 0.48"), 4e11: law("too_few", "2 points"),

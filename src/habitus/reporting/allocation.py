@@ -34,7 +34,7 @@ _KNOBS = (
 
 
 def isoflop(study: Study) -> Exhibit | None:
-    """Iso-FLOP curves per metric, with the shared-shape optima and the range that nobody can tell apart."""
+    """Iso-FLOP curves per metric, with the shared-shape optima and the range of sizes that cannot be told apart."""
     metrics = study.fitted_metrics("allocation", "params")
 
     def view(metric: str) -> View | None:
@@ -125,10 +125,10 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
     ratios_six = {b: d / float(laws[b]["x_opt"]) for b, d in six.items() if b in laws}
     paper_ratio = {b: d / printed[b] for b, d in paper_data.items()}
     ratio_marks: list[Mark] = []
-    for values, colour, word, dashed in ((ratios_six, "muted", "C/6N", True), (ratios, "main", "realised", False)):
+    for values, colour, label, dashed in ((ratios_six, "muted", "C/6N", True), (ratios, "main", "realised", False)):
         if values:
-            ratio_marks.append(Line(list(values), list(values.values()), colour, word, dashed))
-            ratio_marks += _dots(values, colour, "plain", f"D/N {word}", hollow=dashed)
+            ratio_marks.append(Line(list(values), list(values.values()), colour, label, dashed))
+            ratio_marks += _dots(values, colour, "plain", f"D/N {label}", hollow=dashed)
     ratio_marks += paper_marks(paper_ratio, "plain")
     if ratio_marks:
         panels.append(
@@ -144,10 +144,10 @@ def _height_panel(study: Study, laws: dict[float, Law], metric: str, low: float,
     return Panel(f"best {metric}", compute_axis(study), PlotAxis(metric), tuple(marks))
 
 
-def _dots(values: dict[float, float], colour: str, kind: str, word: str, hollow: bool = False) -> list[Mark]:
+def _dots(values: dict[float, float], colour: str, kind: str, label: str, hollow: bool = False) -> list[Mark]:
     if not values:
         return []
-    tips = [f"{power_of_ten(b)}: {word} {format_number(v, kind)}" for b, v in values.items()]
+    tips = [f"{power_of_ten(b)}: {label} {format_number(v, kind)}" for b, v in values.items()]
     return [Points(list(values), list(values.values()), colour, tips, hollow=hollow)]
 
 
@@ -182,5 +182,5 @@ def _describe_frontier(study: Study, metric: str, ratios: dict[float, float]) ->
         falling = f"{significant(float(height['coefficient']), 3)}·C{superscript(-height['exponent'])}"
         clauses.append(f"along the frontier {metric} is {significant(float(height['floor']))} {sign} {falling}")
     elif height is not None:
-        clauses.append(f"how {metric} goes on along the frontier is not identified: {reason(height)}")
+        clauses.append(f"how {metric} continues along the frontier is not identified: {reason(height)}")
     return sentence(*clauses, printed)

@@ -211,7 +211,7 @@ def train_surrogate(study: Study) -> Exhibit | None:
     if not rows:
         return None
     reading = (
-        f"training and validation loss pick another cell at {join_words(power_of_ten(b) for b in apart)}"
+        f"training and validation loss pick different cells at {join_words(power_of_ten(b) for b in apart)}"
         if apart
         else "training and validation loss pick the same cells"
     )

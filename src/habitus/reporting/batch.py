@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from habitus.laws import EWMA_HALF_LIFE, smoothed, steps_to_target
+from habitus.laws import EWMA_HALF_LIFE, smooth, steps_to_target
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Rule, Sheet, Table, View
 from habitus.reporting.format import (
     describe_status,
@@ -190,7 +190,7 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
             if not path:
                 continue
             batch = row.knobs["batch_sequences"]
-            steps, values = [p[0] for p in path], smoothed(np.array([p[1] for p in path]), EWMA_HALF_LIFE).tolist()
+            steps, values = [p[0] for p in path], smooth(np.array([p[1] for p in path]), EWMA_HALF_LIFE).tolist()
             keep = sorted({round(i) for i in np.linspace(0, len(path) - 1, min(_MAX_POINTS, len(path)))})
             colour = f"s{sizes.index(batch) % 8}"
             xs, ys = [steps[i] for i in keep], [values[i] for i in keep]

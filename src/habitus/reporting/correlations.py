@@ -1,4 +1,4 @@
-"""Do metrics rank the runs alike, and do short and long histories? Correlations by stage, budget and history slice."""
+"""Do metrics rank the runs alike, and do short and long histories? Spearman's ρ by stage, budget and slice."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,12 @@ from habitus.reporting.valleys import make_views
 from habitus.store import REGIMES, CorrelationStage, CorrelationTable, NamedTables
 
 _BEST_RATE = "best learning rate only"
-STAGES: dict[CorrelationStage, str] = {"stage1": "stage 1, batch regime", "stage2": "stage 2, catalogue regime"}
+# The regime in which each stage is compared.
+STAGE_REGIMES: dict[CorrelationStage, str] = {"stage1": "batch", "stage2": "catalogue"}
+
+
+def stage_title(stage: CorrelationStage) -> str:
+    return f"stage {stage[-1]}, {STAGE_REGIMES[stage]} regime"
 
 
 def bare(metric: str) -> str:
@@ -63,7 +68,8 @@ def _length(name: str) -> float:
 def correlation_matrices(study: Study) -> Exhibit | None:
     """Stage 1 and stage 2 matrices over all budgets."""
     panels, clauses = [], []
-    for stage, where in STAGES.items():
+    for stage in STAGE_REGIMES:
+        where = stage_title(stage)
         tables = tables_of(study, stage)
         pooled = next((t for t in tables if t.label == "pooled"), None)
         if pooled is None:
@@ -72,7 +78,7 @@ def correlation_matrices(study: Study) -> Exhibit | None:
         clauses.append(_describe_extremes(pooled, where))
     if not panels:
         return None
-    sheet = _pair_sheet([n for n in study.laws.correlations if n.name in STAGES], "pooled")
+    sheet = _pair_sheet([n for n in study.laws.correlations if n.name in STAGE_REGIMES], "pooled")
     how = (
         "Spearman's ρ. Losses fall where ranking metrics rise, so −1 is agreement between a loss and a ranking metric."
     )
@@ -85,11 +91,12 @@ def correlation_by_budget(study: Study) -> Exhibit | None:
     """ρ of the loss with every other metric, budget by budget."""
     panels, clauses = [], []
     raw: list[tuple[Any, ...]] = []
-    for stage, where in STAGES.items():
+    for stage, regime in STAGE_REGIMES.items():
+        where = stage_title(stage)
         tables = [t for t in tables_of(study, stage) if t.label != "pooled"]
         if not tables:
             continue
-        loss = "batch/loss" if stage == "stage1" else "catalogue/loss"
+        loss = f"{regime}/loss"
         others = [n for n in tables[0].names if n != loss]
         if loss not in tables[0].names:
             continue
@@ -129,11 +136,12 @@ def correlation_by_budget(study: Study) -> Exhibit | None:
 def correlation_tables(study: Study) -> list[Exhibit]:
     """The same as tables, with n, for the best rate only and for all evaluations."""
     exhibits = []
-    for stage, where in STAGES.items():
+    for stage, regime in STAGE_REGIMES.items():
+        where = stage_title(stage)
         named = [n for n in study.laws.correlations if n.name == stage]
         if not named:
             continue
-        loss = "batch/loss" if stage == "stage1" else "catalogue/loss"
+        loss = f"{regime}/loss"
         others = [m for m in named[0].tables[0].names if m != loss]
         rows = []
         for group in named:

@@ -164,7 +164,7 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
         ("seeds", join_words(str(s) for s in sorted({run.seed for run in study.runs})[:12])),
         ("learning rates", _format_span((run.learning_rate for run in done), rate)),
     ]
-    for name, word in (
+    for name, label in (
         ("params", "sizes N"),
         ("slots_seen", "data D"),
         ("embedder_share", "shares s"),
@@ -172,7 +172,7 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
     ):
         values = [run.knobs[name] for run in done if name in run.knobs]
         if values:
-            rows.append((word, _format_span(values, count if name in ("params", "slots_seen") else significant)))
+            rows.append((label, _format_span(values, count if name in ("params", "slots_seen") else significant)))
     return rows
 
 
@@ -186,7 +186,7 @@ def _recipes(study: Study) -> list[tuple[str, str]]:
         "weight decay": (f"{r.train.weight_decay:g}" for r in recipes),
         "gradient clipping": (f"{r.train.clip:g}" for r in recipes),
         "precision": (str(r.train.precision) for r in recipes),
-        "start (init)": (str(r.model.init) for r in recipes),
+        "initialisation": (str(r.model.init) for r in recipes),
         "window": (f"{r.data.seq_len} events" for r in recipes),
         "text": (f"{r.model.text_len} tokens" for r in recipes),
         "loss": (

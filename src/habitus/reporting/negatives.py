@@ -69,7 +69,7 @@ def negatives_table(study: Study) -> Exhibit | None:
 
 
 def loss_and_recall(study: Study) -> Exhibit | None:
-    """Whether loss and a ranking metric want the same K: both as gains over the smallest K, better is up."""
+    """Whether the loss and a ranking metric prefer the same K: both as gains over the smallest K, better is up."""
     metrics = _metrics(study)
     ranking = [m for m in metrics if direction_of(m) == "max"]
     if "catalogue/loss" not in metrics or not ranking:
@@ -89,9 +89,9 @@ def loss_and_recall(study: Study) -> Exhibit | None:
             for name, colour in (("catalogue/loss", "s0"), (metric, "s1")):
                 xs = [row.knobs["num_negatives"] for row in rows]
                 gains = _gains(rows, name)
-                word = name.removeprefix("catalogue/")
+                label = name.removeprefix("catalogue/")
                 marks += [
-                    Line(xs, gains, colour, word),
+                    Line(xs, gains, colour, label),
                     Points(xs, gains, colour, [run_tip(study, r, name) for r in rows]),
                 ]
             panels.append(
@@ -111,7 +111,7 @@ def loss_and_recall(study: Study) -> Exhibit | None:
 
     views = make_views(ranking, view)
     sheet = run_sheet(study.best_rate_runs("negatives"), metrics, _KNOBS)
-    how = "Both lines are scaled so that up is better: they part where the loss and the ranking metric want another K."
+    how = "Both lines are scaled so that up is better: they part where loss and ranking metric prefer different K."
     return Exhibit("loss-recall", "Loss and ranking against K", views, sheet, how) if views else None
 
 

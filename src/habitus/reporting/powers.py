@@ -1,4 +1,4 @@
-"""Power laws of optima against compute: s*(C), K*(C), with the paper's beside them."""
+"""Power laws of optima against compute: s*(C), K*(C), next to the paper's."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def compute_axis(study: Study) -> PlotAxis:
 def power_law_exhibit(
     study: Study, key: str, title: str, optimum: str, law_name: str, letter: str, y: PlotAxis
 ) -> Exhibit | None:
-    """Optima of every budget with their power law, per metric, and the paper's beside them."""
+    """Optima of every budget with their power law, per metric, next to the paper's."""
     metrics = [m for m in study.metrics if study.laws_by_budget(optimum, m)]
     raw: list[tuple[Any, ...]] = []
 

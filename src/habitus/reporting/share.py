@@ -135,9 +135,9 @@ def proxy(study: Study) -> Exhibit | None:
         ratio = [row.knobs["params"] / row.knobs["slots_seen"] for row in rows]
         loss = [row.metrics[metric] for row in rows]
         tips = [run_tip(study, row, metric) for row in rows]
-        colour, word = study.colour(budget), power_of_ten(budget)
-        left.append(Points([row.knobs["embedder_share"] for row in rows], ratio, colour, tips, label=word))
-        right.append(Points(ratio, loss, colour, tips, label=word))
+        colour, label = study.colour(budget), power_of_ten(budget)
+        left.append(Points([row.knobs["embedder_share"] for row in rows], ratio, colour, tips, label=label))
+        right.append(Points(ratio, loss, colour, tips, label=label))
         if np.ptp(np.log(ratio)) > 1e-6 and np.ptp(loss) > 0:
             explained[budget] = float(np.corrcoef(np.log(ratio), loss)[0, 1] ** 2)
     if not left:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from habitus.laws import spearman_matrix
-from habitus.reporting.correlations import STAGES, bare, tables_of
+from habitus.reporting.correlations import STAGE_REGIMES, bare, stage_title, tables_of
 from habitus.reporting.figure import Exhibit, Heat, Mark, Panel, PlotAxis, Points, Sheet, Table, View
 from habitus.reporting.format import join_words, plural, power_of_ten, sentence
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import make_views, run_sheet, run_tip
-from habitus.store import REGIMES, correlated_axes, direction_of
+from habitus.store import correlated_axes, direction_of
 
 
 def regimes(study: Study) -> Exhibit | None:
@@ -152,7 +152,7 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
 
     def view(name: str) -> View | None:
         panels, clauses = [], []
-        for regime, stage in zip(REGIMES, STAGES, strict=True):
+        for stage, regime in STAGE_REGIMES.items():
             loss, other = f"{regime}/loss", f"{regime}/{name}"
             marks: list[Mark] = []
             for budget in study.budgets:
@@ -162,7 +162,7 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
                     tips = [run_tip(study, r, loss, other) for r in rows]
                     marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
             if marks:
-                panels.append(Panel(STAGES[stage], PlotAxis(loss), PlotAxis(other), tuple(marks), labels="margin"))
+                panels.append(Panel(stage_title(stage), PlotAxis(loss), PlotAxis(other), tuple(marks), labels="margin"))
             rhos = [
                 (power_of_ten(float(t.label)), rho)
                 for t in tables_of(study, stage)
@@ -170,14 +170,14 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
             ]
             if rhos:
                 clauses.append(
-                    f"{STAGES[stage]}: ρ of loss and {name} is " + join_words(f"{r:+.2f} at {b}" for b, r in rhos)
+                    f"{stage_title(stage)}: ρ of loss and {name} is " + join_words(f"{r:+.2f} at {b}" for b, r in rhos)
                 )
         reading = sentence(*clauses).replace("-0", "−0").replace("-1", "−1") or "Too few runs to correlate."
         return View(reading, f"batch/{name} catalogue/{name}", tuple(panels)) if panels else None
 
     views = make_views(ranking, view)
     metrics = [m for m in study.metrics if bare(m) == "loss" or "@" in m]
-    rows = [r for stage in STAGES for axis in correlated_axes(stage) for r in study.best_rate_runs(axis)]
+    rows = [r for stage in STAGE_REGIMES for axis in correlated_axes(stage) for r in study.best_rate_runs(axis)]
     return (
         Exhibit("loss-metric", "Loss against ranking, in both regimes", views, run_sheet(rows, metrics, ()))
         if views
@@ -190,7 +190,7 @@ def _agrees(metric: str, rho: float) -> bool:
 
 
 def _rhos(study: Study, axes: Sequence[str], metric: str, pooled: bool = False) -> list[tuple[float, int]]:
-    """Spearman's ρ of the training loss with a metric, per budget or pooled, over the chosen runs."""
+    """Spearman's ρ of the training loss with a metric, per budget or pooled."""
     rows = [row for axis in axes for row in study.best_rate_runs(axis, needs=["train/loss", metric])]
     groups = [rows] if pooled else [[r for r in rows if r.budget == b] for b in study.budgets]
     rhos = []

@@ -89,12 +89,12 @@ def flat_ranges(study: Study) -> Exhibit | None:
             cells = [_flat_cell(identified[b]) if b in identified else "–" for b in budgets]
             rows.append((metric, *cells))
         raw += [(metric, b, float(law["x_opt"]), *law["flat_range"]) for b, law in identified.items()]
-    mine = [r for r in raw if r[0] == study.metric] or raw
+    shown = [r for r in raw if r[0] == study.metric] or raw
     reading = "no budget has an interior optimum, so no range can be called flat"
-    if mine:
-        widths = [r[4] / r[3] for r in mine]
+    if shown:
+        widths = [r[4] / r[3] for r in shown]
         factors = f"{min(widths):.1f} to {max(widths):.1f}"
-        reading = f"for {mine[0][0]} all sizes within a factor {factors} lie within 0.1% of the best"
+        reading = f"for {shown[0][0]} all sizes within a factor {factors} lie within 0.1% of the best"
     header = ("metric", *(power_of_ten(b) for b in budgets))
     sheet = Sheet(("metric", "flops_budget", "optimum_size", "flat_low", "flat_high"), tuple(raw))
     return Exhibit(

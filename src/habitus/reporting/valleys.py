@@ -37,7 +37,7 @@ def describe_run(row: RunRow) -> str:
     """A run in one line: budget, cell, knobs, learning rate."""
     knobs = row.knobs
     parts = [power_of_ten(row.budget), f"{row.axis} {row.cell_id}"]
-    for name, word, form in (
+    for name, letter, form in (
         ("params", "N", count),
         ("slots_seen", "D", count),
         ("embedder_share", "s", percent),
@@ -45,7 +45,7 @@ def describe_run(row: RunRow) -> str:
         ("batch_sequences", "B", count),
     ):
         if name in knobs and (name != "num_negatives" or row.axis == "negatives"):
-            parts.append(f"{word} {form(knobs[name])}")
+            parts.append(f"{letter} {form(knobs[name])}")
     return " · ".join([*parts, f"rate {rate(row.learning_rate)}"])
 
 
@@ -102,7 +102,7 @@ def describe_optima(
 ) -> str:
     """The optima in one or two sentences: where they hold, where not and why, and what the paper has."""
     identified = {b: law for b, law in laws.items() if law.ok and "x_opt" in law.values}
-    broken = {b: law for b, law in laws.items() if b not in identified}
+    refused = {b: law for b, law in laws.items() if b not in identified}
     parts = []
     if identified:
         top = max(identified)
@@ -113,12 +113,12 @@ def describe_optima(
             where = format_range([float(law["x_opt"]) for law in identified.values()], kind)
             reading += f"; over {len(identified)} budgets it lies at {where}"
         parts.append(reading)
-    if broken:
+    if refused:
         by_reason: dict[tuple[str, str], list[float]] = {}  # reasons hold numbers of their own budget
-        for b, law in broken.items():
+        for b, law in refused.items():
             by_reason.setdefault((describe_status(law), _short(law)), []).append(b)
         reading = "; ".join(
-            f"{join_words(power_of_ten(b) for b in at)}: {word} ({why})" for (word, why), at in by_reason.items()
+            f"{join_words(power_of_ten(b) for b in at)}: {status} ({why})" for (status, why), at in by_reason.items()
         )
         parts.append(f"{'No optimum is read at ' if identified else f'Not identified for {metric}: '}{reading}")
     if not laws:

@@ -7,36 +7,36 @@
 
   // Appearance: the reader's choice, else the system's.
   var button = document.getElementById("theme");
-  var kept = null;
-  try { kept = localStorage.getItem("habitus-theme"); } catch (e) { /* a page without storage still works */ }
+  var stored = null;
+  try { stored = localStorage.getItem("habitus-theme"); } catch (e) { /* a page without storage still works */ }
   function isDark() {
     var chosen = root.getAttribute("data-theme");
     return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   }
-  function named() { button.textContent = isDark() ? "Light" : "Dark"; }
-  function appear(theme) { if (theme === "dark" || theme === "light") root.setAttribute("data-theme", theme); named(); }
-  appear(query.get("theme") || kept);
+  function labelButton() { button.textContent = isDark() ? "Light" : "Dark"; }
+  function appear(theme) { if (theme === "dark" || theme === "light") root.setAttribute("data-theme", theme); labelButton(); }
+  appear(query.get("theme") || stored);
   button.addEventListener("click", function () {
     var next = isDark() ? "light" : "dark";
     appear(next);
     try { localStorage.setItem("habitus-theme", next); } catch (e) { /* as above */ }
   });
 
-  // The metric served: every block shows that view, or the nearest one it has and says so.
+  // The metric served: every exhibit shows that view, or the nearest one it has and says so.
   var select = document.getElementById("metric");
   function choose(metric) {
     var bare = metric.split("/").slice(1).join("/");
     all("[data-switch]").forEach(function (block) {
       var views = all(".view", block).filter(function (v) { return v.closest("[data-switch]") === block; });
-      var wanted = [metric, "catalogue/" + bare, "batch/" + bare], found = null;
-      wanted.some(function (name) {
-        found = views.find(function (v) { return v.dataset.m.split(" ").indexOf(name) >= 0; }) || null;
-        return found;
+      var names = [metric, "catalogue/" + bare, "batch/" + bare], match = null;
+      names.some(function (name) {
+        match = views.find(function (v) { return v.dataset.m.split(" ").indexOf(name) >= 0; }) || null;
+        return match;
       });
-      var shown = found || views[0];
+      var shown = match || views[0];
       views.forEach(function (v) { v.hidden = v !== shown; });
       var how = block.querySelector(".how");
-      if (how) how.hidden = !shown.querySelector("svg, table"); // a law that refuses has nothing to be read
+      if (how) how.hidden = !shown.querySelector("svg, table"); // a law that refuses has nothing to read
       var exact = shown.dataset.m.split(" ").indexOf(metric) >= 0, note = block.querySelector(".other");
       note.hidden = exact;
       note.textContent = exact ? "" : "No view for " + metric + " here; shown for " + shown.dataset.m.replace(" ", " and ") + ".";
@@ -49,7 +49,7 @@
   // Values of single points: pointer, or arrow keys on a focused figure.
   var tip = document.getElementById("tip"), active = null;
   function hide() { tip.hidden = true; if (active) active.classList.remove("on"); active = null; }
-  function words(text) {
+  function describe(text) {
     if (text[0] !== "~") return text;
     var bar = text.indexOf("|"), rest = text.slice(bar + 1);
     return (rest ? rest + " · " : "") + runs[+text.slice(1, bar)];
@@ -59,7 +59,7 @@
     hide();
     active = mark;
     mark.classList.add("on");
-    tip.textContent = words(mark.dataset.t);
+    tip.textContent = describe(mark.dataset.t);
     tip.hidden = false;
     var at = mark.getBoundingClientRect(), box = tip.getBoundingClientRect();
     var left = Math.min(Math.max(8, at.left + at.width / 2 - box.width / 2), innerWidth - box.width - 8);
@@ -103,17 +103,17 @@
     link.click();
     setTimeout(function () { URL.revokeObjectURL(link.href); }, 1000);
   }
-  function rows(text) {
-    var found = [], row = [], cell = "", quoted = false;
+  function parseCsv(text) {
+    var table = [], row = [], cell = "", quoted = false;
     for (var i = 0; i < text.length; i++) {
       var c = text[i];
       if (quoted) { if (c === '"') { if (text[i + 1] === '"') { cell += c; i++; } else quoted = false; } else cell += c; }
       else if (c === '"') quoted = true;
       else if (c === ",") { row.push(cell); cell = ""; }
-      else if (c === "\n") { row.push(cell); found.push(row); row = []; cell = ""; }
+      else if (c === "\n") { row.push(cell); table.push(row); row = []; cell = ""; }
       else cell += c;
     }
-    return found;
+    return table;
   }
   function toggle(data) {
     var article = data.closest("article"), old = article.querySelector(".sheet");
@@ -125,7 +125,7 @@
     box.tabIndex = 0;
     box.setAttribute("role", "region");
     box.setAttribute("aria-label", "Data of " + article.querySelector("h3").textContent);
-    rows(sheets[data.dataset.key]).slice(0, 2001).forEach(function (cells, i) {
+    parseCsv(sheets[data.dataset.key]).slice(0, 2001).forEach(function (cells, i) {
       var line = (i ? table.tBodies[0] || table.createTBody() : table.createTHead()).insertRow();
       cells.forEach(function (text, j) {
         var cell = document.createElement(i && j ? "td" : "th");
@@ -149,8 +149,8 @@
   if ("IntersectionObserver" in window) {
     var links = {};
     all("nav a").forEach(function (a) { links[a.hash.slice(1)] = a; });
-    var watch = new IntersectionObserver(function (seen) {
-      seen.forEach(function (entry) {
+    var watch = new IntersectionObserver(function (entries) {
+      entries.forEach(function (entry) {
         if (entry.isIntersecting && links[entry.target.id]) {
           all("nav a[aria-current]").forEach(function (a) { a.removeAttribute("aria-current"); });
           links[entry.target.id].setAttribute("aria-current", "true");
@@ -160,7 +160,7 @@
     all("section[id]").forEach(function (s) { watch.observe(s); });
   }
 
-  var asked = query.get("metric");
-  if (asked && all("option", select).some(function (o) { return o.value === asked; })) select.value = asked;
+  var requested = query.get("metric");
+  if (requested && all("option", select).some(function (o) { return o.value === requested; })) select.value = requested;
   choose(select.value);
 }());
