@@ -60,7 +60,7 @@ def main() -> None:
         for items in given.items:
             file = Path(folder) / f"sequences-{items}.npz"
             np.savez(file, sequences=sequences(items, BATCH * (STEPS.get(items, 8) + 1)))
-            rows += compared(file, items, pythons, given.repeats if items <= SMALL else 1)
+            rows += compare(file, items, pythons, given.repeats if items <= SMALL else 1)
     result = {
         "benchmark": "peers",
         "date": datetime.date.today().isoformat(),
@@ -81,7 +81,7 @@ def sequences(items: int, at_least: int) -> np.ndarray:
     return np.concatenate(orders)[: users * LENGTH].reshape(users, LENGTH)
 
 
-def compared(file: Path, items: int, pythons: dict[str, Path], repeats: int) -> list[dict[str, Any]]:
+def compare(file: Path, items: int, pythons: dict[str, Path], repeats: int) -> list[dict[str, Any]]:
     """Everybody on one file, alternating."""
     steps = STEPS.get(items, 8)
     runs: dict[str, list[dict[str, Any]]] = {}
@@ -89,19 +89,19 @@ def compared(file: Path, items: int, pythons: dict[str, Path], repeats: int) -> 
     for _ in range(repeats):
         for way in OURS:
             command = [sys.executable, str(here), "--one", way, str(file), str(steps)]
-            runs.setdefault(f"habitus, {way}", []).append(ended(command))
+            runs.setdefault(f"habitus, {way}", []).append(run_to_end(command))
         for name, python in pythons.items():
             script = here.with_name(f"peers_{name}.py")
             command = [str(python), str(script), str(file), str(steps), str(BATCH), str(LIMIT_GB)]
-            runs.setdefault(name, []).append(ended(command))
+            runs.setdefault(name, []).append(run_to_end(command))
     rows = []
-    for name, found in runs.items():
-        rates = [run["events_per_cpu_second"] for run in found if "events_per_cpu_second" in run]
+    for name, results in runs.items():
+        rates = [run["events_per_cpu_second"] for run in results if "events_per_cpu_second" in run]
         row = {
             "what": name, "items": items, "events_per_cpu_second": round(statistics.median(rates)) if rates else None,
-            "all_rates": [round(rate) for rate in rates], "peak_gb": round(max(run["peak_gb"] for run in found), 2),
-            "batch_sequences": found[0]["batch_sequences"], "version": found[0].get("version"),
-            "failed": found[0].get("failed"),
+            "all_rates": [round(rate) for rate in rates], "peak_gb": round(max(run["peak_gb"] for run in results), 2),
+            "batch_sequences": results[0]["batch_sequences"], "version": results[0].get("version"),
+            "failed": results[0].get("failed"),
         }  # fmt: skip
         print(
             f"{items:>8,} items  {name:18} {row['events_per_cpu_second'] or 0:>8,} events/CPU s, batch "
@@ -112,13 +112,13 @@ def compared(file: Path, items: int, pythons: dict[str, Path], repeats: int) -> 
     return rows
 
 
-def ended(command: list[str]) -> dict[str, Any]:
+def run_to_end(command: list[str]) -> dict[str, Any]:
     """The JSON line that a run of its own ends with."""
     alone = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    found = subprocess.run(command, capture_output=True, text=True, env=alone)
-    lines = found.stdout.strip().splitlines()
-    if found.returncode or not lines:
-        return {"failed": (found.stderr.strip().splitlines() or ["killed"])[-1][:200], "peak_gb": 0.0,
+    process = subprocess.run(command, capture_output=True, text=True, env=alone)
+    lines = process.stdout.strip().splitlines()
+    if process.returncode or not lines:
+        return {"failed": (process.stderr.strip().splitlines() or ["killed"])[-1][:200], "peak_gb": 0.0,
                 "batch_sequences": BATCH}  # fmt: skip
     return json.loads(lines[-1])
 
@@ -196,13 +196,13 @@ def trained_steps(way: str, given: np.ndarray, items: int, steps: int) -> tuple[
     """Steps of habitus.train, and the batch; the first one is warm-up."""
     from habitus.data import Dataset
     from habitus.recipe import DataRecipe, EvaluateRecipe, ModelRecipe, Recipe, TrainRecipe
-    from habitus.training import Progress, TrainOptions, train
+    from habitus.training import TrainingProgress, TrainOptions, train
 
     size = ModelRecipe(joint_dim=64, width=64, depth=2, head_dim=32, text_len=1, text_depth=1)
     batch = STAGE2_BATCH_AT_LARGE if way == "stage 2" and items > SMALL else BATCH
     clock: Clock = []
 
-    def note(progress: Progress) -> None:
+    def note(progress: TrainingProgress) -> None:
         if progress.phase == "training" and progress.step:
             clock.append((progress.step, time.process_time()))
 

@@ -35,11 +35,11 @@ class Stopwatch(lightning.Callback):
 
 def batches(sequences: torch.Tensor, batch: int) -> list[dict[str, Any]]:
     """Batches as the model's forward takes them; every slot is filled."""
-    found = []
+    loaded = []
     for rows in sequences.split(batch):
         if len(rows) == batch:
             inputs, labels = rows[:, :-1].contiguous(), rows[:, 1:, None].contiguous()
-            found.append(
+            loaded.append(
                 {
                     "feature_tensors": {"item_id": inputs},
                     "padding_mask": torch.ones_like(inputs, dtype=torch.bool),
@@ -47,7 +47,7 @@ def batches(sequences: torch.Tensor, batch: int) -> list[dict[str, Any]]:
                     "target_padding_mask": torch.ones_like(labels, dtype=torch.bool),
                 }
             )
-    return found
+    return loaded
 
 
 def main() -> None:

@@ -92,9 +92,9 @@ class Variant:
     """What `compare` changes."""
 
     name: str = "default"
-    start: str = "ours"  # "apart": the way out is drawn by itself
+    start: str = "ours"  # "apart": the output matrix is drawn by itself
     # "plain": truncated normal of 0.02 everywhere, no normalised vectors, gain 1
-    gain: float | None = None  # the start's own where None
+    gain: float | None = None  # the model's own where None
     optimizer: str = "muon"
     warmup: float = 0.05
     rate: float = 1.0  # times the size's rule
@@ -164,9 +164,9 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.folder or Path(scratch)
-        known = prepared(given.size, folder)
-        print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {known}", flush=True)
-        keep = Results(given.out, given.size, known)
+        baselines = prepare_size(given.size, folder)
+        print(f"dataset and baselines after {time.monotonic() - began:.0f} s: {baselines}", flush=True)
+        keep = Results(given.out, given.size, baselines)
         if given.mps:
             from habitus.sweeps import mps_environment
 
@@ -229,10 +229,10 @@ def further_cells(given: argparse.Namespace, keep: "Results") -> list[Cell]:
     """The plain recipe, at its best rate so far, at larger budgets: until it reaches the default's loss."""
     size = SIZES[given.size]
     top = max(given.lines or size.compare_at)
-    found = {r["variant"]: r["loss"] for r in keep.rows if r["budget"] == top and r["variant"] in PLAIN_NAMES}
-    if not found:
+    losses = {r["variant"]: r["loss"] for r in keep.rows if r["budget"] == top and r["variant"] in PLAIN_NAMES}
+    if not losses:
         return []
-    best = next(v for v in VARIANTS if v.name == min(found, key=lambda name: found[name]))
+    best = next(v for v in VARIANTS if v.name == min(losses, key=lambda name: losses[name]))
     return [Cell(given.size, top * factor, *size.compare_shape, best) for factor in PLAIN_FURTHER]
 
 
@@ -260,12 +260,12 @@ def dataset_of(size: str, folder: Path) -> Path:
 # One run ------------------------------------------------------------------------------------------------------------
 
 
-def prepared(name: str, folder: Path) -> dict[str, float]:
+def prepare_size(name: str, folder: Path) -> dict[str, float]:
     """Prepare the size's world in the folder, unless it is there; what popularity and the oracle lose on it."""
     from habitus.data import Dataset, PrepareOptions
     from habitus.data.from_world import prepare_world
     from habitus.evaluation import EvaluateOptions, evaluate
-    from habitus.evaluation.baselines import Oracle, Popularity
+    from habitus.evaluation.baselines import OracleScorer, Popularity
     from habitus.events.world import World, WorldConfig
     from habitus.events.world.writing import schema_of
 
@@ -284,12 +284,12 @@ def prepared(name: str, folder: Path) -> dict[str, float]:
     levels = folder / f"levels-{name}.json"
     if not levels.exists():
         dataset = Dataset.open(out, verify=False)
-        asked = EvaluateOptions(regimes=("batch",), queries=size.queries, batch_sequences=size.eval_sequences)
-        found = {
-            scorer.name: evaluate(dataset, scorer, asked).metrics["batch/loss"].value
-            for scorer in (Popularity(dataset), Oracle(dataset))
+        options = EvaluateOptions(regimes=("batch",), queries=size.queries, batch_sequences=size.eval_sequences)
+        losses = {
+            scorer.name: evaluate(dataset, scorer, options).metrics["batch/loss"].value
+            for scorer in (Popularity(dataset), OracleScorer(dataset))
         }
-        levels.write_text(json.dumps(found), encoding="utf-8")
+        levels.write_text(json.dumps(losses), encoding="utf-8")
     return json.loads(levels.read_text(encoding="utf-8"))
 
 
@@ -300,11 +300,10 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
     from habitus.data import Dataset
     from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
     from habitus.training import TrainOptions, train
-    from habitus.training.schedule import default_learning_rate
 
     torch.compiler.reset()  # another shape: what was compiled for the last one only counts against the limit
     size, variant, built = SIZES[cell.size], cell.variant, sized(cell, folder)
-    take_start(variant)
+    use_init(variant)
     recipe = Recipe(
         data=DataRecipe(seq_len=size.seq_len),
         model=built.model,
@@ -312,7 +311,7 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
             batch_sequences=built.batch_sequences,
             steps=built.steps,
             optimizer=variant.optimizer,  # type: ignore[arg-type]
-            learning_rate=variant.rate * default_learning_rate(built.batch_sequences, size.base_rate),
+            learning_rate=variant.rate * size.base_rate * math.sqrt(built.batch_sequences / 512),
             warmup=variant.warmup,
             precision=size.precision,  # type: ignore[arg-type]
             seed=variant.seed,
@@ -343,19 +342,18 @@ def run_one(cell: Cell, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def take_start(variant: Variant) -> None:
-    """Make models of this process start as the variant says. Only a benchmark may reach in like this."""
+def use_init(variant: Variant) -> None:
+    """Make models of this process begin as the variant says. Only a benchmark may reach in like this."""
     from habitus.model import contextualizer, embedder, init
 
-    if not hasattr(init, "habitus_own"):
-        own = (init._distribution, init.INITIAL_GAIN, init._TRANSPOSED_FROM, embedder.unit_rms)
-        init.habitus_own = own  # type: ignore[attr-defined]
-    init._distribution, init.INITIAL_GAIN, init._TRANSPOSED_FROM, embedder.unit_rms = init.habitus_own  # type: ignore[attr-defined]
+    if not hasattr(init, "_unpatched"):
+        init._unpatched = (init._distribution, init.INITIAL_GAIN, init._TRANSPOSED_FROM, embedder.unit_rms)  # type: ignore[attr-defined]
+    init._distribution, init.INITIAL_GAIN, init._TRANSPOSED_FROM, embedder.unit_rms = init._unpatched  # type: ignore[attr-defined]
     contextualizer.unit_rms = embedder.unit_rms
     if variant.gain is not None:
         init.INITIAL_GAIN = variant.gain
     if variant.start != "ours":
-        init._TRANSPOSED_FROM = {}  # the output matrix gets a draw of its own
+        init._TRANSPOSED_FROM = {}  # the output matrix is drawn by itself
     if variant.start == "plain":
         init._distribution = lambda name, _: (0.0, 0.02) if init.role_of(name) not in ("norm", "gain") else (1.0, 0.0)
         embedder.unit_rms = contextualizer.unit_rms = lambda x: x.float()
@@ -367,14 +365,14 @@ def take_start(variant: Variant) -> None:
 class Results:
     """The rows so far, on disk after every one of them."""
 
-    def __init__(self, out: Path, size: str, known: dict[str, float]) -> None:
+    def __init__(self, out: Path, size: str, baselines: dict[str, float]) -> None:
         self.out = out
         self.document: dict[str, Any] = {"rows": []}
         if out.exists():
             self.document = json.loads(out.read_text(encoding="utf-8"))
         self.document |= {
             "benchmark": "recipe", "date": datetime.date.today().isoformat(), "hardware": hardware(size),
-            "command": " ".join(sys.argv[1:]), "popularity": known["popularity"], "oracle": known["oracle"],
+            "command": " ".join(sys.argv[1:]), "popularity": baselines["popularity"], "oracle": baselines["oracle"],
         }  # fmt: skip
 
     @property
@@ -430,7 +428,7 @@ def run_cells(cells: list[Cell], keep: Results, folder: Path, workers: int, unti
 
 def lines_summary(keep: Results) -> list[dict[str, Any]]:
     """Per variant and budget: the minimum, the quadratic around it, who is still on the plateau."""
-    found = []
+    lines = []
     for variant, budget in sorted({(row["variant"], row["budget"]) for row in keep.rows}):
         rows = [r for r in keep.rows if (r["variant"], r["budget"]) == (variant, budget) and r["loss"] is not None]
         by_size: dict[int, list[float]] = {}
@@ -438,9 +436,9 @@ def lines_summary(keep: Results) -> list[dict[str, Any]]:
             by_size.setdefault(row["params"], []).append(row["loss"])
         if len(by_size) >= 3:
             line = line_of(by_size, keep.document["popularity"])
-            found.append({"variant": variant, "budget": budget, "cells": len(by_size)} | line)
+            lines.append({"variant": variant, "budget": budget, "cells": len(by_size)} | line)
             print(f"{budget:.0e} {variant}: {line}")
-    return found
+    return lines
 
 
 def line_of(by_size: dict[int, list[float]], popularity: float) -> dict[str, Any]:
@@ -472,13 +470,13 @@ def line_of(by_size: dict[int, list[float]], popularity: float) -> dict[str, Any
 
 def rates_summary(keep: Results) -> list[dict[str, Any]]:
     """Per cell and optimizer: the loss at every rate, and the best."""
-    found: dict[tuple[Any, ...], dict[str, float]] = {}
+    losses_of: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in keep.rows:
         if row["loss"] is not None:
             cell = (row["budget"], row["width"], row["depth"], row["params"], row["variant"].split()[0])
-            found.setdefault(cell, {})[f"{row['learning_rate']:.2g}"] = round(row["loss"], 4)
+            losses_of.setdefault(cell, {})[f"{row['learning_rate']:.2g}"] = round(row["loss"], 4)
     rows = []
-    for (budget, width, depth, params, optimizer), losses in sorted(found.items()):
+    for (budget, width, depth, params, optimizer), losses in sorted(losses_of.items()):
         best = min(losses, key=lambda rate: losses[rate])
         print(f"{budget:.0e} {width}/{depth} N = {params:,} {optimizer}: best {best}; {losses}")
         rows.append({"budget": budget, "params": params, "optimizer": optimizer, "best": float(best), "losses": losses})

@@ -11,6 +11,7 @@ the world has. Prints rows as they come and ends with one JSON line; kept result
 import argparse
 import datetime
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 CELLS = {"1e15": (1e15, 64), "1e16": (1e16, 128), "1e17": (1e17, 256), "1e18": (1e18, 512)}
-WANTED = {"1e15": 100, "1e16": 250, "1e17": 400, "1e18": 500}  # nominal TFLOP/s
+GOALS = {"1e15": 100, "1e16": 250, "1e17": 400, "1e18": 500}  # nominal TFLOP/s
 SLICES = {"1e15": 600, "1e16": 300, "1e17": 150, "1e18": 60}
 STAGE2 = ("524288-248", "2097152-248", "2097152-96")  # K and joint_dim; 248 is the widest that a bias leaves fused
 TABLE_ROWS = 1 << 22
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def in_process(name: str, arguments: argparse.Namespace, environment: dict[str, str]) -> dict[str, Any]:
-    """What a fresh process finds for one cell."""
+    """The row of one cell, measured in a fresh process."""
     command = [sys.executable, __file__, "--child", name, "--data", str(arguments.data)]
     command += ["--device", arguments.device, "--optimizer", arguments.optimizer]
     command += ["--steps", str(arguments.steps)] if arguments.steps else []
@@ -78,8 +79,8 @@ def in_process(name: str, arguments: argparse.Namespace, environment: dict[str, 
     done = subprocess.run(command, capture_output=True, text=True, env=inherited | environment)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
-            found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-            return found
+            result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+            return result
     return {"cell": name, "error": (done.stderr or done.stdout)[-1500:]}
 
 
@@ -120,7 +121,7 @@ def stage1(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "events_per_s": round(rates["events_per_second"]),
         "nominal_tflops": round(rates["nominal_flops_per_second"] / 1e12, 1),
         "executed_tflops": round(rates["executed_flops_per_second"] / 1e12, 1),
-        "wanted_nominal_tflops": WANTED[name],
+        "wanted_nominal_tflops": GOALS[name],
         "device_gib": round(record.memory.get("device_peak", 0) / 2**30, 2),
         "warmup_s": round(record.seconds.warmup, 2),
         "total_s": round(total, 2),
@@ -152,8 +153,8 @@ def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) ->
     shape = (TABLE_ROWS, recipe.model.joint_dim)
     table = torch.randn(shape, generator=generator, device=arguments.device, dtype=torch.bfloat16)
     engine = engine_of(recipe, dataset, arguments, table)
-    engine.objective.num_items = TABLE_ROWS  # the extras come from the whole table
-    engine.objective.num_negatives, engine.objective.whole = num_negatives, False
+    engine.stage.num_items = TABLE_ROWS  # extras are drawn from the full table
+    engine.stage.num_negatives, engine.stage.full_catalogue = num_negatives, False
     engine.step(0)
     engine.results(wait=True)
     warmup = time.perf_counter() - began
@@ -221,14 +222,13 @@ def kernels(engine: Any, first: int = 0, most: int = 25) -> dict[str, float]:
             engine.step(step % engine.recipe.steps)
         torch.cuda.synchronize()
     rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
-    found = {f"{r.key[:100]} x{r.count // times}": round(r.self_device_time_total / times, 1) for r in rows[:most]}
-    return {"total": round(sum(r.self_device_time_total for r in rows) / times, 1), **found}
+    micros = {f"{r.key[:100]} x{r.count // times}": round(r.self_device_time_total / times, 1) for r in rows[:most]}
+    return {"total": round(sum(r.self_device_time_total for r in rows) / times, 1), **micros}
 
 
 def recipe_of(name: str, dataset: Any, arguments: argparse.Namespace) -> Any:
     from habitus.recipe import Recipe
     from habitus.sizing import CellRequest, Inputs, solve
-    from habitus.training.schedule import default_learning_rate
 
     flops, batch = CELLS[name]
     request = CellRequest(
@@ -239,7 +239,7 @@ def recipe_of(name: str, dataset: Any, arguments: argparse.Namespace) -> Any:
     train = {
         "batch_sequences": batch,
         "steps": min(cell.steps, arguments.steps or SLICES[name]),
-        "learning_rate": default_learning_rate(batch),
+        "learning_rate": 2e-3 * math.sqrt(batch / 512),
         "optimizer": arguments.optimizer,
     }
     values = {"data": {"seq_len": dataset.seq_len}, "model": cell.model.to_values(), "train": train}

@@ -15,8 +15,7 @@ from habitus.errors import ModelError
 from habitus.model import BehaviorModel
 from habitus.model.init import ParameterInfo
 from habitus.recipe import ModelRecipe, TrainRecipe
-from habitus.training.optimizers import MOMENTUM, Optimizer, build_optimizer, clip_gradients
-from habitus.training.orthogonal import orthogonalised
+from habitus.training.optimizers import MOMENTUM, Optimizer, build_optimizer, clip_gradients, orthogonalize
 
 FIELDS = Fields(
     item=(Field(name="title", kind="text", size=30), Field(name="brand", kind="category", size=9)),
@@ -120,14 +119,14 @@ def test_muon_is_its_float64_twin_and_adamw_does_the_rest() -> None:
 def test_orthogonalised_keeps_the_singular_vectors_and_levels_the_values() -> None:
     generator = torch.Generator().manual_seed(1)
     given = torch.randn(3, 12, 40, generator=generator) * torch.tensor([1.0, 1e-6, 1e3])[:, None, None]
-    made = orthogonalised(given)
+    made = orthogonalize(given)
     values = torch.linalg.svdvals(made)
     assert values.min() > 0.6 and values.max() < 1.3
     left, _, right = torch.linalg.svd(given.double(), full_matrices=False)
     rotated = left.mT @ made.double() @ right.mT
     off = rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1))
     assert off.abs().max() < 1e-4
-    assert not orthogonalised(torch.zeros(1, 3, 5)).any()
+    assert not orthogonalize(torch.zeros(1, 3, 5)).any()
 
 
 def test_an_update_of_muon_is_as_large_as_one_of_adamw() -> None:

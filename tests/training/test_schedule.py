@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from habitus.recipe import TrainRecipe
-from habitus.training.schedule import default_learning_rate, learning_rate_at
+from habitus.training.schedule import learning_rate_at
 
 
 def recipe(**changes: object) -> TrainRecipe:
@@ -51,10 +51,3 @@ def test_a_counter_on_the_device_gives_the_same_rates(schedule: str, warmup: flo
         assert rate.dtype == torch.float32 and rate.shape == ()
         assert rate.item() == pytest.approx(learning_rate_at(step, given), rel=1e-6, abs=1e-12)
         counter += 1
-
-
-def test_the_default_rate_grows_with_the_root_of_the_batch() -> None:
-    assert default_learning_rate(512) == 2e-3
-    assert default_learning_rate(2048) == pytest.approx(4e-3)
-    assert default_learning_rate(8) == pytest.approx(2.5e-4)
-    assert default_learning_rate(128, base_rate=0.02) == pytest.approx(0.01)

@@ -109,7 +109,7 @@ def test_options_that_mean_nothing_are_refused(dataset: Dataset, recipe_of: Call
     for name, value in (("keep", 0), ("accumulate", 0), ("save_every", -1), ("threads", 0)):
         with pytest.raises(ConfigError, match=name):
             train(recipe_of(), dataset, tmp_path / "run", options=TrainOptions(**{name: value}))
-    with pytest.raises(ConfigError, match="the device is no GPU"):
+    with pytest.raises(ConfigError, match="the device is not a GPU"):
         train(recipe_of(), dataset, tmp_path / "run", options=TrainOptions(device="cpu", compile=True))
 
 

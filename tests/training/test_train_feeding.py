@@ -14,32 +14,32 @@ from habitus.model import BehaviorModel
 from habitus.model.bundle import load_bundle
 from habitus.model.cache import EmbeddingCache
 from habitus.softmax import Latch, negative_keys
-from habitus.training.buckets import Buckets
-from habitus.training.feeding import Feeder, ItemFinder, ItemReader
-from habitus.training.log_q import Inclusion
-from habitus.training.objectives import FrozenObjective, JointObjective
-from habitus.training.resident import Assembled, ResidentEvents, ResidentItems, events_kept, resident_events
-from habitus.training.stages import FrozenStage, JointStage
-from habitus.training.vectors import FrozenVectors
-from habitus.training.windows import WindowOrder
+from habitus.training import keep_events_on_device
+from habitus.training.batches import HostBatches, ItemFinder, WindowOrder
+from habitus.training.cuda_graph import CapturedStage1, CapturedStage2
+from habitus.training.device_batches import DeviceBatch, DeviceEvents, DeviceItems, distinct_items, load_events
+from habitus.training.items import FrozenVectors, HostItems
+from habitus.training.loss import LogQ
+from habitus.training.prefetch import Buckets
+from habitus.training.step import EagerStage1, EagerStage2
 from tests.training.conftest import prepared
 
 CPU = torch.device("cpu")
 
 
-def feeder(dataset: Dataset, recipe: Any, accumulate: int = 1) -> Feeder:
-    return Feeder(dataset, recipe, CPU, Ranks(), accumulate)
+def host_batches(dataset: Dataset, recipe: Any, num_parts: int = 1) -> HostBatches:
+    return HostBatches(dataset, recipe, CPU, Ranks(), num_parts)
 
 
-def assembled(dataset: Dataset, recipe: Any, step: int) -> Assembled:
-    windows = torch.from_numpy(feeder(dataset, recipe).order.of_step(step))
-    return ResidentEvents(dataset, CPU).assemble(windows, ResidentItems.of(dataset, recipe, CPU).lengths)
+def device_batch(dataset: Dataset, recipe: Any, step: int) -> DeviceBatch:
+    windows = torch.from_numpy(host_batches(dataset, recipe).order.windows(step))
+    return DeviceEvents(dataset, CPU).assemble(windows, DeviceItems.of(dataset, recipe, CPU).lengths)
 
 
 def gradients(model: BehaviorModel) -> dict[str, torch.Tensor]:
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    copies = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    return found
+    return copies
 
 
 def test_windows_come_in_the_order_of_the_datasets_batches(dataset: Dataset) -> None:
@@ -47,16 +47,16 @@ def test_windows_come_in_the_order_of_the_datasets_batches(dataset: Dataset) -> 
     epoch = dataset.counts("train").windows // 16
     for step in (0, 1, epoch, epoch + 1, 3 * epoch):  # the second last crosses into the next epoch
         batch = dataset.batch("train", 16, seed=3, position=step)
-        assert np.array_equal(dataset.gather("train", order.of_step(step)).items, batch.items)
+        assert np.array_equal(dataset.gather("train", order.windows(step)).items, batch.items)
 
 
 def test_counts_of_steps_are_those_of_their_batches(dataset: Dataset) -> None:
     order = WindowOrder(dataset, 16, seed=0)
     steps = 2 * dataset.counts("train").windows // 16 + 3  # into the third epoch
     batches = [dataset.batch("train", 16, position=step) for step in range(steps)]
-    found = order.totals(0, steps)
-    assert found["events"] == sum(int((batch.segments >= 0).sum()) for batch in batches)
-    assert found["queries"] == sum(int((batch.targets >= 0).sum()) for batch in batches)
+    totals = order.totals(0, steps)
+    assert totals["events"] == sum(int((batch.segments >= 0).sum()) for batch in batches)
+    assert totals["queries"] == sum(int((batch.targets >= 0).sum()) for batch in batches)
     assert order.unique_events(steps) == dataset.counts("train").events
     assert order.unique_events(0) == 0  # a run that failed at its first step
     assert order.unique_events(2) == sum(int((batch.segments >= 0).sum()) for batch in batches[:2])
@@ -73,30 +73,36 @@ def test_distinct_items_by_hand() -> None:
         assert num_targets == 2
         assert of_targets.tolist() == [1, 0, 1]
         assert of_events.tolist() == [[2, 1], [0, 3]]
+    padded = torch.tensor([[5, 2], [5, 5]])  # as many targets as events
+    rows, places, target_places, distinct_targets, num_items = distinct_items(torch.from_numpy(events), padded, 10)
+    assert rows[: int(num_items)].tolist() == [2, 5, 7, 9]
+    assert int(distinct_targets) == 2
+    assert target_places.tolist() == [[1, 0], [1, 1]]
+    assert places.tolist() == [[2, 1], [0, 3]]
 
 
 @pytest.mark.parametrize("step", [0, 5, 60, 61])
-def test_a_batch_put_together_from_tensors_is_the_datasets(
-    dataset: Dataset, recipe_of: Callable[..., Any], step: int
-) -> None:
+def test_a_batch_made_on_a_device_is_the_datasets(dataset: Dataset, recipe_of: Callable[..., Any], step: int) -> None:
     recipe = recipe_of(steps=100)
-    feed = feeder(dataset, recipe).feed(step)
-    (micro,) = feed.micros
-    made = assembled(dataset, recipe, step)
+    host_step = host_batches(dataset, recipe).read(step)
+    (part,) = host_step.parts
+    batch = device_batch(dataset, recipe, step)
     for name in ("items", "positions", "segments"):
-        assert torch.equal(getattr(made, name), getattr(micro.batch, name)), name
-    assert torch.equal(made.has_query, micro.batch.targets >= 0)
-    assert torch.equal(made.wanted[made.has_query], micro.batch.targets[made.has_query])
-    assert torch.equal(made.boundaries.unique(), micro.batch.boundaries.unique())
-    assert bool((made.boundaries.diff() >= 0).all())
-    assert made.rows[: len(feed.items)].tolist() == feed.items.tolist()
-    assert torch.equal(made.event_places.long(), micro.events)
-    assert torch.equal(made.target_places.flatten()[micro.slots], micro.targets)
-    fields = made.batch(ResidentEvents(dataset, CPU).names).fields
-    for name, values in micro.batch.fields.items():
+        assert torch.equal(getattr(batch, name), getattr(part.inputs, name)), name
+    assert torch.equal(batch.has_query, part.inputs.targets >= 0)
+    assert torch.equal(batch.targets[batch.has_query], part.inputs.targets[batch.has_query])
+    assert torch.equal(batch.boundaries.unique(), part.inputs.boundaries.unique())
+    assert bool((batch.boundaries.diff() >= 0).all())
+    assert batch.rows[: len(host_step.items)].tolist() == host_step.items.tolist()
+    assert torch.equal(batch.event_places.long(), part.event_places)
+    assert torch.equal(batch.target_places.flatten()[part.slots], part.target_places)
+    assert torch.equal(batch.targets.flatten()[part.slots], part.target_rows)
+    fields = batch.step_batch(DeviceEvents(dataset, CPU).names).inputs.fields
+    for name, values in part.inputs.fields.items():
         torch.testing.assert_close(fields[name].float(), values.float(), rtol=0, atol=0, equal_nan=True)
-    tokens, pairs = ItemReader(dataset, recipe, CPU).text_counts(feed.items)
-    assert made.counts.tolist() == [feed.num_targets, len(feed.items), tokens, pairs, feed.num_queries]
+    tokens, pairs = HostItems(dataset, recipe, CPU).text_counts(host_step.items)
+    expected = [host_step.num_targets, len(host_step.items), tokens, pairs, host_step.num_queries]
+    assert batch.counts.tolist() == expected
 
 
 @pytest.mark.parametrize("log_q", [False, True])
@@ -105,18 +111,18 @@ def test_fixed_shapes_change_no_loss_and_no_gradient(
     dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, copying: bool, dropout: float
 ) -> None:
     recipe = recipe_of(log_q=log_q, dropout=dropout, model={"copying": copying})
-    model = spoken(BehaviorModel(dataset.fields, recipe.model))
-    stage = JointStage(model, dataset, recipe, feeder(dataset, recipe))
+    model = with_copy_scores(BehaviorModel(dataset.fields, recipe.model))
+    stage = EagerStage1(model, dataset, recipe, host_batches(dataset, recipe))
     expected = stage.backward(3)
-    wanted = gradients(model)
-    items = ResidentItems.of(dataset, recipe, CPU)
-    objective = JointObjective(model, dataset, recipe, items, ResidentEvents(dataset, CPU).names)
-    found = objective(assembled(dataset, recipe, 3), torch.empty(0), (300, 2000), at_step(3))
-    found.loss.backward()
-    torch.testing.assert_close(found.loss.detach(), expected.loss)
+    expected_gradients = gradients(model)
+    items, batch = DeviceItems.of(dataset, recipe, CPU), device_batch(dataset, recipe, 3)
+    captured = CapturedStage1(model, dataset, recipe, items, DeviceEvents(dataset, CPU).names)
+    losses = captured.losses(batch, torch.empty(0), (300, 2000), at_step(3))
+    losses.loss.backward()
+    torch.testing.assert_close(losses.loss.detach(), expected.loss)
     for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
-    assert int(found.scores) == stage.work.scores
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-6)
+    assert int(batch.counts[4] * losses.num_candidates) == stage.work.scores
 
 
 @pytest.mark.parametrize("log_q, copying", [(False, False), (True, False), (False, True), (True, True)])
@@ -130,22 +136,23 @@ def test_fixed_shapes_of_stage_2(
         model={"copying": copying}, dropout=0.2 if copying else 0.0,
     )  # fmt: skip
     bundle = load_bundle(parent)
-    model = spoken(BehaviorModel(dataset.fields, recipe.model))
+    model = with_copy_scores(BehaviorModel(dataset.fields, recipe.model))
     model.load_state_dict(bundle.model.state_dict(), strict=False)
     model.freeze().train()
     vectors = FrozenVectors(EmbeddingCache.open(parent / "catalogue", bundle, dataset), CPU)
-    stage = FrozenStage(model, dataset, recipe, feeder(dataset, recipe), vectors)
+    stage = EagerStage2(model, dataset, recipe, host_batches(dataset, recipe), vectors)
     expected = stage.backward(3)
-    wanted = gradients(model)
+    expected_gradients = gradients(model)
     assert vectors.table is not None
-    objective = FrozenObjective(model, dataset, recipe, vectors.table, ResidentEvents(dataset, CPU).names)
-    found = objective(assembled(dataset, recipe, 3), negative_keys(7, 3), (300, 0), at_step(3))
-    found.loss.backward()
-    torch.testing.assert_close(found.loss.detach(), expected.loss)
-    assert (found.extra is None) == (expected.extra is None)
+    captured = CapturedStage2(model, dataset, recipe, vectors.table, DeviceEvents(dataset, CPU).names)
+    batch = device_batch(dataset, recipe, 3)
+    losses = captured.losses(batch, negative_keys(7, 3), (300, 0), at_step(3))
+    losses.loss.backward()
+    torch.testing.assert_close(losses.loss.detach(), expected.loss)
+    assert (losses.extra is None) == (expected.extra is None)
     for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
-    assert int(found.scores) == stage.work.scores
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-6)
+    assert int(batch.counts[4] * losses.num_candidates) == stage.work.scores
 
 
 def at_step(step: int) -> Latch:
@@ -155,8 +162,8 @@ def at_step(step: int) -> Latch:
     return latch
 
 
-def spoken(model: BehaviorModel) -> BehaviorModel:
-    """The model with a past that has something to say; at the start it has not."""
+def with_copy_scores(model: BehaviorModel) -> BehaviorModel:
+    """The model with copy scores that differ from event to event; at the start they do not."""
     if model.contextualizer.copying is not None:
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -165,31 +172,31 @@ def spoken(model: BehaviorModel) -> BehaviorModel:
     return model
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 20])
+@pytest.mark.parametrize("num_parts", [2, 3, 20])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_micro_batches_keep_the_candidates_and_masks_of_the_whole_batch(
-    dataset: Dataset, recipe_of: Callable[..., Any], accumulate: int, dropout: float
+def test_parts_keep_the_candidates_and_masks_of_the_full_batch(
+    dataset: Dataset, recipe_of: Callable[..., Any], num_parts: int, dropout: float
 ) -> None:
     recipe = recipe_of(dropout=dropout)
     model = BehaviorModel(dataset.fields, recipe.model)
-    whole = JointStage(model, dataset, recipe, feeder(dataset, recipe)).backward(2)
-    wanted = gradients(model)
-    parts = JointStage(model, dataset, recipe, feeder(dataset, recipe, accumulate)).backward(2)
-    torch.testing.assert_close(parts.loss, whole.loss)
+    full = EagerStage1(model, dataset, recipe, host_batches(dataset, recipe)).backward(2)
+    expected_gradients = gradients(model)
+    parts = EagerStage1(model, dataset, recipe, host_batches(dataset, recipe, num_parts)).backward(2)
+    torch.testing.assert_close(parts.loss, full.loss)
     for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-6)
 
 
 def test_how_likely_an_item_is_a_candidate(dataset: Dataset, recipe_of: Callable[..., Any]) -> None:
     recipe = recipe_of(stage=2, parent="p", num_negatives=30, log_q=True)  # 30 of 300 items: one in ten
-    inclusion, items = Inclusion(dataset, recipe), np.array([0, 7, 123])
+    log_q, items = LogQ.of(dataset, recipe, CPU), [0, 7, 123]
     counts = dataset.item_train_counts
     shares = [int(counts[item]) / int(counts.sum()) for item in items]
     in_batch = [1 - (1 - share) ** (16 * 32) for share in shares]
     union = [1 - (1 - q) * 0.9 for q in in_batch]
-    assert inclusion.in_batch(items, CPU).exp().tolist() == pytest.approx(in_batch, rel=1e-5)
-    assert inclusion.union(items, CPU).exp().tolist() == pytest.approx(union, rel=1e-5)
-    assert inclusion.extras(items, CPU).exp().tolist() == pytest.approx([0.1] * 3)
+    assert log_q.in_batch[items].exp().tolist() == pytest.approx(in_batch, rel=1e-5)
+    assert log_q.union[items].exp().tolist() == pytest.approx(union, rel=1e-5)
+    assert log_q.extras[items].exp().tolist() == pytest.approx([0.1] * 3)
 
 
 def test_buckets_grow_by_the_root_of_two_and_cut_nothing() -> None:
@@ -221,10 +228,10 @@ def test_events_stay_on_the_device_from_run_to_run_only_where_that_is_asked_for(
     dataset: Dataset, tmp_path: Path
 ) -> None:
     other = prepared(tmp_path / "other", seed=5)
-    assert resident_events(dataset, CPU) is not resident_events(dataset, CPU)
-    with events_kept():
-        held = resident_events(dataset, CPU)
-        assert resident_events(dataset, CPU) is held
-        assert np.array_equal(resident_events(other, CPU).item.numpy(), other.items)
-        assert resident_events(dataset, CPU) is not held  # one dataset at a time
-    assert resident_events(dataset, CPU) is not resident_events(dataset, CPU)
+    assert load_events(dataset, CPU) is not load_events(dataset, CPU)
+    with keep_events_on_device():
+        events = load_events(dataset, CPU)
+        assert load_events(dataset, CPU) is events
+        assert np.array_equal(load_events(other, CPU).item.numpy(), other.items)
+        assert load_events(dataset, CPU) is not events  # one dataset at a time
+    assert load_events(dataset, CPU) is not load_events(dataset, CPU)

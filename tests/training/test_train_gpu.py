@@ -11,8 +11,8 @@ import torch
 from habitus.data import Dataset
 from habitus.record import Record
 from habitus.training import TrainOptions, train
-from habitus.training.buckets import Buckets
 from habitus.training.journal import read_journal
+from habitus.training.prefetch import Buckets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -50,17 +50,17 @@ def test_captured_steps_train_as_plain_ones_do(
 
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("precision, compiled", [("fp32", True), ("fp32", False), ("bf16", True)])
-def test_the_past_is_heard_in_captured_steps_too(
+def test_captured_steps_copy_too(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, stage: int, precision: str, compiled: bool
 ) -> None:
-    heard: dict[str, Any] = {"model": {"copying": True}, "precision": precision, "log_q": True, "dropout": 0.2}
+    copying: dict[str, Any] = {"model": {"copying": True}, "precision": precision, "log_q": True, "dropout": 0.2}
     parent = None
-    recipe = recipe_of(**heard, optimizer="adamw")
+    recipe = recipe_of(**copying, optimizer="adamw")
     if stage == 2:
         parent = tmp_path / "parent"
         run_of(recipe, dataset, parent)
-        known = Record.read(parent / "record.json").recipe_hash
-        recipe = recipe_of(**heard, optimizer="adamw", stage=2, parent=known, num_negatives=64)
+        parent_hash = Record.read(parent / "record.json").recipe_hash
+        recipe = recipe_of(**copying, optimizer="adamw", stage=2, parent=parent_hash, num_negatives=64)
     record, lines = run_of(recipe, dataset, tmp_path / "captured", compile=compiled, parent=parent)
     plain, plain_lines = run_of(recipe, dataset, tmp_path / "plain", capture=False, parent=parent)
     assert (record.hardware["engine"], record.hardware["compiled"]) == ("captured", compiled)
@@ -147,7 +147,7 @@ def test_a_batch_that_overflows_goes_to_the_next_bucket(
 ) -> None:
     _, lines = run_of(recipe_of(), dataset, tmp_path / "fitted")
     # Buckets that hold half a batch: every step overflows twice, and nothing is lost.
-    monkeypatch.setattr(Buckets, "fitted", lambda seen, a, b: Buckets(64, seen[0][1] // 2, a, b))
+    monkeypatch.setattr(Buckets, "fitted", lambda sizes, a, b: Buckets(64, sizes[0][1] // 2, a, b))
     record, tight = run_of(recipe_of(), dataset, tmp_path / "tight")
     assert record.hardware["engine"] == "captured"
     torch.testing.assert_close(losses(tight), losses(lines), rtol=2e-4, atol=0)

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 
 from habitus.data import Dataset
 from habitus.errors import Interrupted, RunError
-from habitus.evaluation import Handling, evaluate_runs
+from habitus.evaluation import ComputeOptions, evaluate_runs
 from habitus.evaluation.evaluation import EvaluateOptions
 from habitus.record import Record
 from habitus.sizing import Inputs, cell_of_recipe
-from habitus.training import Progress, TrainOptions, train
+from habitus.training import TrainingProgress, TrainOptions, train
 from habitus.training.journal import read_journal
 
 ONE = TrainOptions(device="cpu", threads=1)
@@ -29,10 +29,10 @@ ONE = TrainOptions(device="cpu", threads=1)
 def test_a_run_leaves_everything_that_its_users_need(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:
-    shown: list[Progress] = []
+    reports: list[TrainingProgress] = []
     recipe = recipe_of(evaluate={"every": 10, "regimes": ["batch", "catalogue"]})
     out = tmp_path / "run"
-    record = train(recipe, dataset, out, options=ONE, progress=shown.append)
+    record = train(recipe, dataset, out, options=ONE, progress=reports.append)
     assert sorted(path.name for path in out.iterdir()) == [
         "bundle", "catalogue", "journal.jsonl", "recipe.toml", "record.json",
     ]  # fmt: skip
@@ -48,25 +48,25 @@ def test_a_run_leaves_everything_that_its_users_need(
     assert "batch/recall@10" in {point.metric for point in record.trajectory}
     # What `habitus evaluate` finds is what the Record says.
     options = EvaluateOptions(queries=400, batch_sequences=16)
-    (found,) = evaluate_runs([out], dataset, options, Handling("cpu"))
-    assert {name: metric.value for name, metric in found.metrics.items()} == {
+    (evaluation,) = evaluate_runs([out], dataset, options, ComputeOptions("cpu"))
+    assert {name: metric.value for name, metric in evaluation.metrics.items()} == {
         name: metric.value for name, metric in record.metrics.items()
     }
-    assert shown
+    assert reports
 
 
 def test_the_garbage_collector_rests_from_what_was_made_at_the_start_until_the_end(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     gc.unfreeze()
-    seen: list[tuple[int, bool]] = []
+    states: list[tuple[int, bool]] = []
     before = gc.get_freeze_count()
     train(
         recipe_of(steps=3), dataset, tmp_path / "run", options=ONE,
-        progress=lambda _: seen.append((gc.get_freeze_count(), gc.isenabled())),
+        progress=lambda _: states.append((gc.get_freeze_count(), gc.isenabled())),
     )  # fmt: skip
-    assert seen
-    assert all(frozen > before and on for frozen, on in seen)
+    assert states
+    assert all(frozen > before and on for frozen, on in states)
     assert gc.get_freeze_count() == before
 
 
@@ -150,7 +150,7 @@ def test_a_signal_saves_and_a_resumed_run_ends_as_if_nothing_had_been(
     straight = train(recipe, dataset, tmp_path / "straight", options=ONE)
     steps: list[int] = []
 
-    def watch(now: Progress) -> None:
+    def watch(now: TrainingProgress) -> None:
         if now.phase == "training" and not steps:
             steps.append(now.step)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -189,8 +189,8 @@ def test_checkpoints_that_are_kept(dataset: Dataset, recipe_of: Callable[..., An
     # A checkpoint scores like a run.
     options_of = EvaluateOptions(regimes=("batch",), queries=400, batch_sequences=16)
     path = tmp_path / "run" / "checkpoints" / f"step-{24:08d}"
-    (found,) = evaluate_runs([path], dataset, options_of, Handling("cpu"))
-    assert found.metrics["batch/loss"].value == record.metrics["batch/loss"].value
+    (evaluation,) = evaluate_runs([path], dataset, options_of, ComputeOptions("cpu"))
+    assert evaluation.metrics["batch/loss"].value == record.metrics["batch/loss"].value
 
 
 def test_a_fence_that_has_fallen_abandons_the_run(
@@ -207,7 +207,7 @@ def test_a_fence_that_has_fallen_abandons_the_run(
 def test_the_journal_writes_what_json_cannot_hold_as_text(tmp_path: Path) -> None:
     from habitus.training.journal import Journal
 
-    journal = Journal(tmp_path / "journal.jsonl", 0, wanted=True)
+    journal = Journal(tmp_path / "journal.jsonl", 0, writes=True)
     journal.write({"step": 0, "loss": math.nan})
     journal.close()
     assert json.loads((tmp_path / "journal.jsonl").read_text()) == {"step": 0, "loss": "nan"}
