@@ -1,4 +1,4 @@
-"""How long work tells its caller where it is. Both are plain functions; printing is the caller's business."""
+"""How long work reports to its caller: two kinds of functions that the caller passes, and prints as it likes."""
 
 from collections.abc import Callable
 

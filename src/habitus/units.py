@@ -39,5 +39,5 @@ def parse_bytes(text: str) -> int:
 
 
 def _digits(value: float, digits: int) -> str:
-    """So many significant digits, but never an exponent and never fewer digits than the whole part has."""
+    """So many significant digits, but no exponent, and all digits of the integer part."""
     return f"{value:.{digits}g}" if 1e-4 <= value < 10**digits - 0.5 else f"{value:,.0f}"

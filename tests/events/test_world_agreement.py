@@ -61,7 +61,7 @@ def pair_cells(world: World, queries: Queries, p: np.ndarray) -> dict[str, np.nd
     for back in range(world.config.copy_window + 2, 0, -1):
         reached = queries.lengths >= back
         lag[rows[reached], queries.items[queries.ends[reached] - back]] = back
-    owner, events = queries.expanded()
+    owner, events = queries.expand()
     kinds = owner * catalogue.num_kinds + catalogue.kind_of_item[events]
     met = np.bincount(kinds, minlength=queries.count * catalogue.num_kinds).reshape(queries.count, -1)
     return {

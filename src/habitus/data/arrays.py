@@ -52,7 +52,7 @@ class ArrayWriter:
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
-    """Write a whole array as .npy."""
+    """Write an array as .npy."""
     with ArrayWriter(path, values.dtype, values.shape[1:]) as writer:
         writer.append(values)
 

@@ -81,4 +81,4 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
 
 def _number_values(values: dict[str, tuple[str, ...]]) -> dict[str, dict[str, int]]:
-    return {name: {value: code for code, value in enumerate(known, 1)} for name, known in values.items()}
+    return {name: {value: code for code, value in enumerate(vocabulary, 1)} for name, vocabulary in values.items()}

@@ -1,4 +1,4 @@
-"""The event side of a dataset: sorted chunks in, one record per event out, users and statistics beside them."""
+"""The event side of a dataset: sorted chunks in; one record per event, the users and their statistics out."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
@@ -88,7 +88,7 @@ class EventPlan:
 
 
 def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> WrittenEvents:
-    """Write items and fields as records and times as an array in `stage`/events, ids of users beside them."""
+    """Write items and fields as records and times as an array to `stage`/events, and user ids to `stage`/users."""
     records = ArrayWriter(stage / "events" / "records.npy", _record_dtype(plan.specs()))
     times = ArrayWriter(stage / "events" / "time.npy", np.int64)
     with records, times, _IdWriter(stage / "users" / "ids.parquet") as ids:

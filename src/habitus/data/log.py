@@ -174,9 +174,9 @@ class EventLog:
         examples = self._rows(
             f"SELECT origin, {check.value} FROM joined WHERE {check.condition} ORDER BY origin LIMIT {EXAMPLES_SHOWN}"
         )
-        shown = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in examples)
+        quoted = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in examples)
         remedy = "leaves out such events" if check.drops_row else "makes bad numbers missing"
-        return Problem("events", check.column, check.what, rows, shown, check.expected, remedy)
+        return Problem("events", check.column, check.what, rows, quoted, check.expected, remedy)
 
     def _category_problems(self) -> list[Problem]:
         problems = []

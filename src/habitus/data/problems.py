@@ -1,4 +1,4 @@
-"""Bad input, told once and in full: where, what, how many rows, the first examples, what to do."""
+"""Bad input, reported all at once: where, what, how many rows, the first examples, what to do."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Problem:
 
 
 def refuse(problems: list[Problem]) -> None:
-    """Raise one error that tells all problems; none, and nothing happens."""
+    """Raise one error that lists all problems, if there are any."""
     if not problems:
         return
     remedies = sorted({problem.remedy for problem in problems})

@@ -54,14 +54,14 @@ class SourceTable:
 
     @property
     def first_rows(self) -> list[int]:
-        """The row of the whole table at which each file begins."""
+        """The row of the table at which each file begins."""
         rows = [0]
         for source in self.sources[:-1]:
             rows.append(rows[-1] + source.num_rows)
         return rows
 
     def place(self, row: int) -> str:
-        """Where a row of the whole table stands, as a person would look for it."""
+        """The file and the row in it, as a person would look for a row of the table."""
         number = max(i for i, first in enumerate(self.first_rows) if first <= row)
         return f"{self.sources[number].name} row {row - self.first_rows[number] + 1}"
 
@@ -280,7 +280,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
     try:
-        batch.validate(full=True)  # text that is not UTF-8 is found here
+        batch.validate(full=True)  # fails on text that is not UTF-8
         return batch.cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(

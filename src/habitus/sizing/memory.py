@@ -52,7 +52,7 @@ def _optimizer_bytes(model: ModelRecipe, trained: int, optimizer: Optimizer, *, 
 
 
 def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precision: Precision) -> int:
-    """What the backward pass keeps of the layers; everything outside them is small beside it."""
+    """What the backward pass keeps of the layers; everything outside them is small in comparison."""
     per_element = _BFLOAT16 if precision == "bf16" else _FLOAT32
     text = _KEPT_PER_TEXT_LAYER * model.joint_dim * model.text_depth * work.text_tokens if inputs.tokens else 0
     context = _KEPT_PER_CONTEXT_LAYER * model.width * model.depth * work.slots

@@ -31,15 +31,15 @@ class CellRequest:
     def shape_given(self) -> bool:
         return self.width is not None and self.depth is not None
 
-    def wanted(self) -> dict[str, float]:
+    def targets(self) -> dict[str, float]:
         """The targets that the solver may miss by a little."""
-        targets = {
+        values = {
             "flops": self.flops,
             "embedder_share": self.share,
             "data_ratio": self.data_ratio,
             "steps": self.steps,
         }
-        return {name: float(value) for name, value in targets.items() if value is not None}
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def check_request(request: CellRequest) -> None:

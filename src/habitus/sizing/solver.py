@@ -73,7 +73,7 @@ def solve(request: CellRequest, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_it
         steps=best.steps,
         seq_len=request.seq_len,
         inputs=inputs,
-        wanted=request.wanted(),
+        wanted=request.targets(),
         catalogue_items=catalogue_items,
     )
 

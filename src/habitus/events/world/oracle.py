@@ -102,7 +102,7 @@ class Oracle:
 
     def _target_probs(self, queries: Queries) -> np.ndarray:
         catalogue, targets, lengths = self.catalogue, queries.targets, queries.lengths
-        owner, events = queries.expanded()
+        owner, events = queries.expand()
         factor = np.full(queries.count, self.config.weights.popular)
         for weight, label_of_kind, mass in self.urns:
             label = label_of_kind[catalogue.kind_of_item[targets]]
@@ -171,7 +171,7 @@ class Oracle:
 
     def _factors(self, queries: Queries) -> np.ndarray:
         """f of the module's docstring: (queries, kinds)."""
-        owner, events = queries.expanded()
+        owner, events = queries.expand()
         kinds = self.catalogue.kind_of_item[events]
         lengths = queries.lengths[:, None]
         factors = np.full((queries.count, self.catalogue.num_kinds), self.config.weights.popular)

@@ -53,7 +53,7 @@ class Queries:
             yield self.part(first, last)
             first = last
 
-    def expanded(self) -> tuple[np.ndarray, np.ndarray]:
+    def expand(self) -> tuple[np.ndarray, np.ndarray]:
         """The query number and the item of every event of every history, one history after the other."""
         lengths = self.lengths
         owner = np.repeat(np.arange(self.count), lengths)
