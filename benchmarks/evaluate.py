@@ -34,10 +34,10 @@ from softmax import machine
 from synthetic_queries import query_batches, query_vectors
 
 from habitus.evaluation.candidates import Candidates, candidate_scores
+from habitus.evaluation.metrics import coverage_metrics, summarize
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.ranks import Ranks
-from habitus.evaluation.readout import coverage_metrics, summarise
 from habitus.evaluation.scores import Scores
 from habitus.record import Metric
 from habitus.store import CUTOFFS, HISTORIES, METRIC_GROUPS
@@ -92,7 +92,7 @@ def evaluated(
         )
         parts.append(PerQuery.of(batch, scores, counts, table.total))
     values = PerQuery.joined(parts)
-    metrics = summarise("catalogue", values, CUTOFFS if "ranking" in groups else (), histories)
+    metrics = summarize("catalogue", values, CUTOFFS if "ranking" in groups else (), histories)
     if "coverage" in groups:
         metrics |= coverage_metrics("catalogue", values, CUTOFFS, table.total)
     return metrics

@@ -139,10 +139,10 @@ def one(job: tuple[Any, ...], given: argparse.Namespace) -> list[dict[str, Any]]
 def baseline_rows(path: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     from habitus.data import Dataset
     from habitus.evaluation import EvaluateOptions, evaluate
-    from habitus.evaluation.baselines import Oracle, Popularity, baselines
+    from habitus.evaluation.baselines import OracleScorer, Popularity, baselines
 
     dataset = Dataset.open(path, verify=False)
-    scorers = [Popularity(dataset), Oracle(dataset)] if given.what == "world" else baselines(dataset)
+    scorers = [Popularity(dataset), OracleScorer(dataset)] if given.what == "world" else baselines(dataset)
     asked = EvaluateOptions(queries=given.queries)
     return [row(path, scorer.name, 0, evaluate(dataset, scorer, asked).metrics, given) for scorer in scorers]
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habitus.errors import ModelError
-from habitus.evaluation.candidates import Candidates, _sums, candidate_scores
+from habitus.evaluation.candidates import Candidates, _own_sums, candidate_scores
 from habitus.evaluation.ranks import Ranks
 from habitus.evaluation.scores import dense_scores
-from habitus.softmax import topk
+from habitus.softmax import CandidateScan, topk
 from habitus.softmax.cpu_scan import CpuScan
 from habitus.softmax.tiles import Sums, merge_sums
 
@@ -161,10 +161,8 @@ def test_scores_that_float32_cannot_hold_are_refused() -> None:
 
 def test_a_process_without_rows_adds_nothing_however_low_the_scores() -> None:
     queries, table = torch.full((3, 1), 100.0), torch.tensor([[-10.0], [-11.0], [-12.0]])
-    full, empty = (CpuScan(queries, table, None, 2, 256) for _ in range(2))
+    full, empty = (CandidateScan(queries, 2, target_rows=table) for _ in range(2))
     full.update(table, None, 0)
-    wanted = full.target_scores()
-    assert wanted is not None
-    parts = [_sums(scan, wanted) for scan in (full, empty)]
+    parts = [_own_sums(scan) for scan in (full, empty)]
     merged = merge_sums(Sums(*(torch.stack(column) for column in zip(*parts, strict=True))))
     assert torch.allclose(merged.top + merged.total.log(), torch.full((3,), -1000.0, dtype=torch.float64))

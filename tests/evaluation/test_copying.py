@@ -6,7 +6,7 @@ import torch
 
 from habitus.data.batch import Batch
 from habitus.evaluation.candidates import Candidates, candidate_scores
-from habitus.evaluation.copy_scores import past_of
+from habitus.evaluation.copy_scores import score_past
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.ranks import Ranks
 from habitus.evaluation.scores import dense_scores
@@ -69,7 +69,7 @@ def test_the_past_is_heard_as_if_every_score_had_been_written_out(strength: floa
     heard = said if strength > -20 else torch.full_like(said, -torch.inf)
     expected = dense_scores(in_full(asked, table, queries, heard)[:, rows], places, 6, None)
     wanted = table[torch.from_numpy(asked.targets)]
-    past = past_of(asked, said, queries, table[torch.from_numpy(asked.batch.items)], wanted, chosen)
+    past = score_past(asked, said, queries, table[torch.from_numpy(asked.batch.items)], wanted, chosen)
     vectors = queries[torch.from_numpy(asked.windows), torch.from_numpy(asked.slots)]
     found = candidate_scores(
         vectors, Candidates([table[torch.from_numpy(rows)]], 0, len(rows)), wanted, 6, ranks=Ranks(), past=past
@@ -93,7 +93,7 @@ def test_ranks_move_by_hand() -> None:
     queries = torch.ones(1, 3, 1)
     said = torch.full((1, 3, 3), MASKED_COPY_SCORE)
     said[0, 2] = torch.tensor([0.0, np.log(4.0), 0.0])  # item 0: 1 + 1 + 1 = 3; item 1: 1 + 4 = 5; item 2: e
-    past = past_of(asked, said, queries, table[torch.tensor([[0, 1, 0]])], table[[1]], None)
+    past = score_past(asked, said, queries, table[torch.tensor([[0, 1, 0]])], table[[1]], None)
     found = candidate_scores(queries[0, 2:], Candidates([table], 0, 3), table[[1]], 3, ranks=Ranks(), past=past)
     assert found.rank.tolist() == [1]
     assert found.top.tolist() == [[1, 0, 2]]

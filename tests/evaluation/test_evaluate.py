@@ -10,10 +10,10 @@ import torch
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError, ModelError
-from habitus.evaluation.baselines import Oracle, Popularity, baselines
+from habitus.evaluation.baselines import OracleScorer, Popularity, baselines
 from habitus.evaluation.candidates import Candidates, candidate_scores
 from habitus.evaluation.evaluation import EvaluateOptions, catalogue_subset, evaluate
-from habitus.evaluation.metrics import mean, ndcg, recall
+from habitus.evaluation.metrics import means, ndcg, recall
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery, PerQueryFile
 from habitus.evaluation.queries import QuerySet
@@ -59,7 +59,9 @@ def test_every_query_is_scored_as_float64_logits_say(dataset: Dataset, make_run)
     assert found.metrics["batch/loss"].n == OPTIONS.queries == place
     for name, values in kept.items():
         assert found.metrics[f"{name}/recall@10"].value == pytest.approx(recall(values.rank, 10).mean())
-        assert found.metrics[f"{name}/ndcg@10"].se == pytest.approx(mean(ndcg(values.rank, 10), values.user).se)
+        assert found.metrics[f"{name}/ndcg@10"].se == pytest.approx(
+            means(ndcg(values.rank, 10)[None], values.user)[0].se
+        )
 
 
 def test_slices_are_exactly_the_queries_they_name(dataset: Dataset, tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_a_blind_scorer_is_exactly_uniform_and_always_last(dataset: Dataset) -> 
 
 
 def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: World, make_run) -> None:  # type: ignore[no-untyped-def]
-    oracle, _ = values_of(dataset, Oracle(dataset), replace(OPTIONS, queries=4000))
+    oracle, _ = values_of(dataset, OracleScorer(dataset), replace(OPTIONS, queries=4000))
     best = oracle.metrics["catalogue/loss"]
     for scorer in [*baselines(dataset)[:-1], scorer_of(make_run(60), dataset)]:
         found, _ = values_of(dataset, scorer, replace(OPTIONS, queries=4000))
@@ -180,16 +182,18 @@ def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: Worl
 
 def test_the_oracle_wins_query_by_query_and_its_loss_is_its_entropy(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
     options = replace(OPTIONS, queries=4000, regimes=("catalogue",))
-    _, kept = values_of(dataset, Oracle(dataset), options)
+    _, kept = values_of(dataset, OracleScorer(dataset), options)
     oracle = kept["catalogue"]
     assert oracle.loss is not None
     assert oracle.entropy is not None
-    surprise = mean(oracle.loss - oracle.entropy, oracle.user)  # paired, so the spread of the histories drops out
+    (surprise,) = means(
+        (oracle.loss - oracle.entropy)[None], oracle.user
+    )  # paired, so the spread of the histories drops out
     assert abs(surprise.value) < 3 * (surprise.se or 0)
     for scorer in [*baselines(dataset)[:-1], scorer_of(make_run(60), dataset)]:
         _, other = values_of(dataset, scorer, options)
         assert np.array_equal(other["catalogue"].event, oracle.event)
-        worse = mean(other["catalogue"].loss - oracle.loss, oracle.user)  # type: ignore[operator]
+        (worse,) = means((other["catalogue"].loss - oracle.loss)[None], oracle.user)  # type: ignore[operator]
         assert worse.value > 2 * (worse.se or 0)
 
 

@@ -94,13 +94,13 @@ def test_only_the_metrics_asked_for_are_computed_and_are_the_same(run: Path, dat
     [
         ([], "no --data"),
         (["RUN", "--data", "DATA", "--metrics", "recall"], "metrics .'recall'."),
-        (["RUN", "--data", "DATA", "--metrics", "loss", "--exclude-history"], "losses were asked for without"),
+        (["RUN", "--data", "DATA", "--metrics", "loss", "--exclude-history"], "only losses are requested"),
         (["--data", "DATA"], "nothing to score"),
         (["RUN", "--data", "DATA", "--regime", "train"], "--regime 'train'"),
         (["RUN", "--data", "DATA", "--cutoffs", "0,10"], "k = 0"),
         (["RUN", "--data", "DATA", "--cutoffs", "ten"], "--cutoffs is 'ten'"),
         (["RUN", "--data", "DATA", "--histories", "3,100"], "history length of 100"),
-        (["RUN", "--data", "DATA", "--out", "found.txt"], "no known suffix"),
+        (["RUN", "--data", "DATA", "--out", "found.txt"], "unknown suffix"),
         (["RUN", "--data", "DATA", "--per-query", "nowhere/q.parquet"], "nowhere does not exist"),
         (["RUN", "--data", "DATA", "--device", "tpu9"], "tpu9"),
     ],
@@ -118,7 +118,7 @@ def test_a_catalogue_is_embedded_once(run: Path, dataset: Dataset, tmp_path: Pat
     assert (run / "catalogue" / "manifest.json").stat().st_mtime_ns == made
     habitus("evaluate", run, "--data", dataset.path, *SMALL)
     assert (run / "catalogue" / "manifest.json").stat().st_mtime_ns == made
-    with pytest.raises(ModelError, match="bf16 was asked for"):
+    with pytest.raises(ModelError, match="not as bf16"):
         habitus("embed", run, "--data", dataset.path)
     with pytest.raises(ConfigError, match="neither --data nor --items"):
         habitus("embed", run)
@@ -166,7 +166,7 @@ def test_names_that_cannot_be_written_are_refused_before_any_work(run: Path, dat
     with pytest.raises(DataError, match="nowhere does not exist"):
         habitus("embed", run, "--items", "new.parquet", "--out", tmp_path / "nowhere" / "vectors.parquet")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelError, match="file cannot be made: File exists"):
+    with pytest.raises(ModelError, match="file cannot be created: File exists"):
         habitus("embed", run, "--data", dataset.path, "--out", tmp_path / "file")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habitus.errors import ConfigError
-from habitus.evaluation.metrics import coverage, coverages, mean, mrr, ndcg, perplexity, recall
+from habitus.evaluation.metrics import coverages, means, mrr, ndcg, perplexity, recall
 from habitus.evaluation.scores import dense_scores
 
 RANKS = np.array([1, 2, 3, 4, 10, 11, 100, 5000])
@@ -38,10 +38,7 @@ def test_mrr_of_eight_queries() -> None:
 
 def test_coverage_counts_each_item_once_and_short_lists_not_at_all() -> None:
     top = np.array([[1, 2, 3], [1, 4, 5], [2, 1, -1]])
-    assert coverage(top, 1, 10) == 0.2
-    assert coverage(top, 2, 10) == 0.3
-    assert coverage(top, 3, 10) == 0.5
-    assert coverage(top, 100, 10) == 0.5
+    assert coverages(top, (1, 2, 3, 100), 10) == [0.2, 0.3, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("metric", [recall, ndcg, mrr])
@@ -53,13 +50,13 @@ def test_a_cutoff_of_zero_is_refused(metric) -> None:  # type: ignore[no-untyped
 def test_the_standard_error_takes_a_user_as_one_draw() -> None:
     # Two users, three queries each, all equal within a user: it is two draws, not six.
     values, users = np.array([1.0, 1, 1, 0, 0, 0]), np.array([7, 7, 7, 9, 9, 9])
-    found = mean(values, users)
+    (found,) = means(values[None], users)
     assert found.value == 0.5
     assert found.se == pytest.approx(0.5)  # sqrt(2/1 · (1.5² + 1.5²)) / 6
-    assert mean(values, np.arange(6)).se == pytest.approx(values.std(ddof=1) / 6**0.5)
-    assert mean(np.array([3.0]), np.array([1])).se is None
+    assert means(values[None], np.arange(6))[0].se == pytest.approx(values.std(ddof=1) / 6**0.5)
+    assert means(np.array([[3.0]]), np.array([1]))[0].se is None
     with pytest.raises(ConfigError, match="no queries"):
-        mean(np.empty(0), np.empty(0))
+        means(np.empty((1, 0)), np.empty(0))
 
 
 def test_perplexity() -> None:

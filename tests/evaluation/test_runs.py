@@ -9,7 +9,7 @@ import pytest
 from habitus.data import Dataset, PrepareOptions
 from habitus.data.from_world import prepare_world
 from habitus.errors import ConfigError, ModelError, RunError
-from habitus.evaluation import EvaluateOptions, Handling, evaluate_runs, tidy
+from habitus.evaluation import ComputeOptions, EvaluateOptions, evaluate_runs, metrics_table
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import WORLD_SCHEMA
 from habitus.model.bundle import load_bundle, save_bundle
@@ -106,7 +106,7 @@ def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
 
 def test_the_tidy_table_holds_every_metric_of_every_run(store: Path, dataset: Dataset) -> None:
     found = evaluate_runs([store], dataset, OPTIONS)
-    table = tidy(found)
+    table = metrics_table(found)
     assert table.column_names == ["run", "regime", "metric", "value", "se", "n"]
     assert table.num_rows == sum(len(one.metrics) for one in found)
     rows = {(row["run"], row["regime"], row["metric"]): row for row in table.to_pylist()}
@@ -150,14 +150,14 @@ def test_a_run_of_another_dataset_is_refused_unless_it_is_meant(
     shutil.copytree(make_run(60) / "bundle", run / "bundle")
     with pytest.raises(ModelError, match=r"trained on another dataset(.|\n)*--other-dataset"):
         evaluate_runs([run], other, OPTIONS)
-    [found] = evaluate_runs([run], other, OPTIONS, Handling(other_dataset=True))
+    [found] = evaluate_runs([run], other, OPTIONS, ComputeOptions(other_dataset=True))
     assert found.dataset_checksum == other.checksum
     assert (run / f"catalogue-{other.checksum[:12]}" / "manifest.json").exists()
     # Another world has other brands and prices: the same option does not let it through.
     strange = World(WorldConfig(num_users=50, num_items=80, events_per_user=24, seed=9))
     prepare_world(strange, WORLD_SCHEMA, tmp_path / "strange", options, lambda *_: None)
     with pytest.raises(ModelError, match="other fields"):
-        evaluate_runs([run], Dataset.open(tmp_path / "strange"), OPTIONS, Handling(other_dataset=True))
+        evaluate_runs([run], Dataset.open(tmp_path / "strange"), OPTIONS, ComputeOptions(other_dataset=True))
 
 
 def test_what_needs_no_model_is_refused_before_one_is_loaded(dataset: Dataset, tmp_path: Path) -> None:

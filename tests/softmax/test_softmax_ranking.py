@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from habitus.errors import ModelError
-from habitus.softmax import catalogue_scores, ranking, ranks, top_k, topk
+from habitus.softmax import CandidateScan, catalogue_scores, ranking, ranks, top_k, topk
+from habitus.softmax.scan import ScanTile
 
 
 def draw(M, V, d, case="random", seed=0):
@@ -40,7 +41,7 @@ def sorted_by_hand(h, e, y):
 @pytest.mark.parametrize("shape", [(37, 501, 20), (300, 5000, 16), (5, 10, 3), (3, 1, 4)])
 @pytest.mark.parametrize("columns", [256, 2048])
 def test_all_read_outs_equal_a_full_sort(case, shape, columns, monkeypatch, twin):
-    monkeypatch.setattr(ranking, "_COLUMNS", columns)
+    monkeypatch.setattr(ranking, "_TILE", ScanTile(256, columns))
     h, e, y = draw(*shape, case)
     k = min(100, shape[1])
     order, reached = sorted_by_hand(h, e, y)
@@ -88,15 +89,10 @@ def test_candidates_may_live_anywhere(place, tmp_path):
     assert torch.allclose(whole.entropy, streamed.entropy, atol=1e-5)
 
 
-def test_working_memory_follows_the_argument(monkeypatch):
-    seen = []
-    plain = ranking.TorchScan
-    monkeypatch.setattr(
-        ranking, "TorchScan", lambda *given, **options: seen.append(plain(*given, **options)) or seen[-1]
-    )
+def test_working_memory_follows_the_argument():
     h, e, y = draw(300, 5000, 16)
-    catalogue_scores(h, e, y, k=10, memory_bytes=1 << 20)
-    assert all(2 * scan.scores.nbytes + scan.tile.nbytes <= 1 << 20 for scan in seen)
+    scan = CandidateScan(h, 10, target_rows=e[y], tile=ranking._TILE, memory_bytes=1 << 20)
+    assert all(2 * batch.scores.nbytes + batch.tile.nbytes <= 1 << 20 for batch in scan.batches)
 
 
 def test_bias_and_valid_rows_count_in_every_read_out(twin):

@@ -32,7 +32,7 @@ def embed(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")] = False,
 ) -> None:
-    from habitus.evaluation import device_named
+    from habitus.evaluation import resolve_device
     from habitus.model import STORED_TYPES, build_cache, load_bundle
 
     if (data is None) == (items is None):
@@ -41,19 +41,19 @@ def embed(
             expected="--data DATASET for a catalogue, or --items FILE for new items",
         )
     stored = check_choice("dtype", dtype, STORED_TYPES)
-    bundle = load_bundle(run, device_named(device))
+    bundle = load_bundle(run, resolve_device(device))
     if items is not None:
         from habitus.model import embed_table
 
         if out is None:
             raise ConfigError("no --out was given", expected="the file to write, as in --out vectors.parquet")
         with phases() as progress:
-            made = embed_table(bundle, items, out, progress)
+            embedded = embed_table(bundle, items, out, progress)
         if as_json:
-            typer.echo(made.to_json())
+            typer.echo(embedded.to_json())
             return
-        typer.echo(f"{made.path}: {made.num_items:,} vectors of width {made.joint_dim}")
-        for name, count in made.unknown_values.items():
+        typer.echo(f"{embedded.path}: {embedded.num_items:,} vectors of width {embedded.joint_dim}")
+        for name, count in embedded.unknown_values.items():
             if count:
                 typer.echo(f"  {name}: {count:,} values that training did not see, encoded as unknown")
         return

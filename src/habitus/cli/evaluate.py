@@ -71,7 +71,7 @@ def evaluate(
     from contextlib import ExitStack
 
     from habitus.data import Dataset
-    from habitus.evaluation import EvaluateOptions, Handling, PerQueryFile, evaluate_runs, joined_ranks
+    from habitus.evaluation import ComputeOptions, EvaluateOptions, PerQueryFile, evaluate_runs, join_ranks
     from habitus.store import METRIC_GROUPS
     from habitus.units import parse_bytes
 
@@ -92,14 +92,14 @@ def evaluate(
         metrics=METRIC_GROUPS if metrics == "all" else tuple(metrics.split(",")),  # type: ignore[arg-type]
         seed=seed,
     )
-    with joined_ranks(device) as (ranks, chosen), ExitStack() as stack:
+    with join_ranks(device) as (ranks, resolved_device), ExitStack() as stack:
         progress = stack.enter_context(phases()) if ranks.is_first else None
         file = stack.enter_context(PerQueryFile(per_query)) if per_query and ranks.is_first else None
-        found = evaluate_runs(
+        evaluations = evaluate_runs(
             runs or [],
             Dataset.open(data),
             options,
-            Handling(chosen, other_dataset, parse_bytes(memory)),
+            ComputeOptions(resolved_device, other_dataset, parse_bytes(memory)),
             with_baselines=baselines,
             checkpoints=checkpoints,
             progress=progress,
@@ -109,13 +109,13 @@ def evaluate(
     if not ranks.is_first:
         return
     if out is not None:
-        _write(found, out)
+        _write(evaluations, out)
     if as_json:
-        typer.echo(_json(found))
+        typer.echo(_json(evaluations))
         return
     from habitus.cli.evaluation_tables import print_evaluations
 
-    print_evaluations(found)
+    print_evaluations(evaluations)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _number(name: str, text: str) -> int:
 def _check_files(out: Path | None, per_query: Path | None) -> None:
     """Refuse names that could not be written, before any work is done."""
     if out is not None and out.suffix not in (".json", ".parquet", ".csv"):
-        raise ConfigError(f"--out {out} has no known suffix", expected=".json, .parquet or .csv")
+        raise ConfigError(f"--out {out} has an unknown suffix", expected=".json, .parquet or .csv")
     import os
 
     for path in (out, per_query):
@@ -147,26 +147,26 @@ def _check_files(out: Path | None, per_query: Path | None) -> None:
             raise ConfigError(f"{path} is a folder", expected="the name of a file to write")
 
 
-def _json(found: "list[Evaluation]") -> str:
+def _json(evaluations: "list[Evaluation]") -> str:
     import json
 
-    values: list[dict[str, Any]] = [one.to_values() for one in found]
+    values: list[dict[str, Any]] = [evaluation.to_values() for evaluation in evaluations]
     return json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _write(found: "list[Evaluation]", out: Path) -> None:
+def _write(evaluations: "list[Evaluation]", out: Path) -> None:
     import io
 
     import pyarrow.csv
     import pyarrow.parquet
 
-    from habitus.evaluation import tidy
+    from habitus.evaluation import metrics_table
     from habitus.files import write_atomic
 
     if out.suffix == ".json":
-        write_atomic(out, (_json(found) + "\n").encode())
+        write_atomic(out, (_json(evaluations) + "\n").encode())
         return
     content = io.BytesIO()
     writer: Any = pyarrow.csv.write_csv if out.suffix == ".csv" else pyarrow.parquet.write_table
-    writer(tidy(found), content)
+    writer(metrics_table(evaluations), content)
     write_atomic(out, content.getvalue())

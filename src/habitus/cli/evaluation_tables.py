@@ -1,4 +1,4 @@
-"""Evaluations as tables for people: one run in full, several side by side."""
+"""Evaluations as printed tables: one run in full, several side by side."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 SHOWN_CUTOFF = 10
 
 
-def print_evaluations(found: "list[Evaluation]") -> None:
+def print_evaluations(evaluations: "list[Evaluation]") -> None:
     """Print the tables on stdout."""
     from rich.console import Console
 
     console = Console()
-    if len(found) == 1:
-        console.print(_all_metrics(found[0]))
-    for regime, spec in found[0].specification.items():
-        console.print(_slices(found[0], regime) if len(found) == 1 else _side_by_side(found, regime))
-        rate = spec.queries / max(found[0].seconds[regime], 1e-9)
+    if len(evaluations) == 1:
+        console.print(_all_metrics(evaluations[0]))
+    for regime, spec in evaluations[0].specification.items():
+        console.print(_slices(evaluations[0], regime) if len(evaluations) == 1 else _side_by_side(evaluations, regime))
+        rate = spec.queries / max(evaluations[0].seconds[regime], 1e-9)
         console.print(
             f"{spec.queries:,} queries against {spec.candidates:,} candidates"
             f"{' on average' if regime == 'batch' else ''}, {rate:,.0f} queries/s\n",
@@ -31,39 +31,44 @@ def print_evaluations(found: "list[Evaluation]") -> None:
         )
 
 
-def _all_metrics(one: "Evaluation") -> "Table":
+def _all_metrics(evaluation: "Evaluation") -> "Table":
     """Every metric over all queries, the regimes as columns; standard errors by users."""
-    regimes = list(one.specification)
-    names = dict.fromkeys(name.partition("/")[2] for name in one.metrics if name.count("/") == 1)
+    regimes = list(evaluation.specification)
+    names = dict.fromkeys(name.partition("/")[2] for name in evaluation.metrics if name.count("/") == 1)
     ordered = sorted(names, key=_order)
-    rows = [(name, *(_shown(one.metrics.get(f"{regime}/{name}")) for regime in regimes)) for name in ordered]
-    return _table(one.scorer, ["metric", *regimes], rows)
+    rows = [(name, *(_format(evaluation.metrics.get(f"{regime}/{name}")) for regime in regimes)) for name in ordered]
+    return _table(evaluation.scorer, ["metric", *regimes], rows)
 
 
-def _slices(one: "Evaluation", regime: str) -> "Table":
-    k = _cutoff(one)
-    names = [name for name in ("loss", f"recall@{k}", f"ndcg@{k}") if f"{regime}/{name}" in one.metrics]
-    slices = dict.fromkeys(name.split("/")[2] for name in one.metrics if name.count("/") == 2)
+def _slices(evaluation: "Evaluation", regime: str) -> "Table":
+    k = _cutoff(evaluation)
+    names = [name for name in ("loss", f"recall@{k}", f"ndcg@{k}") if f"{regime}/{name}" in evaluation.metrics]
+    slices = dict.fromkeys(name.split("/")[2] for name in evaluation.metrics if name.count("/") == 2)
     rows = []
     for part in slices:
-        cells = [one.metrics.get(f"{regime}/{name}/{part}") for name in names]
+        cells = [evaluation.metrics.get(f"{regime}/{name}/{part}") for name in names]
         if cells and cells[0] is not None:
-            rows.append((part, f"{cells[0].n:,}", *map(_shown, cells)))
+            rows.append((part, f"{cells[0].n:,}", *map(_format, cells)))
     return _table(f"{regime} regime by slice", ["slice", "queries", *names], rows)
 
 
-def _side_by_side(found: "list[Evaluation]", regime: str) -> "Table":
-    k = _cutoff(found[0])
-    wanted = ("loss", f"recall@{k}", f"ndcg@{k}")
-    names = [name for name in wanted if any(f"{regime}/{name}" in one.metrics for one in found)]
-    rows = [(one.scorer, *(_shown(one.metrics.get(f"{regime}/{name}")) for name in names)) for one in found]
+def _side_by_side(evaluations: "list[Evaluation]", regime: str) -> "Table":
+    k = _cutoff(evaluations[0])
+    columns = ("loss", f"recall@{k}", f"ndcg@{k}")
+    names = [name for name in columns if any(f"{regime}/{name}" in evaluation.metrics for evaluation in evaluations)]
+    rows = [
+        (evaluation.scorer, *(_format(evaluation.metrics.get(f"{regime}/{name}")) for name in names))
+        for evaluation in evaluations
+    ]
     return _table(f"{regime} regime (every metric: --out or --json)", ["run", *names], rows)
 
 
-def _cutoff(one: "Evaluation") -> int:
+def _cutoff(evaluation: "Evaluation") -> int:
     """The cut-off that short tables show: 10, or the nearest there is."""
-    known = {int(name.rpartition("@")[2]) for name in one.metrics if "/recall@" in name and name.count("/") == 1}
-    return min(known, key=lambda k: (abs(k - SHOWN_CUTOFF), k), default=SHOWN_CUTOFF)
+    cutoffs = {
+        int(name.rpartition("@")[2]) for name in evaluation.metrics if "/recall@" in name and name.count("/") == 1
+    }
+    return min(cutoffs, key=lambda k: (abs(k - SHOWN_CUTOFF), k), default=SHOWN_CUTOFF)
 
 
 def _order(name: str) -> tuple[int, int]:
@@ -71,7 +76,7 @@ def _order(name: str) -> tuple[int, int]:
     return list(METRICS).index(metric), int(k or 0)
 
 
-def _shown(metric: "Metric | None") -> str:
+def _format(metric: "Metric | None") -> str:
     if metric is None:
         return "–"
     if metric.se is None:

@@ -111,11 +111,11 @@ def _train_all(
     as_json: bool,
 ) -> bool:
     """Train the recipes in order; whether one of them ended in a failed Record."""
-    from habitus.evaluation import joined_ranks
+    from habitus.evaluation import join_ranks
     from habitus.record import Record
     from habitus.training import train as train_one
 
-    with joined_ranks(options.device) as (ranks, _):
+    with join_ranks(options.device) as (ranks, _):
 
         def note(text: str) -> None:
             if ranks.is_first:

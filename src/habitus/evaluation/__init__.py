@@ -1,22 +1,23 @@
-"""Two regimes, one set of metrics."""
+"""Runs and baselines on fixed queries: two regimes, one set of metrics."""
 
-from habitus.evaluation.evaluation import (
-    EvaluateOptions,
-    Evaluation,
-    catalogue_subset,
-    evaluate,
-    query_set,
-)
+from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQueryFile
-from habitus.evaluation.ranks import Ranks, device_named, joined_ranks
-from habitus.evaluation.runs import Handling, cache_folder, check_dataset, evaluate_runs, find_cache, tidy
+from habitus.evaluation.ranks import Ranks, join_ranks, resolve_device
+from habitus.evaluation.runs import (
+    ComputeOptions,
+    cache_folder,
+    check_dataset,
+    evaluate_runs,
+    find_cache,
+    metrics_table,
+)
 from habitus.evaluation.scores import Scorer, Scores
 
 __all__ = [
+    "ComputeOptions",
     "EvaluateOptions",
     "Evaluation",
-    "Handling",
     "ModelScorer",
     "PerQueryFile",
     "Ranks",
@@ -25,11 +26,11 @@ __all__ = [
     "cache_folder",
     "catalogue_subset",
     "check_dataset",
-    "device_named",
     "evaluate",
     "evaluate_runs",
     "find_cache",
-    "joined_ranks",
+    "join_ranks",
+    "metrics_table",
     "query_set",
-    "tidy",
+    "resolve_device",
 ]

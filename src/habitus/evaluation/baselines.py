@@ -14,17 +14,15 @@ from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.scores import DenseScorer, Scores
 from habitus.events import Queries, World
 
-HALF_LIVES = 10  # of recent popularity, in the training span
-REPEAT_SHARE = 0.8  # of the probability that repeating gives to the visible history
-PRIOR_TRANSITIONS = 5.0  # transitions that popularity is worth in the item-to-item model
+_HALF_LIVES = 10  # of recent popularity, in the training span
+_REPEAT_SHARE = 0.8  # of the probability that repeating gives to the visible history
+_PRIOR_TRANSITIONS = 5.0  # transitions that popularity is worth in the item-to-item model
 
 
 def baselines(dataset: Dataset) -> list[Any]:
     """All baselines of a dataset; the oracle too where the dataset is a world."""
-    found: list[Any] = [Popularity(dataset), RecentPopularity(dataset), Repeat(dataset), Transitions(dataset)]
-    if dataset.schema.world is not None:
-        found.append(Oracle(dataset))
-    return found
+    scorers: list[Any] = [Popularity(dataset), RecentPopularity(dataset), Repeat(dataset), Transitions(dataset)]
+    return scorers if dataset.schema.world is None else [*scorers, OracleScorer(dataset)]
 
 
 class Popularity(DenseScorer):
@@ -54,7 +52,7 @@ class RecentPopularity(Popularity):
         events = train_events(dataset)
         times = dataset.times[events]
         span = max(int(times.max() - times.min()), 1) if len(times) else 1
-        decay = 0.5 ** ((times.max(initial=0) - times) / span * HALF_LIVES)
+        decay = 0.5 ** ((times.max(initial=0) - times) / span * _HALF_LIVES)
         np.add.at(weights, dataset.items[events], decay)
         # As many events in total as before, so that plus one means the same.
         return weights * (len(events) / max(weights.sum(), 1e-300))
@@ -73,16 +71,16 @@ class Repeat(DenseScorer):
     def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
         popularity = self.popularity if candidates is None else self.popularity[candidates]
         places = range(len(queries.targets))[chosen]
-        probabilities = np.repeat((1 - REPEAT_SHARE) * popularity[None], len(places), axis=0)
+        probabilities = np.repeat((1 - _REPEAT_SHARE) * popularity[None], len(places), axis=0)
         for row, query in enumerate(places):
             items = queries.visible(query)
             weights = 1.0 / np.arange(len(items), 0, -1)
-            weights *= REPEAT_SHARE / weights.sum()
-            where, known = items, np.ones(len(items), bool)
+            weights *= _REPEAT_SHARE / weights.sum()
+            columns, present = items, np.ones(len(items), bool)
             if candidates is not None:
-                where = np.minimum(np.searchsorted(candidates, items), len(candidates) - 1)
-                known = candidates[where] == items
-            np.add.at(probabilities[row], where[known], weights[known])
+                columns = np.minimum(np.searchsorted(candidates, items), len(candidates) - 1)
+                present = candidates[columns] == items
+            np.add.at(probabilities[row], columns[present], weights[present])
         return np.log(probabilities)
 
 
@@ -107,12 +105,12 @@ class Transitions(DenseScorer):
         rows, popularity = self.pairs[last], self.popularity
         if candidates is not None:
             rows, popularity = rows[:, candidates], popularity[candidates]
-        seen = rows.toarray() + PRIOR_TRANSITIONS * popularity
-        return np.log(seen / (self.totals[last] + PRIOR_TRANSITIONS)[:, None])
+        counts = rows.toarray() + _PRIOR_TRANSITIONS * popularity
+        return np.log(counts / (self.totals[last] + _PRIOR_TRANSITIONS)[:, None])
 
 
-class Oracle:
-    """The exact conditional of a synthetic world, given the user's whole history: nothing can do better."""
+class OracleScorer:
+    """The exact conditional of a synthetic world, given the user's full history: nothing can do better."""
 
     name = "oracle"
 
@@ -124,37 +122,36 @@ class Oracle:
         self.num_items = dataset.num_items
 
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
-        asked = self._asked(queries, slice(None))
         if candidates is not None:
-            return _OracleOver(self).score(queries, candidates, k, losses=losses)
-        oracle = self.world.oracle
+            return _RestrictedOracle(self).score(queries, candidates, k, losses=losses)
+        oracle, world_queries = self.world.oracle, self.world_queries(queries, slice(None))
         width = min(k, self.num_items)
-        top = oracle.top(asked, width)[0] if width else np.empty((len(queries.targets), 0), np.int64)
+        top = oracle.top(world_queries, width)[0] if width else np.empty((len(queries.targets), 0), np.int64)
         return Scores(
-            loss=-oracle.log_probs(asked) if losses else None,
-            entropy=oracle.entropies(asked) if losses else None,
-            rank=oracle.ranks(asked),
+            loss=-oracle.log_probs(world_queries) if losses else None,
+            entropy=oracle.entropies(world_queries) if losses else None,
+            rank=oracle.ranks(world_queries),
             top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
         )
 
-    def _asked(self, queries: QueryBatch, chosen: slice) -> Queries:
+    def world_queries(self, queries: QueryBatch, chosen: slice) -> Queries:
+        """The chosen queries as the world's oracle takes them."""
         events = queries.events[chosen] + 1  # the target's row
         return Queries.of_events(self.dataset.items, self.dataset.user_offsets[:-1], events)
 
 
-class _OracleOver(DenseScorer):
+class _RestrictedOracle(DenseScorer):
     """The oracle's conditional restricted to some candidates."""
 
     name = "oracle"
-    writes_whole_rows = True
+    writes_full_rows = True
 
-    def __init__(self, oracle: Oracle) -> None:
+    def __init__(self, oracle: OracleScorer) -> None:
         self.oracle = oracle
         self.num_items = oracle.num_items
 
     def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
-        asked = self.oracle._asked(queries, chosen)
-        dense = self.oracle.world.oracle.conditionals(asked)
+        dense = self.oracle.world.oracle.conditionals(self.oracle.world_queries(queries, chosen))
         with np.errstate(divide="ignore"):
             return np.log(dense if candidates is None else dense[:, candidates])
 

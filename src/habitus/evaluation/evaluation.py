@@ -10,9 +10,9 @@ from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.evaluation.metrics import coverage_metrics, summarize
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.queries import QueryBatch, QuerySet
-from habitus.evaluation.readout import coverage_metrics, summarise
 from habitus.evaluation.scores import Scorer
 from habitus.progress import Progress
 from habitus.randomness import Stream, permute_index, shuffle_keys
@@ -34,7 +34,7 @@ class EvaluateOptions:
     cutoffs: tuple[int, ...] = CUTOFFS
     histories: tuple[int, ...] | Literal["fitting"] = "fitting"  # those of HISTORIES that a window can hold
     exclude_history: bool = False
-    metrics: tuple[MetricGroup, ...] = METRIC_GROUPS  # what is not wanted is not computed where that saves time
+    metrics: tuple[MetricGroup, ...] = METRIC_GROUPS  # the others are not computed where that saves time
     seed: int = 0
 
     def histories_in(self, seq_len: int) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class EvaluateOptions:
 
 
 class Evaluation(Typed):
-    """One scorer's metrics under the regimes asked for."""
+    """One scorer's metrics under each regime."""
 
     scorer: str
     dataset_checksum: str
@@ -62,7 +62,7 @@ def evaluate(
     progress: Progress | None = None,
     keep: Callable[[str, PerQuery], None] | None = None,
 ) -> Evaluation:
-    """The metrics of a scorer. `keep` is handed the per-query values of each regime, from which all means are made."""
+    """The metrics of a scorer. `keep` is called with each regime's per-query values, of which all means are made."""
     options = options or EvaluateOptions()
     queries = query_set(dataset, options)
     metrics: dict[str, Metric] = {}
@@ -70,9 +70,9 @@ def evaluate(
     for regime in options.regimes:
         began = time.perf_counter()
         candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
-        values, union = _run(dataset, scorer, regime, queries, candidates, options, progress)
+        values, union = _score_queries(dataset, scorer, regime, queries, candidates, options, progress)
         cutoffs = options.cutoffs if "ranking" in options.metrics else ()
-        metrics |= summarise(regime, values, cutoffs, options.histories_in(dataset.seq_len))
+        metrics |= summarize(regime, values, cutoffs, options.histories_in(dataset.seq_len))
         if "coverage" in options.metrics:
             metrics |= coverage_metrics(regime, values, options.cutoffs, union)
         specification[regime] = EvaluationSpec(
@@ -100,15 +100,17 @@ def query_set(dataset: Dataset, options: EvaluateOptions) -> QuerySet:
 
 
 def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
-    """Refuse regimes, cut-offs and slices that cannot be."""
+    """Refuse regimes, cut-offs and slices that cannot be computed."""
     unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
     if not options.regimes or unknown:
         raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
-    strange = [group for group in options.metrics if group not in METRIC_GROUPS]
-    if not options.metrics or strange:
+    unknown_groups = [group for group in options.metrics if group not in METRIC_GROUPS]
+    if not options.metrics or unknown_groups:
         raise ConfigError(f"metrics {list(options.metrics)}", expected=f"some of {', '.join(METRIC_GROUPS)}")
     if options.exclude_history and set(options.metrics) == {"loss"}:
-        raise ConfigError("losses were asked for without the history", expected="ranking or coverage: no loss is left")
+        raise ConfigError(
+            "only losses are requested, and the history is excluded", expected="ranking or coverage: no loss is left"
+        )
     if not options.cutoffs:
         raise ConfigError("no cut-offs were given", expected="one or more k, as in recall@10")
     for k in options.cutoffs:
@@ -131,25 +133,25 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
 
 def catalogue_subset(dataset: Dataset, queries: QuerySet, options: EvaluateOptions) -> np.ndarray | None:
     """The candidates of the catalogue regime: None for all, or a fixed seeded subset that holds every target."""
-    wanted = options.catalogue_items
-    if wanted == "all" or wanted == dataset.num_items:
+    size = options.catalogue_items
+    if size == "all" or size == dataset.num_items:
         return None
     targets = queries.targets()
-    if not len(targets) <= wanted <= dataset.num_items:
+    if not len(targets) <= size <= dataset.num_items:
         raise ConfigError(
-            f"catalogue_items is {wanted:,}",
+            f"catalogue_items is {size:,}",
             expected=f"{len(targets):,} (the targets) to {dataset.num_items:,} (the catalogue), or all",
         )
     order = permute_index(
-        np.arange(min(dataset.num_items, wanted + len(targets))),
+        np.arange(min(dataset.num_items, size + len(targets))),
         dataset.num_items,
         shuffle_keys(options.seed, Stream.EVALUATION, 1),
     )
     others = order[~np.isin(order, targets)]
-    return np.sort(np.concatenate([targets, others[: wanted - len(targets)]]))
+    return np.sort(np.concatenate([targets, others[: size - len(targets)]]))
 
 
-def _run(
+def _score_queries(
     dataset: Dataset,
     scorer: Scorer,
     regime: Regime,
@@ -158,16 +160,16 @@ def _run(
     options: EvaluateOptions,
     progress: Progress | None,
 ) -> tuple[PerQuery, int]:
-    """The per-query values of one regime, batch after batch, and how many items were a candidate at all."""
+    """The per-query values of one regime, batch after batch, and how many items were a candidate in any of them."""
     k = max(options.cutoffs)
-    wide = k + dataset.seq_len if options.exclude_history else k if "coverage" in options.metrics else 0
+    listed = k + dataset.seq_len if options.exclude_history else k if "coverage" in options.metrics else 0
     losses = "loss" in options.metrics
     in_some_pool = np.zeros(dataset.num_items, bool)
     parts, events, began = [], 0, time.perf_counter()
     for batch in queries:
         pool = batch.pool if regime == "batch" else candidates
         in_some_pool[slice(None) if pool is None else pool] = True
-        scores = scorer.score(batch, pool, wide) if losses else scorer.score(batch, pool, wide, losses=False)
+        scores = scorer.score(batch, pool, listed) if losses else scorer.score(batch, pool, listed, losses=False)
         num_candidates = dataset.num_items if pool is None else len(pool)
         values = PerQuery.of(batch, scores, dataset.item_train_counts, num_candidates)
         parts.append(_without_history(batch, values, k) if options.exclude_history else values)
@@ -175,28 +177,28 @@ def _run(
         if progress is not None:
             rate = events / (time.perf_counter() - began)
             progress(f"{regime}: {rate:,.0f} events/s", (batch.number + 1) / queries.num_batches)
-    joined = PerQuery.joined(parts)
+    joined = PerQuery.concatenate(parts)
     if not len(joined.rank):
         raise ConfigError(
             f"every target of the {queries.num_queries:,} queries is in its own visible history, which was excluded",
-            next_step="evaluate without excluding the history",
+            next_step="omit --exclude-history",
         )
     return joined, int(in_some_pool.sum())
 
 
 def _without_history(batch: QueryBatch, values: PerQuery, k: int) -> PerQuery:
-    """First-time targets only, ranked among the items that the user has not seen in the window.
+    """First-time targets only, ranked among the items that are not visible to the query.
 
-    Loss and entropy would be those of another distribution, and are left out. A rank beyond the list that was
-    kept is lowered by the seen items on the list, which is exact for every cut-off up to k.
+    Loss and entropy would be those of another distribution, and are left out. A rank beyond the list is
+    lowered by the visible items on the list, which is exact for every cut-off up to k.
     """
     first = np.flatnonzero(~values.repeat)
     rank, top = values.rank[first].copy(), np.full((len(first), k), -1, np.int64)
     for place, query in enumerate(first.tolist()):
         listed = values.top[query]
-        seen = np.isin(listed, batch.visible(query))
+        visible = np.isin(listed, batch.visible(query))
         ahead = min(int(rank[place]), len(listed))  # exactly those that score at least as much as the target
-        rank[place] -= int(seen[:ahead].sum())
-        unseen = listed[~seen & (listed >= 0)][:k]
-        top[place, : len(unseen)] = unseen
-    return values.taken(first, rank=rank, top=top)
+        rank[place] -= int(visible[:ahead].sum())
+        others = listed[~visible & (listed >= 0)][:k]
+        top[place, : len(others)] = others
+    return values.select(first, rank=rank, top=top)

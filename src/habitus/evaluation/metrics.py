@@ -1,13 +1,60 @@
-"""Metrics as pure functions of ranks, losses and recommended items: one value per query first, means later.
+"""Metrics: one value per query, their means, and the named metrics of an evaluation and of its slices.
 
 A rank counts from 1, with ties against the model. There is one relevant item per query.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from habitus.errors import ConfigError
+from habitus.evaluation.per_query import PerQuery
+from habitus.record import Metric
+
+_MAX_LOSS = 700.0  # of which a perplexity is still a number
+
+
+def summarize(regime: str, values: PerQuery, cutoffs: tuple[int, ...], histories: tuple[int, ...]) -> dict[str, Metric]:
+    """Every per-query metric over all queries and over each slice that has any."""
+    named = list(_per_query(values, cutoffs))
+    if not named:
+        return {}
+    names = [name for name, _ in named]
+    matrix = np.stack([per_query for _, per_query in named])
+    metrics = {}
+    for slice_name, chosen in _slices(values, histories):
+        if not chosen.any():
+            continue  # absent rather than zero
+        everything = slice_name == ""
+        slice_means = means(
+            matrix if everything else matrix[:, chosen], values.user if everything else values.user[chosen]
+        )
+        for name, (value, se, n) in zip(names, slice_means, strict=True):
+            metrics[f"{regime}/{name}{slice_name}"] = Metric(value=value, se=se, n=n)
+        loss = metrics.get(f"{regime}/loss{slice_name}")
+        if loss is not None and loss.value < _MAX_LOSS:
+            power = perplexity(loss.value)
+            se = None if loss.se is None else power * loss.se  # first order
+            metrics[f"{regime}/perplexity{slice_name}"] = Metric(value=power, se=se, n=loss.n)
+    return metrics
+
+
+def coverage_metrics(regime: str, values: PerQuery, cutoffs: tuple[int, ...], union: int) -> dict[str, Metric]:
+    """Coverage in both protocols: the mean over evaluation batches, and of all lists together.
+
+    `union` is how many candidates there were in all: the catalogue, or the items that were in some batch's pool.
+    """
+    batches = [np.flatnonzero(values.batch == number) for number in np.unique(values.batch)]
+    by_batch = np.array([coverages(values.top[rows], cutoffs, int(values.candidates[rows[0]])) for rows in batches])
+    of_union = coverages(values.top, cutoffs, union)
+    metrics = {}
+    for place, k in enumerate(cutoffs):
+        column = by_batch[:, place]
+        se = float(column.std(ddof=1) / len(column) ** 0.5) if len(column) > 1 else None
+        metrics[f"{regime}/coverage@{k}"] = Metric(value=float(column.mean()), se=se, n=len(column))
+        metrics[f"{regime}/coverage_union@{k}"] = Metric(value=of_union[place], n=len(values.rank))
+    return metrics
 
 
 class Mean(NamedTuple):
@@ -35,23 +82,18 @@ def mrr(ranks: np.ndarray, k: int) -> np.ndarray:
     return np.where(ranks <= _cutoff(k), 1.0 / ranks, 0.0)
 
 
-def coverage(top_items: np.ndarray, k: int, num_candidates: int) -> float:
-    """The share of the candidates that stand in the first k of at least one query; -1 fills short lists."""
-    return coverages(top_items, (k,), num_candidates)[0]
-
-
 def coverages(top_items: np.ndarray, cutoffs: tuple[int, ...], num_candidates: int) -> list[float]:
-    """The coverage at each cut-off, in their order."""
+    """At each cut-off k, the share of the candidates among the first k of some query; -1 fills short lists."""
     top_items = np.asarray(top_items)
     limit = int(top_items.max(initial=-1)) + 1
     if top_items.size * 100 < limit:  # a few short lists out of a large catalogue: sorting beats marking
         firsts = [top_items[:, : _cutoff(k)] for k in cutoffs]
         return [len(np.unique(first[first >= 0])) / num_candidates for first in firsts]
-    seen = np.zeros(limit + 1, bool)  # the last place takes the -1 of short lists
+    listed = np.zeros(limit + 1, bool)  # the last place takes the -1 of short lists
     shares, done = {}, 0
     for k in sorted(cutoffs):
-        seen[top_items[:, done : _cutoff(k)]] = True
-        shares[k] = np.count_nonzero(seen[:limit]) / num_candidates
+        listed[top_items[:, done : _cutoff(k)]] = True
+        shares[k] = np.count_nonzero(listed[:limit]) / num_candidates
         done = k
     return [shares[k] for k in cutoffs]
 
@@ -61,13 +103,8 @@ def perplexity(mean_loss: float) -> float:
     return float(np.exp(mean_loss)) if mean_loss < 709 else float("inf")
 
 
-def mean(values: np.ndarray, users: np.ndarray) -> Mean:
-    """The mean of per-query values with its standard error clustered by user."""
-    return means(np.asarray(values, np.float64)[None], users)[0]
-
-
 def means(values: np.ndarray, users: np.ndarray) -> list[Mean]:
-    """The mean of each row of values [metrics, queries]."""
+    """The mean of each row of values [metrics, queries], with its standard error clustered by user."""
     values, users = np.asarray(values, np.float64), np.asarray(users)
     count = values.shape[1]
     if count == 0:
@@ -82,6 +119,26 @@ def means(values: np.ndarray, users: np.ndarray) -> list[Mean]:
     by_user = np.add.reduceat((values - centres[:, None])[:, order], starts, axis=1)
     errors = np.sqrt((by_user**2).sum(axis=1) * num_users / (num_users - 1)) / count
     return [Mean(float(centre), float(error), count) for centre, error in zip(centres, errors, strict=True)]
+
+
+def _per_query(values: PerQuery, cutoffs: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    if values.loss is not None and values.entropy is not None:
+        yield "loss", values.loss
+        yield "entropy", values.entropy
+    for k in cutoffs:
+        yield f"recall@{k}", recall(values.rank, k)
+        yield f"ndcg@{k}", ndcg(values.rank, k)
+        yield f"mrr@{k}", mrr(values.rank, k)
+
+
+def _slices(values: PerQuery, histories: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    yield "", np.ones(len(values.rank), bool)
+    for length in histories:
+        yield f"/history={length}", values.history == length
+    yield "/cold", values.cold
+    yield "/warm", ~values.cold
+    yield "/repeat", values.repeat
+    yield "/first", ~values.repeat
 
 
 def _cutoff(k: int) -> int:

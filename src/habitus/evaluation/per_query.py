@@ -1,4 +1,4 @@
-"""What is known of each query under one regime, and the Parquet file that it can be kept in."""
+"""The values of each query under one regime, and the Parquet file that holds them."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ class PerQuery:
         )
 
     @classmethod
-    def joined(cls, parts: list["PerQuery"]) -> "PerQuery":
+    def concatenate(cls, parts: list["PerQuery"]) -> "PerQuery":
         """The queries of several batches as one."""
         columns: dict[str, Any] = {}
         for column in fields(cls):
@@ -58,7 +58,7 @@ class PerQuery:
             columns[column.name] = None if values[0] is None else np.concatenate(values)
         return cls(**columns)
 
-    def taken(self, chosen: np.ndarray, *, rank: np.ndarray, top: np.ndarray) -> "PerQuery":
+    def select(self, chosen: np.ndarray, *, rank: np.ndarray, top: np.ndarray) -> "PerQuery":
         """Some queries with other ranks and lists, and without loss and entropy, which no longer hold."""
         columns = {
             column.name: getattr(self, column.name)[chosen]
@@ -82,7 +82,7 @@ class PerQuery:
         for column in fields(self):
             values = getattr(self, column.name)
             if column.name == "top" and not values.shape[1]:
-                continue  # no lists were wanted
+                continue  # there are no lists
             if column.name == "top":
                 columns["top"] = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
             else:
@@ -95,14 +95,14 @@ class PerQueryFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._beside = self.path.with_name(f".{self.path.name}.partial")
+        self._partial = self.path.with_name(f".{self.path.name}.partial")
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, scorer: str, regime: str, values: PerQuery) -> None:
         """Append the queries of one scorer under one regime."""
         table = values.table(scorer, regime)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._beside, table.schema, compression="zstd")
+            self._writer = pq.ParquetWriter(self._partial, table.schema, compression="zstd")
         self._writer.write_table(table)
 
     def __enter__(self) -> Self:
@@ -115,9 +115,9 @@ class PerQueryFile:
             if self._writer is not None:
                 self._writer.close()
                 if error is None:
-                    self._beside.replace(self.path)
+                    self._partial.replace(self.path)
         finally:
-            self._beside.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
 
 
 def _is_repeat(queries: QueryBatch) -> np.ndarray:
@@ -130,6 +130,6 @@ def _is_repeat(queries: QueryBatch) -> np.ndarray:
         chosen = slice(first, first + step)
         items = queries.batch.items[queries.windows[chosen]]
         slots = queries.slots[chosen, None]
-        seen = (place <= slots) & (place > slots - queries.histories[chosen, None])
-        repeat[chosen] = ((items == queries.targets[chosen, None]) & seen).any(axis=1)
+        visible = (place <= slots) & (place > slots - queries.histories[chosen, None])
+        repeat[chosen] = ((items == queries.targets[chosen, None]) & visible).any(axis=1)
     return repeat

@@ -17,7 +17,7 @@ from habitus.randomness import Stream, permute_index, shuffle_keys
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """One evaluation batch: its windows, and those of its queries that count. Arrays are [Q]."""
+    """One evaluation batch: its windows, and those of its queries that are scored. Arrays are [Q]."""
 
     number: int
     batch: Batch
@@ -27,7 +27,7 @@ class QueryBatch:
     events: np.ndarray  # row of the query's last visible event in the log; the target is the next row
     users: np.ndarray
     histories: np.ndarray  # events visible to the query
-    pool: np.ndarray  # catalogue rows, sorted: the unique targets of the whole batch
+    pool: np.ndarray  # catalogue rows, sorted: the unique targets of the full batch
 
     def visible(self, query: int) -> np.ndarray:
         """The items that the query sees, oldest first."""
@@ -60,22 +60,22 @@ class QuerySet:
         per_segment = segments["length"].astype(np.int64) - segments["first_target"]
         per_segment = per_segment if per_user is None else np.minimum(per_segment, per_user)
         per_window = np.add.reduceat(per_segment, offsets[:-1])[order]
-        self._windows = order[: self._windows_for(per_window, queries)]
+        self._windows = order[: self._num_windows(per_window, queries)]
         self.num_queries = min(queries, int(per_window.sum()))
 
     def __iter__(self) -> Iterator[QueryBatch]:
         left = self.num_queries
         for number, first in enumerate(range(0, len(self._windows), self.batch_sequences)):
-            found = self._batch(number, self._windows[first : first + self.batch_sequences], left)
-            left -= len(found.targets)
-            yield found
+            batch = self._batch(number, self._windows[first : first + self.batch_sequences], left)
+            left -= len(batch.targets)
+            yield batch
 
     @property
     def num_batches(self) -> int:
         return -(-len(self._windows) // self.batch_sequences)
 
     def targets(self) -> np.ndarray:
-        """The unique targets of all queries that count, sorted."""
+        """The unique targets of all queries, sorted."""
         return np.unique(np.concatenate([batch.targets for batch in self]))
 
     def checksum(self) -> str:
@@ -86,11 +86,11 @@ class QuerySet:
             digest.update(f":{self.per_user}:{self.seed}".encode())
         return digest.hexdigest()
 
-    def _windows_for(self, per_window: np.ndarray, queries: int) -> int:
-        """How many windows it takes for that many queries, in whole evaluation batches."""
+    def _num_windows(self, per_window: np.ndarray, queries: int) -> int:
+        """How many windows it takes for that many queries, in full evaluation batches."""
         needed = int(np.searchsorted(np.cumsum(per_window), queries)) + 1
-        whole = -(-needed // self.batch_sequences) * self.batch_sequences
-        return min(whole, len(per_window))
+        rounded_up = -(-needed // self.batch_sequences) * self.batch_sequences
+        return min(rounded_up, len(per_window))
 
     def _batch(self, number: int, windows: np.ndarray, limit: int) -> QueryBatch:
         batch = self.dataset.gather("validation", windows)
@@ -98,8 +98,8 @@ class QuerySet:
         window, slot = np.nonzero(batch.targets >= 0)
         pool = np.unique(batch.targets[window, slot])
         if self.per_user is not None:
-            kept = self._drawn(window, batch.segments[window, slot], rows[window, slot], self.per_user)
-            window, slot = window[kept], slot[kept]
+            drawn = self._draw_per_user(window, batch.segments[window, slot], rows[window, slot], self.per_user)
+            window, slot = window[drawn], slot[drawn]
         window, slot = window[:limit], slot[:limit]
         return QueryBatch(
             number=number,
@@ -113,8 +113,8 @@ class QuerySet:
             pool=pool,
         )
 
-    def _drawn(self, window: np.ndarray, segment: np.ndarray, events: np.ndarray, most: int) -> np.ndarray:
-        """Places of the queries that are kept where each user has at most so many in a window, in order."""
+    def _draw_per_user(self, window: np.ndarray, segment: np.ndarray, events: np.ndarray, most: int) -> np.ndarray:
+        """Places of the queries drawn, at most so many of a user in a window, in order."""
         # A permutation of all rows of the log gives every query a number of its own, whatever the batch.
         draw = permute_index(events, len(self.dataset.items), shuffle_keys(self.seed, Stream.EVALUATION, 2))
         order = np.lexsort((draw, segment, window))

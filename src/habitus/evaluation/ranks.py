@@ -1,7 +1,7 @@
-"""The processes that share one evaluation: alone, or those that torchrun started.
+"""The processes that share one evaluation: a single one, or those that torchrun started.
 
-Every process asks the same queries in the same order and holds its own stretch of the candidates; what they find is
-gathered, so that all of them end with the same numbers.
+Every process scores the same queries in the same order against its own shard of the candidates; results are gathered,
+so that all of them end with the same numbers.
 """
 
 import os
@@ -16,74 +16,74 @@ from habitus.errors import ConfigError
 
 
 class Ranks:
-    """This process among those of the default group; alone where none was set up."""
+    """This process among those of the default group; the only one where none was set up."""
 
     def __init__(self) -> None:
-        together = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if together else 0
-        self.world = dist.get_world_size() if together else 1
+        initialized = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if initialized else 0
+        self.world = dist.get_world_size() if initialized else 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks to the user."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
-    def stretch(self, size: int) -> tuple[int, int]:
-        """(start, stop) of this process's part of range(size); parts differ by one row at most."""
+    def shard_range(self, size: int) -> tuple[int, int]:
+        """(start, stop) of this process's shard of range(size); shards differ by one row at most."""
         return self.rank * size // self.world, (self.rank + 1) * size // self.world
 
-    def gathered(self, values: Tensor) -> list[Tensor]:
+    def gather(self, values: Tensor) -> list[Tensor]:
         """The tensors of all processes, which have one shape, in rank order."""
         if self.world == 1:
             return [values]
         values = values.contiguous()
-        found = [torch.empty_like(values) for _ in range(self.world)]
-        dist.all_gather(found, values)
-        return found
+        parts = [torch.empty_like(values) for _ in range(self.world)]
+        dist.all_gather(parts, values)
+        return parts
 
-    def from_first(self, values: Tensor) -> Tensor:
+    def broadcast(self, values: Tensor) -> Tensor:
         """The first process's tensor, on every process."""
         if self.world > 1:
             values = values.contiguous()
             dist.broadcast(values, 0)
         return values
 
-    def wait(self) -> None:
-        """Return when all processes have come here."""
+    def barrier(self) -> None:
+        """Wait until all processes have come here."""
         if self.world > 1:
             dist.barrier()
 
 
 @contextmanager
-def joined_ranks(device: str) -> Iterator[tuple[Ranks, torch.device]]:
-    """The ranks that torchrun started, set up for the block, and this process's device; alone without torchrun."""
+def join_ranks(device: str) -> Iterator[tuple[Ranks, torch.device]]:
+    """The ranks that torchrun started, set up for the block, and this process's device; one rank without torchrun."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = device_named(device)
+    resolved = resolve_device(device)
     if count == 1 or dist.is_initialized():
-        yield Ranks(), chosen
+        yield Ranks(), resolved
         return
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    if resolved.type == "cuda":
+        torch.cuda.set_device(resolved)
+    dist.init_process_group("nccl" if resolved.type == "cuda" else "gloo")
     try:
-        yield Ranks(), chosen
+        yield Ranks(), resolved
     finally:
         dist.destroy_process_group()
 
 
-def device_named(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """The device of a name; 'auto' is a GPU where there is one, and under torchrun each process has its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not known", expected="auto, cpu, cuda or cuda:1") from error
+        raise ConfigError(f"there is no device {name!r}", expected="auto, cpu, cuda or cuda:1") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported", expected="auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device {name!r} was asked for, and torch sees no GPU here", next_step="pass --device cpu, or auto"
+            f"device {name!r} cannot be used: torch sees no GPU here", next_step="pass --device cpu, or auto"
         )
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -1,4 +1,4 @@
-"""Trained runs, one or all of a store, under identical queries: the input of every comparison between runs."""
+"""Trained runs, one or all of a store, on identical queries: the input of every comparison between runs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ import torch
 from habitus.data import Dataset
 from habitus.errors import ModelError, RunError
 from habitus.evaluation.baselines import baselines
-from habitus.evaluation.candidates import MEMORY_BYTES
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery
@@ -26,16 +25,17 @@ from habitus.model import (
     load_bundle,
 )
 from habitus.progress import Note, Progress
+from habitus.softmax import MEMORY_BYTES
 
 Keep = Callable[[str, str, PerQuery], None]
 
 
 @dataclass(frozen=True)
-class Handling:
+class ComputeOptions:
     """How runs are opened and computed; nothing of it changes a number beyond rounding."""
 
     device: torch.device | str = "cpu"
-    other_dataset: bool = False  # whether runs of another dataset with the same encoders are let through
+    other_dataset: bool = False  # whether runs of another dataset with the same encoders are accepted
     memory_bytes: int = MEMORY_BYTES
 
 
@@ -43,7 +43,7 @@ def evaluate_runs(
     paths: Iterable[str | Path],
     dataset: Dataset,
     options: EvaluateOptions | None = None,
-    handling: Handling | None = None,
+    compute: ComputeOptions | None = None,
     *,
     with_baselines: bool = False,
     checkpoints: bool = False,
@@ -51,43 +51,43 @@ def evaluate_runs(
     note: Note | None = None,
     keep: Keep | None = None,
 ) -> list[Evaluation]:
-    """One evaluation per run, then one per baseline where asked for, all on the same queries.
+    """One evaluation per run, then one per baseline if requested, all on the same queries.
 
     A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
-    a run stands for its checkpoints too, in the order of their steps. `note` is told what a user should know, such as
-    that a cache is being built; `keep` is handed (scorer, regime, values per query).
+    a run stands for its checkpoints too, in the order of their steps. `note` is called with what a user should
+    know, such as that a cache is being built; `keep` with (scorer, regime, values per query).
     """
-    options, handling = options or EvaluateOptions(), handling or Handling()
-    told = note or (lambda _: None)
-    runs = find_runs(paths, told, checkpoints=checkpoints)
+    options, compute = options or EvaluateOptions(), compute or ComputeOptions()
+    note = note or (lambda _: None)
+    runs = find_runs(paths, note, checkpoints=checkpoints)
     # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
     queries = query_set(dataset, options)
     if "catalogue" in options.regimes:
         catalogue_subset(dataset, queries, options)
 
-    def one(scorer: Scorer, number: int, count: int) -> Evaluation:
-        def share(phase: str, done: float) -> None:
+    def evaluate_one(scorer: Scorer, number: int, count: int) -> Evaluation:
+        def report(phase: str, done: float) -> None:
             if progress is not None:
                 progress(phase if count == 1 else f"{number + 1}/{count} {phase}", done)
 
-        def handed(regime: str, values: PerQuery) -> None:
+        def keep_values(regime: str, values: PerQuery) -> None:
             if keep is not None:
                 keep(scorer.name, regime, values)
 
-        return evaluate(dataset, scorer, options, progress=share, keep=handed)
+        return evaluate(dataset, scorer, options, progress=report, keep=keep_values)
 
-    found = []
-    plain = baselines(dataset) if with_baselines else []
-    count = len(runs) + len(plain)
+    evaluations = []
+    scorers = baselines(dataset) if with_baselines else []
+    count = len(runs) + len(scorers)
     for number, run in enumerate(runs):
         # One at a time: the model and the catalogue of the last run are gone before the next one is opened.
-        found.append(one(open_scorer(run, dataset, options, handling, told, progress), number, count))
-    for number, baseline in enumerate(plain, len(runs)):
-        found.append(one(baseline, number, count))
-    return found
+        evaluations.append(evaluate_one(open_scorer(run, dataset, options, compute, note, progress), number, count))
+    for number, baseline in enumerate(scorers, len(runs)):
+        evaluations.append(evaluate_one(baseline, number, count))
+    return evaluations
 
 
-def tidy(evaluations: Iterable[Evaluation]) -> pa.Table:
+def metrics_table(evaluations: Iterable[Evaluation]) -> pa.Table:
     """One row per run, regime and metric: run, regime, metric, value, se, n. A metric may end in its slice."""
     rows = [
         {"run": one.scorer, "regime": name.partition("/")[0], "metric": name.partition("/")[2], **metric.to_values()}
@@ -104,30 +104,30 @@ def find_runs(paths: Iterable[str | Path], note: Note, *, checkpoints: bool = Fa
 
     With `checkpoints` each run is preceded by those that it kept: they hold the files of a bundle too.
     """
-    found: list[Path] = []
+    runs: list[Path] = []
     for path in map(Path, paths):
         cells = path / "cells"
         if not cells.is_dir():
-            found += (_with_checkpoints(path) or [path]) if checkpoints else [path]
+            runs += (_with_checkpoints(path) or [path]) if checkpoints else [path]
             continue
         every = sorted(cell for cell in cells.iterdir() if cell.is_dir() and not cell.name.startswith("."))
         by_cell = [_with_checkpoints(cell) if checkpoints else [cell] if _has_bundle(cell) else [] for cell in every]
-        usable = [scored for scored in by_cell if scored]
-        what = "neither bundle nor checkpoint" if checkpoints else "no bundle"
+        usable = [bundles for bundles in by_cell if bundles]
+        missing = "neither bundle nor checkpoint" if checkpoints else "no bundle"
         if not usable:
             raise RunError(
-                f"{path} holds {len(every)} cells and {what}", expected="a store in which some cell was trained"
+                f"{path} holds {len(every)} cells and {missing}", expected="a store in which some cell was trained"
             )
         if len(usable) < len(every):
-            note(f"{path}: {len(every) - len(usable)} of {len(every)} cells have {what} and are left out")
-        found += [run for scored in usable for run in scored]
-    return found
+            note(f"{path}: {len(every) - len(usable)} of {len(every)} cells have {missing} and are left out")
+        runs += [run for bundles in usable for run in bundles]
+    return runs
 
 
 def _with_checkpoints(run: Path) -> list[Path]:
     """What a run has to score, in the order in which it was trained."""
-    kept = [step for step in sorted((run / "checkpoints").glob("step-*")) if (step / "bundle.json").exists()]
-    return [*kept, run] if _has_bundle(run) else kept
+    checkpoints = [step for step in sorted((run / "checkpoints").glob("step-*")) if (step / "bundle.json").exists()]
+    return [*checkpoints, run] if _has_bundle(run) else checkpoints
 
 
 def _has_bundle(run: Path) -> bool:
@@ -138,22 +138,22 @@ def open_scorer(
     path: Path,
     dataset: Dataset,
     options: EvaluateOptions,
-    handling: Handling,
+    compute: ComputeOptions,
     note: Note,
     progress: Progress | None = None,
 ) -> ModelScorer:
-    """The model of a run as a scorer; a cache that the catalogue regime lacks is built, and `note` is told so."""
-    bundle = load_bundle(path, handling.device)
-    check_dataset(bundle, dataset, handling.other_dataset)
+    """The model of a run as a scorer; a cache that the catalogue regime lacks is built, and `note` says so."""
+    bundle = load_bundle(path, compute.device)
+    check_dataset(bundle, dataset, compute.other_dataset)
     ranks = Ranks()
     cache = find_cache(bundle, dataset, note, verify=ranks.is_first)  # hashing once is enough
     if cache is None and "catalogue" in options.regimes:
-        cache = _build(bundle, dataset, ranks, note, progress)
-    return ModelScorer(bundle, dataset, cache, memory_bytes=handling.memory_bytes, ranks=ranks)
+        cache = _build_cache(bundle, dataset, ranks, note, progress)
+    return ModelScorer(bundle, dataset, cache, memory_bytes=compute.memory_bytes, ranks=ranks)
 
 
 def check_dataset(bundle: Bundle, dataset: Dataset, other_dataset: bool) -> None:
-    """Refuse a run that was trained on another dataset, unless that was asked for and the fields are the same."""
+    """Refuse a run that was trained on another dataset, unless `other_dataset` is set and the fields are the same."""
     trained_on = bundle.manifest.dataset_checksum
     if trained_on != dataset.checksum and not other_dataset:
         raise ModelError(
@@ -194,11 +194,13 @@ def find_cache(bundle: Bundle, dataset: Dataset, note: Note, *, verify: bool = T
     return None
 
 
-def _build(bundle: Bundle, dataset: Dataset, ranks: Ranks, note: Note, progress: Progress | None) -> EmbeddingCache:
+def _build_cache(
+    bundle: Bundle, dataset: Dataset, ranks: Ranks, note: Note, progress: Progress | None
+) -> EmbeddingCache:
     """The cache, embedded by the first process while the others wait."""
     folder = cache_folder(bundle, dataset)
     if ranks.is_first:
         note(f"{bundle.run_path} has no embedding cache; embedding {dataset.num_items:,} items into {folder}")
         build_cache(bundle, dataset, folder, progress=progress)
-    ranks.wait()
+    ranks.barrier()
     return EmbeddingCache.open(folder, bundle, dataset, verify=False)

@@ -1,4 +1,4 @@
-"""A scan over candidates on a CPU: `TorchScan` with a cheaper top-k.
+"""Scans over candidates on a CPU: `TorchScan` with a cheaper top-k, and one for few queries.
 
     R  queries of a batch      T  candidates of a tile      k  candidates kept per query      N  candidates of a block
 
@@ -16,8 +16,11 @@ import torch
 from torch import Tensor
 
 from habitus.softmax import topk
+from habitus.softmax.tiles import Sums
 from habitus.softmax.torch_scan import TorchScan
 
+FEW_QUERIES = 8  # from one more on, CpuScan is faster than FewQueriesScan
+_FEW_QUERIES_COLUMNS = 1 << 16
 _LOWEST = -5.0e29  # below every score, above the scan's mask for places beyond the last candidate
 _GROUPS = 8  # of a sampled tile: only the best of each counts
 _SAMPLED_TILES = 16  # a block of fewer tiles is not sampled, and a sample is at most this part of a block
@@ -143,6 +146,61 @@ class CpuScan(TorchScan):
         self.best = topk.merge_topk(self.best, keys)
         self.threshold = torch.maximum(self.threshold, topk.thresholds(self.best).to(self.dtype))
         self.fill[:] = 0
+
+
+class FewQueriesScan:
+    """A scan for few queries without targets: plain products, and keys only for scores above the threshold.
+
+    A tile of `CpuScan` has 16 rows at least, which few queries leave mostly empty. On one core of an EPYC, a million
+    candidates of width 64: 14 ms for one query against 136 ms; from nine queries on `CpuScan` is ahead.
+    """
+
+    def __init__(self, queries: Tensor, k: int) -> None:
+        self.queries = queries
+        self.best = topk.empty_topk(len(queries), k, queries.device)
+        self.threshold = queries.new_full((len(queries),), -torch.inf)
+        self.top = queries.new_full((len(queries),), -torch.inf, dtype=torch.float64)
+        self.total = torch.zeros_like(self.top)
+
+    def update(self, block: Tensor, bias: Tensor | None, first_id: int) -> None:
+        """Scan the next candidates, whose ids start at `first_id`."""
+        for start in range(0, len(block), _FEW_QUERIES_COLUMNS):
+            z = self.queries @ block[start : start + _FEW_QUERIES_COLUMNS].T
+            if bias is not None:
+                z += bias[start : start + _FEW_QUERIES_COLUMNS]
+            self._collect(z, first_id + start)
+            self._add_exponentials(z)
+
+    def sums(self) -> Sums:
+        """The sums of exponentials so far, float64; the others are not computed and zero."""
+        zero = torch.zeros_like(self.total)
+        return Sums(self.top, self.total, zero, zero)
+
+    def topk_keys(self) -> Tensor:
+        """The keys [M, k] of the best candidates so far, best first."""
+        return self.best
+
+    def target_scores(self) -> None:
+        """There are no targets."""
+
+    def _collect(self, z: Tensor, first_id: int) -> None:
+        k = self.best.shape[1]
+        threshold = self.threshold
+        if bool(
+            threshold.isinf().any()
+        ):  # fewer than k so far: what is below the tile's own k-th is not among the k best
+            worst = z.topk(min(k, z.shape[1]), dim=1).values[:, -1]
+            threshold = torch.maximum(threshold, _just_below(worst))
+        rows, columns = (z > threshold[:, None]).nonzero(as_tuple=True)
+        if len(rows):
+            self.best = topk.merge_topk_pairs(self.best, rows, topk.encode_keys(z[rows, columns], first_id + columns))
+            self.threshold = topk.thresholds(self.best)
+
+    def _add_exponentials(self, z: Tensor) -> None:
+        top = torch.maximum(self.top, z.amax(1).double())
+        self.total *= (self.top - top).exp()
+        self.total += z.sub_(top.float()[:, None]).exp_().sum(1)
+        self.top = top
 
 
 def _just_below(scores: Tensor) -> Tensor:

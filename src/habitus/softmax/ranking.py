@@ -8,7 +8,6 @@ float32 as accumulated, never rounded to the embeddings' type, and a target's sc
 scores it is compared with.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -16,16 +15,12 @@ from torch import Tensor
 
 from habitus.errors import ModelError
 from habitus.softmax import topk
-from habitus.softmax.backend import SoftmaxBackend, refusal_reason
-from habitus.softmax.inputs import check_scale, check_targets, has_nonfinite, max_abs
+from habitus.softmax.inputs import check_targets, has_nonfinite
+from habitus.softmax.scan import MEMORY_BYTES, CandidateScan, ScanTile
 from habitus.softmax.table import Candidates, CandidateTable
 from habitus.softmax.tiles import lse_and_entropy
-from habitus.softmax.torch_scan import SCAN_GROUP, TorchScan
-from habitus.softmax.triton_scan import TritonScan, buffer_slots
 
-_MEMORY_BYTES = 512 << 20
-_ROWS = 256  # queries per batch and
-_COLUMNS = 2048  # candidates per tile: the tile stays in the processor's cache
+_TILE = ScanTile(256, 2048)
 
 
 class CatalogueScores(NamedTuple):
@@ -54,7 +49,7 @@ def catalogue_scores(
     k: int = 100,
     log_q: Tensor | None = None,
     num_valid: int | None = None,
-    memory_bytes: int = _MEMORY_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> CatalogueScores:
     """Loss, entropy, rank and top-k of every query, in one pass.
 
@@ -62,16 +57,15 @@ def catalogue_scores(
     such pieces; rows beyond `num_valid` are not looked at. Working memory stays near `memory_bytes`.
     """
     _check_k(k)
-    scans = _scan(queries, candidates, targets, k, log_q, num_valid, memory_bytes)
-    terms = [lse_and_entropy(scan.sums()) for scan in scans]
-    target_scores = _concatenate([scan.target_scores() for scan in scans])
-    best = _concatenate([scan.topk_keys() for scan in scans])
+    scan = _scan(queries, candidates, targets, k, log_q, num_valid, memory_bytes)
+    lse, entropy = lse_and_entropy(scan.sums())
+    keys = scan.topk_keys()
     return CatalogueScores(
-        loss=torch.cat([lse for lse, _ in terms]) - target_scores,
-        entropy=torch.cat([entropy for _, entropy in terms]).clamp_min(0),
-        rank=torch.cat([scan.sums().reached for scan in scans]).long(),
-        top_scores=topk.decode_scores(best),
-        top_items=topk.decode_ids(best),
+        loss=lse - scan.target_scores(),
+        entropy=entropy.clamp_min(0),
+        rank=scan.sums().reached.long(),
+        top_scores=topk.decode_scores(keys),
+        top_items=topk.decode_ids(keys),
     )
 
 
@@ -83,11 +77,11 @@ def ranks(
     *,
     log_q: Tensor | None = None,
     num_valid: int | None = None,
-    memory_bytes: int = _MEMORY_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> Tensor:
     """The rank of each query's target among all candidates, 1 is best, as int64 [M]."""
-    scans = _scan(queries, candidates, targets, 0, log_q, num_valid, memory_bytes, losses=False)
-    return torch.cat([scan.sums().reached for scan in scans]).long()
+    scan = _scan(queries, candidates, targets, 0, log_q, num_valid, memory_bytes, losses=False)
+    return scan.sums().reached.long()
 
 
 @torch.no_grad()
@@ -98,13 +92,12 @@ def top_k(
     *,
     log_q: Tensor | None = None,
     num_valid: int | None = None,
-    memory_bytes: int = _MEMORY_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> TopK:
     """The k best candidates of each query: scores [M, k] and positions [M, k], best first, ties by lower position."""
     _check_k(k)
-    scans = _scan(queries, candidates, None, k, log_q, num_valid, memory_bytes, losses=False)
-    best = _concatenate([scan.topk_keys() for scan in scans])
-    return TopK(topk.decode_scores(best), topk.decode_ids(best))
+    keys = _scan(queries, candidates, None, k, log_q, num_valid, memory_bytes, losses=False).topk_keys()
+    return TopK(topk.decode_scores(keys), topk.decode_ids(keys))
 
 
 def _scan(
@@ -117,61 +110,21 @@ def _scan(
     memory_bytes: int,
     *,
     losses: bool = True,
-) -> list[TorchScan] | list[TritonScan]:
-    """Scans of consecutive batches of queries, each over the full table; the table is read once."""
+) -> CandidateScan:
+    """A scan of the queries over the full table."""
     table = CandidateTable(candidates, num_valid)
     _check(queries, table, targets, k, log_q)
-    device = queries.device
-    bias = None if log_q is None else -log_q.to(device, torch.float32)
-    max_query, max_bias = max_abs(queries), 0.0 if bias is None else max_abs(bias)
-    with torch.autocast(device.type, enabled=False):
-        scans = _start_scans(queries, table, targets, k, bias, memory_bytes, losses)
-        block_rows = max(4096, memory_bytes // 4 // (table.width * table.dtype.itemsize))
-        for start, block in table.blocks(block_rows, device):
-            max_candidate = max_abs(block)
-            if not math.isfinite(max_candidate):
-                raise ModelError(
-                    f"The candidates hold NaN or infinity between rows {start} and {start + len(block)}.",
-                    next_step="Check the embedding cache that they came from.",
-                )
-            check_scale(max_query, max_candidate, table.width, max_bias)
-            part = None if bias is None else bias[start : start + len(block)]
-            for scan in scans:
-                scan.update(block, part, start)
-    return scans
-
-
-def _start_scans(
-    queries: Tensor,
-    table: CandidateTable,
-    targets: Tensor | None,
-    k: int,
-    bias: Tensor | None,
-    memory_bytes: int,
-    losses: bool,
-) -> list[TorchScan] | list[TritonScan]:
-    """A fresh scan per batch of queries, with batches small enough for the memory allowed."""
-    device = queries.device
-    tiled = not refusal_reason(SoftmaxBackend.TRITON, device, queries.dtype, queries.shape[1], False)
-    if tiled:
-        batch = max(128, memory_bytes // 2 // (8 * (2 * buffer_slots(k) + 2 * k)) // 128 * 128) if k else len(queries)
-    else:
-        batch = _ROWS
-        tile_bytes = 3 * batch * torch.promote_types(queries.dtype, torch.float32).itemsize
-        columns = max(4 * SCAN_GROUP, min(_COLUMNS, memory_bytes // tile_bytes) // SCAN_GROUP * SCAN_GROUP)
-    scans: list = []
-    for start in range(0, len(queries), batch):
-        part = queries[start : start + batch]
-        rows = target_bias = None
-        if targets is not None:
-            positions = targets[start : start + batch].to(torch.int64)
-            rows = table.gather(positions, device)
-            target_bias = None if bias is None else bias[positions]
-        if tiled:
-            scans.append(TritonScan(part, rows, target_bias, k))
-        else:
-            scans.append(TorchScan(part, rows, target_bias, k, columns, losses=losses))
-    return scans
+    bias = None if log_q is None else -log_q.to(queries.device, torch.float32)
+    rows = target_bias = None
+    if targets is not None:
+        positions = targets.to(torch.int64)
+        rows = table.gather(positions, queries.device)
+        target_bias = None if bias is None else bias[positions]
+    scan = CandidateScan(
+        queries, k, target_rows=rows, target_bias=target_bias, losses=losses, tile=_TILE, memory_bytes=memory_bytes
+    )
+    scan.scan_table(table, bias=bias)
+    return scan
 
 
 def _check_k(k: int) -> None:
@@ -210,7 +163,3 @@ def _check(queries: Tensor, table: CandidateTable, targets: Tensor | None, k: in
             raise ModelError(
                 f"Targets run from {low} to {high}.", expected=f"positions in the candidate table, 0..{len(table) - 1}"
             )
-
-
-def _concatenate(parts: list[Tensor | None]) -> Tensor:
-    return torch.cat([part for part in parts if part is not None])

@@ -128,8 +128,8 @@ class HostBatches:
         batch = self.dataset.gather("train", windows)
         has_query = batch.targets >= 0
         items, num_targets, targets, events = self.finder.find(batch.targets[has_query], batch.items)
-        first, last = self.ranks.stretch(num_targets)
-        begin, end = (num_targets + place for place in self.ranks.stretch(len(items) - num_targets))
+        first, last = self.ranks.shard_range(num_targets)
+        begin, end = (num_targets + place for place in self.ranks.shard_range(len(items) - num_targets))
         stride = -(-num_targets // self.ranks.world) + -(-(len(items) - num_targets) // self.ranks.world)
         if self.ranks.world > 1:
             events = gathered_places(len(items), num_targets, self.ranks.world, stride)[events]
@@ -155,7 +155,7 @@ class HostBatches:
             is_target = np.zeros(self.dataset.num_items, bool)
             is_target[targets] = True
             pool = np.concatenate([targets, drawn[~is_target[drawn]]])
-        own = pool[slice(*self.ranks.stretch(len(pool)))]
+        own = pool[slice(*self.ranks.shard_range(len(pool)))]
         return replace(host_step, drawn=self._tensor(drawn), own_extras=self._tensor(own), num_extras=len(pool))
 
     def _parts(

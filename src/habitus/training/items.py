@@ -119,7 +119,7 @@ def open_catalogue(
             _link(shared, own)
         else:
             build_cache(bundle, dataset, own, progress=progress)
-    ranks.wait()
+    ranks.barrier()
     return EmbeddingCache.open(own, bundle, dataset, verify=ranks.is_first)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from habitus.data import Dataset
 from habitus.errors import Interrupted, OutOfMemory, RunError
-from habitus.evaluation import device_named
+from habitus.evaluation import resolve_device
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
@@ -41,7 +41,7 @@ def train(
     options.check()
     check_recipe(recipe, dataset)
     parent_run = check_parent(recipe, dataset, parent)
-    device = device_named(options.device)
+    device = resolve_device(options.device)
     check_folder(out, resume=options.resume)
     if (out / "record.json").exists():
         return _read_finished(out, recipe, dataset)

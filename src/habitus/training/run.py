@@ -78,7 +78,7 @@ class TrainingRun:
         """Whether the flag is set on some process: a signal may reach them at different steps."""
         if self.ranks.world == 1:
             return flag
-        return any(bool(other) for other in self.ranks.gathered(torch.tensor([flag], device=self.device)))
+        return any(bool(other) for other in self.ranks.gather(torch.tensor([flag], device=self.device)))
 
     def must_evaluate(self, step: int) -> bool:
         """Whether the recipe asks for an evaluation after this step that has not been made yet."""
@@ -110,7 +110,7 @@ class TrainingRun:
         if self.ranks.is_first:
             save_checkpoint(self.out, self.state, weights, tensors, self.recipe, self.dataset)
             prune_checkpoints(self.out, self.options.keep, self.state.best)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def finish(self, step: int) -> Record:
         """Write the bundle, evaluate it, and publish the Record."""
@@ -120,7 +120,7 @@ class TrainingRun:
         if self.ranks.is_first:
             shutil.rmtree(bundle, ignore_errors=True)  # of a run that was killed after it had written it
             save_bundle(model, self.recipe, self.dataset, bundle)
-        self.ranks.wait()
+        self.ranks.barrier()
         with self.meter.evaluating():
             evaluation = self._evaluate_bundle(model)
         if self.recipe.evaluate.every:
@@ -288,5 +288,5 @@ class TrainingRun:
             if problem is None:
                 keep = self.options.keep if self.options.keep_checkpoints_at_end else 0
                 prune_checkpoints(self.out, keep, self.state.best)
-        self.ranks.wait()
+        self.ranks.barrier()
         return record
