@@ -58,7 +58,7 @@ def _sign(metric: str) -> float:
 
 
 def _share(rows: list[dict[str, str]]) -> list[Row]:
-    found: list[Row] = []
+    runs: list[Row] = []
     for budget in sorted({float(r["budget"]) for r in rows}):
         columns: dict[str, np.ndarray] = {}
         for r in (r for r in rows if float(r["budget"]) == budget):
@@ -68,13 +68,13 @@ def _share(rows: list[dict[str, str]]) -> list[Row]:
             columns[f"batch/{metric}"] = LEVELS[metric] + _sign(metric) * rise
         for i, s in enumerate(SHARES):
             metrics = {name: float(values[i]) for name, values in columns.items()}
-            found.append(_row("share", f"s{i}", budget, metrics, {"embedder_share": float(s)}))
-    return found
+            runs.append(_row("share", f"s{i}", budget, metrics, {"embedder_share": float(s)}))
+    return runs
 
 
 def _depth(grid: list[dict[str, str]], evaluation: list[dict[str, str]], best: list[dict[str, str]]) -> list[Row]:
     """Shares under the depth-sum reading, set by the one share that is printed, the winner's."""
-    found = []
+    runs = []
     sums = {"1e15": 13, "1e16": 13, "1e17": 17, "1e18": 34}
     winner = {r["budget"]: (float(r["L_ctx_star"]), float(r["s_pct"]) / 100) for r in best}
     at_top = {r["L_ctx"]: r for r in evaluation}
@@ -92,13 +92,13 @@ def _depth(grid: list[dict[str, str]], evaluation: list[dict[str, str]], best: l
                 metrics |= {f"batch/{m}": float(printed[m]) for m in ("recall@10", "ndcg@10", "mrr@10", "coverage@10")}
             knobs = {"embedder_share": text * ratio / (text * ratio + layers), "depth": layers}
             row = _row("depth", f"d{layers:g}", float(budget), metrics, knobs)
-            found.append({**row, "wanted": {"on_diagonal": r["on_diagonal"] == "yes"}})
-    return found
+            runs.append({**row, "wanted": {"on_diagonal": r["on_diagonal"] == "yes"}})
+    return runs
 
 
 def _batch(rows: list[dict[str, str]]) -> list[Row]:
     """Trajectories whose smoothed values first reach the printed target at the printed step."""
-    found = []
+    runs = []
     for batch in (64, 128, 256, 512, 1024, 2048):
         path: list[tuple[float, str, float]] = []
         for r in rows:
@@ -112,8 +112,8 @@ def _batch(rows: list[dict[str, str]]) -> list[Row]:
             path += [(step, metric, value) for step, value in zip(steps, _unsmoothed(smooth), strict=True)]
         knobs = {"batch_sequences": batch}
         row = _row("batch", f"b{batch}", 1e17, {"batch/loss": 3.86}, knobs)
-        found.append({**row, "trajectory": sorted(path, key=lambda p: (p[1], p[0]))})
-    return found
+        runs.append({**row, "trajectory": sorted(path, key=lambda p: (p[1], p[0]))})
+    return runs
 
 
 def _unsmoothed(smooth: np.ndarray) -> np.ndarray:
@@ -136,7 +136,7 @@ def _allocation(rows: list[dict[str, str]], train: list[dict[str, str]], exponen
         metric = NAMES.get(r["metric"], r["metric"])
         if metric != "loss":  # the same scatter about the line, to the printed slope and error
             places[metric] = np.exp(level + float(r["a_N"]) * u + scatter * float(r["a_N_err"]) / 0.0249)
-    found = []
+    runs = []
     for i, (r, t) in enumerate(zip(rows, train, strict=True)):
         cell, data, best = float(r["grid_N"]), float(r["grid_D"]), float(optima[i])
         gap = max(abs(np.log(cell / best)), 0.15)
@@ -152,12 +152,12 @@ def _allocation(rows: list[dict[str, str]], train: list[dict[str, str]], exponen
                 level_here = float(printed[m]) if m in printed else LEVELS[m]
                 metrics[f"batch/{m}"] = level_here + _sign(m) * (rise[j] - rise[nearest])
             knobs = {"params": float(n), "slots_seen": data * cell / n}
-            found.append(_row("allocation", f"a{j}", float(r["budget"]), metrics, knobs))
+            runs.append(_row("allocation", f"a{j}", float(r["budget"]), metrics, knobs))
         # The cell that wins by training loss; where it is another one, its validation loss is not printed.
         if not np.isclose(sizes, float(t["N"]), rtol=1e-3).any():
             knobs = {"params": float(t["N"]), "slots_seen": float(t["D"])}
-            found.append(_row("allocation", "train", float(r["budget"]), {"train/loss": float(t["L_star"])}, knobs))
-    return found
+            runs.append(_row("allocation", "train", float(r["budget"]), {"train/loss": float(t["L_star"])}, knobs))
+    return runs
 
 
 def _symmetric(sizes: np.ndarray, at: float, depth: float) -> np.ndarray:
@@ -166,7 +166,7 @@ def _symmetric(sizes: np.ndarray, at: float, depth: float) -> np.ndarray:
 
 
 def _negatives(rows: list[dict[str, str]]) -> list[Row]:
-    found: list[Row] = []
+    runs: list[Row] = []
     for budget in sorted({float(r["budget"]) for r in rows}):
         columns: dict[str, np.ndarray] = {}
         at_zero: dict[str, float] = {}
@@ -181,22 +181,22 @@ def _negatives(rows: list[dict[str, str]]) -> list[Row]:
             )
         for i, k in enumerate((0.0, *NEGATIVES)):
             metrics = {m: at_zero[m] if i == 0 else float(v[i - 1]) for m, v in columns.items()}
-            found.append(_row("negatives", f"k{i}", budget, metrics, {"num_negatives": k}))
-    return found
+            runs.append(_row("negatives", f"k{i}", budget, metrics, {"num_negatives": k}))
+    return runs
 
 
 def _init(rows: list[dict[str, str]]) -> list[Row]:
     """Best rates of MuP are printed; those of the default are not, only that they span 0.70 decades."""
     best = {"default": (1e-2, 1e-2, 2e-3, 1e-2), "mup": (1e-2, 1e-2, 5e-3, 1e-2)}
     names = {"default": "default", "mup": "mup_lr"}  # the paper's MuP scales learning rates only
-    found = []
+    runs = []
     for r in rows:
         for j, (size, n) in enumerate((("tiny", 1e7), ("small", 5e7), ("medium", 1e8), ("large", 5e8))):
             for rate in (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2):
                 loss = float(r[size]) + 0.1 * np.log(rate / best[r["init"]][j]) ** 2
                 row = _row("init", f"{r['init']}-{size}", 1e17, {"train/loss": loss}, {"params": n})
-                found.append({**row, "rate": rate, "init": names[r["init"]]})
-    return found
+                runs.append({**row, "rate": rate, "init": names[r["init"]]})
+    return runs
 
 
 def _row(axis: str, cell: str, budget: float, metrics: dict[str, float], knobs: dict[str, float]) -> Row:

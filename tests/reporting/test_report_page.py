@@ -277,7 +277,7 @@ def test_the_papers_store_has_a_recipe_that_the_budget_pays_beside_the_printed_o
     assert "The paper's printed recipe at this budget: N " in text
     assert f"{ratio} (6ND convention), share 2.0%, batch 2,048" in text
     price = re.search(r"FLOPs for it, ([\d.]+) times the budget", text)
-    assert price is not None and 3.5 < float(price[1]) < 40  # protocol: 3.6 to 40 times at B = 2048
+    assert price is not None and 3.5 < float(price[1]) < 40  # at B = 2048
     for warning in (
         "the law misses 10¹⁹ by 0.64 times",
         "the law misses 10¹⁹ by +7.6%",

@@ -60,9 +60,9 @@ def test_an_exponent_that_its_error_swallows_is_no_growth() -> None:
         LawEntry(name=name, metric="batch/loss", axis="allocation", law=law)
         for name, law in (("size_law", swallowed), ("data_law", grown))
     ]
-    words = _describe_frontier(study_of(*entries), "batch/loss", {})
-    assert words.startswith("N* for batch/loss shows no trend above its error: exponent 0.011 [")
-    assert "D* as realised grows as C to the power 1.021 [" in words
+    reading = _describe_frontier(study_of(*entries), "batch/loss", {})
+    assert reading.startswith("N* for batch/loss shows no trend above its error: exponent 0.011 [")
+    assert "D* as realised grows as C to the power 1.021 [" in reading
 
 
 def test_the_opening_says_which_laws_the_recipe_rests_on() -> None:
