@@ -10,10 +10,17 @@ from typer.testing import CliRunner
 
 from habitus.cli import app
 from habitus.errors import FitError
-from habitus.laws import allocation_pipeline, fit, hierarchical_bootstrap, power_law, read_runs, select
-from habitus.laws.result import refused
-from habitus.laws.summary import summary
-from habitus.laws.tables import tables
+from habitus.laws import (
+    allocation_pipeline,
+    fit,
+    format_summary,
+    format_tables,
+    hierarchical_bootstrap,
+    power_law,
+    read_runs,
+    select,
+)
+from habitus.laws.law_builders import law_without_values
 from habitus.recipe import Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
 from habitus.store import Law, LawEntry, Laws, LawStatus, direction_of
@@ -109,7 +116,7 @@ def test_runs_are_left_out_with_their_reasons(planted: Any, tmp_path: Path) -> N
     assert "epochs" not in " | ".join(e.reason for e in select(read_runs(path), allow_repeats=True).exclusions)
 
 
-def test_a_metric_missing_in_half_the_records_is_refused(planted: Any, tmp_path: Path) -> None:
+def test_a_metric_missing_in_half_the_records_is_law_without_values(planted: Any, tmp_path: Path) -> None:
     rows = planted.rows(axes=ALLOCATION)
     cells = sorted({(r["flops_budget"], r["cell_id"]) for r in rows})
     for row in rows:
@@ -159,7 +166,7 @@ def test_the_command_writes_the_same_bytes_twice_and_prints_tables(planted: Any,
 def test_the_tables_fit_a_terminal(planted: Any, tmp_path: Path) -> None:
     rows = planted.rows(0.002)
     rows[0] |= {"status": "failed", "reason": "the loss was not finite at step 12 and did not become so again later"}
-    text = tables(fit(planted.write(tmp_path / "runs.csv", rows)))
+    text = format_tables(fit(planted.write(tmp_path / "runs.csv", rows)))
     assert max(len(line) for line in text.splitlines()) <= 80
     for title in ("Embedder share", "Critical batch", "Loss laws", "Spearman", "Best learning rate", "Left out"):
         assert title in text
@@ -169,7 +176,7 @@ def test_the_summary_is_one_line_per_metric_with_how_every_law_ended() -> None:
     def entry(name: str, budget: float | None, law: Law) -> LawEntry:
         return LawEntry(name=name, metric="batch/loss", axis="x", budget=budget, law=law)
 
-    ended = {status: refused("x", "", status, 3, "why") for status in get_args(LawStatus)}
+    ended = {status: law_without_values("x", "", status, 3, "why") for status in get_args(LawStatus)}
     swallowed = power_law([1e11, 1e12, 1e13], [2e4, 6e4, 2.1e4])
     laws = Laws(
         source="x", seed=0, metrics=("batch/loss", "batch/mrr@10"), notes=("a note",), entries=(
@@ -179,7 +186,7 @@ def test_the_summary_is_one_line_per_metric_with_how_every_law_ended() -> None:
             entry("loss_law", None, ended["not_identified"]), entry("critical_batch", 1e12, ended["too_few"]),
         ),
     )  # fmt: skip
-    lines = summary(laws).splitlines()
+    lines = format_summary(laws).splitlines()
     assert lines[1].split() == ["metric", "s*", "B_crit", "N*", "L*(C)", "K*"]
     assert lines[3].split() == ["batch/loss", "0/1", "few", "2/3", "no", "trend", "open", "-"]
     assert lines[4].split() == ["batch/mrr@10", "-", "-", "-", "-", "-"]

@@ -32,7 +32,7 @@ def fit(
     """Fit every scaling law that the records support, with intervals, and say where there is none."""
     from habitus.errors import ConfigError
     from habitus.laws import fit as fit_laws
-    from habitus.laws import summary, tables
+    from habitus.laws import format_summary, format_tables
 
     target = out or (store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json"))
     if out is not None and (target.suffix != ".json" or not target.parent.is_dir()):
@@ -42,6 +42,6 @@ def fit(
     if json_output:
         typer.echo(laws.to_json(), nl=False)
     else:
-        typer.echo(tables(laws) if verbose else summary(laws))
+        typer.echo(format_tables(laws) if verbose else format_summary(laws))
         more = "" if verbose else f"; {len(laws.warnings()):,} warnings in it, or with --verbose"
         typer.echo(f"wrote {target}: {len(laws.entries):,} laws and refusals, with values and intervals{more}")

@@ -23,10 +23,10 @@ from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.saturating import predict_saturating, saturating
 from habitus.laws.selection import select
-from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smoothed, steps_to_target
-from habitus.laws.summary import summary
+from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_target
+from habitus.laws.summary import format_summary
 from habitus.laws.surface import surface
-from habitus.laws.tables import tables
+from habitus.laws.tables import format_tables
 from habitus.laws.two_term import two_term, two_term_by_budget
 
 __all__ = [
@@ -41,6 +41,8 @@ __all__ = [
     "critical_batch",
     "depth_optimum",
     "fit",
+    "format_summary",
+    "format_tables",
     "frontier",
     "hierarchical_bootstrap",
     "iso_target",
@@ -58,14 +60,12 @@ __all__ = [
     "select",
     "sign_of",
     "slice_agreement",
-    "smoothed",
+    "smooth",
     "spearman_matrix",
     "steps_to_target",
-    "summary",
     "surface",
     "surface_optimum",
     "surrogacy",
-    "tables",
     "trend",
     "two_term",
     "two_term_by_budget",

@@ -4,8 +4,8 @@ import numpy as np
 from scipy import optimize
 
 from habitus.errors import FitError
-from habitus.laws.checks import one_positive
-from habitus.laws.result import holding, make_intervals
+from habitus.laws.checks import check_positive_number
+from habitus.laws.law_builders import make_intervals, widen_to_values
 from habitus.laws.separable import region
 from habitus.laws.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
 from habitus.store import LEVELS, Law
@@ -21,7 +21,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
     """
     if law.law != "surface" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted surface")
-    one_positive(compute=compute)
+    check_positive_number(compute=compute)
     N, D, L = (np.asarray(law.points[name]) for name in ("N", "D", "loss"))
     fit = fit_surface(N, D, L, law.details["delta"])
     best = pseudo_fit(N, D, L, fit)
@@ -55,7 +55,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
         form=FORM + " at the least loss for the cost",
         status=law.status,
         values=values,
-        intervals=make_intervals(holding(intervals, values)),
+        intervals=make_intervals(widen_to_values(intervals, values)),
         residuals=law.residuals,
         warnings=(*law.warnings, *warnings),
         details={"compute": compute, "cost": "6ND" if cost is None else getattr(cost, "__name__", "cost")},
@@ -65,10 +65,10 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
 class _IsoFlopLine:
     """All (N, D) that cost one budget."""
 
-    def __init__(self, compute: float, cost: Cost | None, seen: tuple[float, float]) -> None:
+    def __init__(self, compute: float, cost: Cost | None, size_range: tuple[float, float]) -> None:
         self.compute, self.cost = compute, cost
         if cost is not None:
-            center = 0.5 * np.log(seen[0] * seen[1])
+            center = 0.5 * np.log(size_range[0] * size_range[1])
             self.grid = np.linspace(center - 12, center + 12, _SIZES)
             self.grid_data = self._solve(self.grid)
             keep = np.isfinite(self.grid_data)
@@ -133,11 +133,11 @@ class _IsoFlopLine:
         def over(v: float, u: float) -> float:
             return float(np.log(cost(np.exp(u), np.exp(v)))) - target
 
-        found = np.full(len(log_size), np.nan)
+        log_data = np.full(len(log_size), np.nan)
         for i, u in enumerate(log_size):
             if over(0.0, u) < 0 < over(90.0, u):
-                found[i] = optimize.brentq(over, 0.0, 90.0, args=(u,))
-        return found
+                log_data[i] = optimize.brentq(over, 0.0, 90.0, args=(u,))
+        return log_data
 
 
 def _centred(law: Law, fit: SurfaceFit) -> tuple[np.ndarray, np.ndarray]:

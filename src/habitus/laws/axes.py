@@ -7,13 +7,13 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.allocation import surface_optimum
-from habitus.laws.checks import counted, num_distinct
+from habitus.laws.checks import num_distinct, pluralize
 from habitus.laws.critical_batch import critical_batch
 from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.isoflop import depth_optimum
+from habitus.laws.law_builders import law_without_values
 from habitus.laws.power_law import power_law
-from habitus.laws.result import refused
 from habitus.laws.rollout import leave_one_out, rollout
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import iso_target, steps_to_target
@@ -21,11 +21,11 @@ from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
 from habitus.store import Law, LawEntry, NamedForms, NamedRollout, direction_of
 
-MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
+_MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
 
 @dataclass(frozen=True)
-class Found:
+class AxisLaws:
     """What one axis gives for one metric."""
 
     entries: tuple[LawEntry, ...] = ()
@@ -34,7 +34,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Column:
+class AxisData:
     """Budget, knob and metric of the runs that have both."""
 
     budget: np.ndarray
@@ -44,25 +44,25 @@ class Column:
     note: str = ""
 
 
-def column(runs: Sequence[MeasuredRun], knob: str, metric: str) -> Column:
+def axis_data(runs: Sequence[MeasuredRun], knob: str, metric: str) -> AxisData:
     """The runs that hold the knob and the metric; an error where too many lack the metric."""
     with_knob = [run for run in runs if knob in run.knobs]
     have = [run for run in with_knob if metric in run.metrics]
     lacking = len(with_knob) - len(have)
     if not have:
         raise FitError(f"no run has {knob!r} and {metric!r}", expected="runs that measured both")
-    if lacking > MISSING_ALLOWED * len(with_knob):
+    if lacking > _MISSING_ALLOWED * len(with_knob):
         raise FitError(
             f"{metric} is missing in {lacking} of {len(with_knob)} runs",
-            expected=f"at most {MISSING_ALLOWED:.0%} missing",
+            expected=f"at most {_MISSING_ALLOWED:.0%} missing",
             next_step="evaluate the remaining runs, or fit a metric that all runs have",
         )
-    # Two seeds that agree to the last printed digit look like one row given twice: the second is dropped,
+    # Two seeds that agree to the last printed digit look like one row listed twice: the second is dropped,
     # which only widens intervals.
     rows = {(run.budget, run.knobs[knob], run.metrics[metric]): run for run in reversed(have)}
     have = [run for run in have if rows[(run.budget, run.knobs[knob], run.metrics[metric])] is run]
     note = f"{metric} is missing in {lacking} of {len(with_knob)} runs, which are left out" if lacking else ""
-    return Column(
+    return AxisData(
         np.array([run.budget for run in have]),
         np.array([run.knobs[knob] for run in have]),
         np.array([run.metrics[metric] for run in have]),
@@ -71,9 +71,9 @@ def column(runs: Sequence[MeasuredRun], knob: str, metric: str) -> Column:
     )
 
 
-def fit_share(runs: Sequence[MeasuredRun], metric: str) -> Found:
+def fit_share(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """s* per budget by two-term valleys, and s*(C) over the interior ones."""
-    data = column(runs, "embedder_share", metric)
+    data = axis_data(runs, "embedder_share", metric)
     optima = {}
     for c in np.unique(data.budget):
         x, y = data.x[data.budget == c], data.y[data.budget == c]
@@ -81,12 +81,12 @@ def fit_share(runs: Sequence[MeasuredRun], metric: str) -> Found:
         # The smallest share is the floor that the text encoder leaves, not a choice.
         interior = (float(swept[1]), float(swept[-1])) if len(swept) > 6 else None
         optima[float(c)] = two_term(x, y, direction_of(metric), interior=interior)
-    return Found(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
+    return AxisLaws(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
 
 
-def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> Found:
+def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """K* per budget with α free and with α shared, and K*(C) over the interior ones."""
-    data = column(runs, "num_negatives", metric)
+    data = axis_data(runs, "num_negatives", metric)
     entries = []
     for name, share in (("negatives", "none"), ("negatives_shared_alpha", "alpha")):
         try:
@@ -100,21 +100,21 @@ def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> Found:
         except FitError as error:
             optima = {float(c): _not_fitted(error) for c in np.unique(data.budget)}
         entries += _optima_and_law("negatives", name, metric, optima, data.note)
-    return Found(tuple(entries))
+    return AxisLaws(tuple(entries))
 
 
-def fit_depth(runs: Sequence[MeasuredRun], metric: str) -> Found:
+def fit_depth(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """The parabola in log share per budget, with the gap at 2%."""
-    data = column(runs, "embedder_share", metric)
+    data = axis_data(runs, "embedder_share", metric)
     entries = []
     for c in np.unique(data.budget):
         at = data.budget == c
         law = depth_optimum(data.x[at], data.y[at], direction_of(metric))
         entries.append(_entry("depth_optimum", "depth", metric, law, float(c), data.note))
-    return Found(tuple(entries))
+    return AxisLaws(tuple(entries))
 
 
-def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> Found:
+def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """B_crit of one metric, from the trajectories of all batch sizes."""
     with_trajectory = [r for r in runs if "batch_sequences" in r.knobs and any(m == metric for _, m, _ in r.trajectory)]
     if not with_trajectory:
@@ -135,32 +135,32 @@ def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> Found:
             if steps is not None:
                 by_batch.setdefault(batch, []).append(steps)
         law = critical_batch(list(by_batch), [float(np.mean(s)) for s in by_batch.values()])
-        told = {
+        target = {
             "target": chosen.target,
             "target_rule": chosen.rule,
             "limiting_batch": list(paths)[int(chosen.limiting_batch)][0],
         }
-        law = law.model_copy(update={"details": {**law.details, **told}})
+        law = law.model_copy(update={"details": {**law.details, **target}})
         entries.append(_entry("critical_batch", "batch", metric, law, c))
-    return Found(tuple(entries))
+    return AxisLaws(tuple(entries))
 
 
-def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> Found:
+def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement."""
     direction = direction_of(metric)
-    data = column(runs, "params", metric)
-    found = frontier(data.budget, data.x, data.y, direction)
+    data = axis_data(runs, "params", metric)
+    fitted = frontier(data.budget, data.x, data.y, direction)
     entries = [
-        *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in found.optima.items()),
-        *(_entry("size_parabola", "allocation", metric, law, c) for c, law in found.parabolas.items()),
-        _entry("size_law", "allocation", metric, found.size),
-        _entry("size_law_parabola", "allocation", metric, found.size_by_parabola),
-        _entry("loss_law", "allocation", metric, found.height),
-        *_data_laws(found, data, metric),
+        *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in fitted.optima.items()),
+        *(_entry("size_parabola", "allocation", metric, law, c) for c, law in fitted.parabolas.items()),
+        _entry("size_law", "allocation", metric, fitted.size),
+        _entry("size_law_parabola", "allocation", metric, fitted.size_by_parabola),
+        _entry("loss_law", "allocation", metric, fitted.height),
+        *_data_laws(fitted, data, metric),
     ]
     if direction == "min" and (data.y > 0).all() and all("slots_seen" in run.knobs for run in data.runs):
-        entries += _surface_entries(found, data, metric)
-    return Found(tuple(entries), tuple(_rollouts(found, metric)), tuple(_forms(found, data, metric)))
+        entries += _surface_entries(fitted, data, metric)
+    return AxisLaws(tuple(entries), tuple(_rollouts(fitted, metric)), tuple(_forms(fitted, data, metric)))
 
 
 def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[LawEntry]:
@@ -168,17 +168,17 @@ def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law],
     inside = [c for c, law in optima.items() if law.ok]
     outside = [f"{c:.3g} ({law.status.replace('_', ' ')})" for c, law in optima.items() if not law.ok]
     law = power_law(inside, [optima[c]["x_opt"] for c in inside])
-    law = law.warned(
-        f"n = {counted(len(inside), 'interior budget')}" + (f"; left out: {', '.join(outside)}" if outside else "")
+    law = law.with_warnings(
+        f"n = {pluralize(len(inside), 'interior budget')}" + (f"; left out: {', '.join(outside)}" if outside else "")
     )
-    per_budget = [_entry(f"{name}_optimum", axis, metric, found, c, note) for c, found in optima.items()]
+    per_budget = [_entry(f"{name}_optimum", axis, metric, optimum, c, note) for c, optimum in optima.items()]
     return [*per_budget, _entry(f"{name}_law", axis, metric, law)]
 
 
-def _data_laws(found: Frontier, data: Column, metric: str) -> Iterable[LawEntry]:
+def _data_laws(fitted: Frontier, data: AxisData, metric: str) -> Iterable[LawEntry]:
     """D*(C) as realised on the iso-FLOP lines, and as C/(6N*), which overstates it where C ≠ 6ND."""
-    inside = [c for c, law in found.optima.items() if law.ok]
-    sizes = [float(found.optima[c]["x_opt"]) for c in inside]
+    inside = [c for c, law in fitted.optima.items() if law.ok]
+    sizes = [float(fitted.optima[c]["x_opt"]) for c in inside]
     by_6nd = power_law(inside, [c / (6 * n) for c, n in zip(inside, sizes, strict=True)])
     yield _entry("data_law_6nd", "allocation", metric, by_6nd)
     if all("slots_seen" in run.knobs for run in data.runs):
@@ -192,14 +192,14 @@ def _data_laws(found: Frontier, data: Column, metric: str) -> Iterable[LawEntry]
         yield _entry("data_law", "allocation", metric, power_law(inside, realised))
 
 
-def _surface_entries(found: Frontier, data: Column, metric: str) -> list[LawEntry]:
+def _surface_entries(fitted: Frontier, data: AxisData, metric: str) -> list[LawEntry]:
     """L(N, D), what it implies at ten times the top budget, and whether both approaches agree."""
     slots = np.array([run.knobs["slots_seen"] for run in data.runs])
     law = surface(data.x, slots, data.y)
     entries = [_entry("surface", "allocation", metric, law)]
     if not law.values:
         return entries
-    k, p, q = realised_cost(data.x, slots, data.budget)
+    k, p, q = _realised_cost(data.x, slots, data.budget)
 
     def cost(N: np.ndarray, D: np.ndarray) -> np.ndarray:
         return k * N**p * D**q
@@ -207,49 +207,49 @@ def _surface_entries(found: Frontier, data: Column, metric: str) -> list[LawEntr
     best = surface_optimum(law, 10 * float(data.budget.max()), cost)
     best = best.model_copy(update={"details": {**best.details, "cost": f"C = {k:.4g} * N^{p:.4f} * D^{q:.4f}"}})
     entries.append(_entry("surface_optimum_10x", "allocation", metric, best))
-    if found.size.values:
+    if fitted.size.values:
         both = compare_approaches(
-            found.size["exponent"], best["exponent"], found.size.interval("exponent"), best.interval("exponent")
+            fitted.size["exponent"], best["exponent"], fitted.size.interval("exponent"), best.interval("exponent")
         )
         entries.append(_entry("both_approaches", "allocation", metric, both))
     return entries
 
 
-def realised_cost(N: np.ndarray, D: np.ndarray, C: np.ndarray) -> tuple[float, float, float]:
+def _realised_cost(N: np.ndarray, D: np.ndarray, C: np.ndarray) -> tuple[float, float, float]:
     """k, p, q of C = k·N^p·D^q on the runs: what the budget really bought, 6ND being k = 6 and p = q = 1."""
     X = np.stack([np.ones(len(N)), np.log(N), np.log(D)], axis=1)
     (log_k, p, q), *_ = np.linalg.lstsq(X, np.log(C), rcond=None)
     return float(np.exp(log_k)), float(p), float(q)
 
 
-def _rollouts(found: Frontier, metric: str) -> Iterable[NamedRollout]:
-    inside = [c for c, law in found.optima.items() if law.ok]
+def _rollouts(fitted: Frontier, metric: str) -> Iterable[NamedRollout]:
+    inside = [c for c, law in fitted.optima.items() if law.ok]
     for name, value, law in (("size_law", "x_opt", "power_law"), ("loss_law", "y_opt", "saturating")):
-        pairs = [(c, float(found.optima[c][value])) for c in inside]
-        if law == "saturating" and found.height.details.get("direction") == "max":
-            pairs = []  # a roll-out of rising metrics is told by the size law
+        pairs = [(c, float(fitted.optima[c][value])) for c in inside]
+        if law == "saturating" and fitted.height.details.get("direction") == "max":
+            pairs = []  # a roll-out of rising metrics is covered by the size law
         if pairs:
             yield NamedRollout(
                 name=name, metric=metric, rollout=rollout(pairs, law), leave_one_out=leave_one_out(pairs, law)
             )
 
 
-def _forms(found: Frontier, data: Column, metric: str) -> Iterable[NamedForms]:
+def _forms(fitted: Frontier, data: AxisData, metric: str) -> Iterable[NamedForms]:
     for c in np.unique(data.budget):
         at = data.budget == c
         if num_distinct(data.x[at]) >= 4:
             yield NamedForms(
                 name="iso-FLOP curve", metric=metric, budget=float(c), forms=compare_valleys(data.x[at], data.y[at])
             )
-    inside = [c for c, law in found.optima.items() if law.ok]
+    inside = [c for c, law in fitted.optima.items() if law.ok]
     if len(inside) >= 3:
-        heights = [float(found.optima[c]["y_opt"]) for c in inside]
+        heights = [float(fitted.optima[c]["y_opt"]) for c in inside]
         yield NamedForms(name="L*(C)", metric=metric, forms=compare_scaling(inside, heights))
 
 
 def _entry(name: str, axis: str, metric: str, law: Law, budget: float | None = None, note: str = "") -> LawEntry:
-    return LawEntry(name=name, axis=axis, metric=metric, budget=budget, law=law.warned(note) if note else law)
+    return LawEntry(name=name, axis=axis, metric=metric, budget=budget, law=law.with_warnings(note) if note else law)
 
 
 def _not_fitted(error: FitError) -> Law:
-    return refused("two_term", "", "too_few", 0, error.problem)
+    return law_without_values("two_term", "", "too_few", 0, error.problem)

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import counted, sign_of
+from habitus.laws.checks import pluralize, sign_of
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import choose_rate
-from habitus.laws.separable import Group, fit_separable
+from habitus.laws.separable import Curve, fit_separable
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
 from habitus.store import LEVELS, BootstrapIntervals, Direction, Interval, level_key
 
@@ -25,7 +25,7 @@ def hierarchical_bootstrap(
 ) -> BootstrapIntervals:
     """Intervals of a pipeline's numbers over resampled cells and seeds. Deterministic for a seed."""
     if times < 2:
-        raise FitError(counted(times, "resampling"), expected="2 or more; 100 or more for a 95% interval")
+        raise FitError(pluralize(times, "resampling"), expected="2 or more; 100 or more for a 95% interval")
     values = pipeline(runs)
     budgets: dict[float, dict[str, list[MeasuredRun]]] = {}
     for run in runs:
@@ -75,7 +75,7 @@ def allocation_pipeline(metric: str, direction: Direction = "min", ahead: float 
 def _recipe_numbers(table: dict[float, np.ndarray], sign: float, ahead: float) -> dict[str, float]:
     middles = {c: float(np.log(rows[:, 0]).mean()) for c, rows in table.items()}
     groups = [
-        Group(
+        Curve(
             valley_terms(np.log(rows[:, 0]) - middles[c]),
             sign * rows[:, 1],
             np.full(len(rows), 1 / np.abs(rows[:, 1]).mean()),

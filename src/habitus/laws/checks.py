@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.store import Direction, Residuals
+from habitus.store import Direction
 
 Numbers = Sequence[float] | np.ndarray
 LARGEST = 1e150  # squares of larger numbers, and of smaller ones than 1/LARGEST, leave what a float can hold
 
 
-def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
+def as_columns(**named: Numbers) -> tuple[np.ndarray, ...]:
     """The arrays as float64, equally long and finite; the error names the column and the first bad row."""
     arrays: dict[str, np.ndarray] = {}
     for name, values in named.items():
@@ -25,7 +25,7 @@ def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
         bad = np.flatnonzero(~np.isfinite(array))
         if bad.size:
             raise FitError(
-                f"{name} holds {counted(int(bad.size), 'value')} not finite; "
+                f"{name} holds {pluralize(int(bad.size), 'value')} not finite; "
                 f"the first is {array[bad[0]]} in row {bad[0]}",
                 expected="finite numbers",
                 next_step="leave runs without a value out, and say so; a missing value is never a number",
@@ -46,37 +46,37 @@ def columns(**named: Numbers) -> tuple[np.ndarray, ...]:
     return tuple(arrays.values())
 
 
-def counted(n: int, word: str) -> str:
+def pluralize(n: int, word: str) -> str:
     """'1 run', '3 runs'."""
     return f"{n:,} {word}{'s' * (n != 1)}"
 
 
-def positive(**named: np.ndarray) -> None:
+def check_positive(**named: np.ndarray) -> None:
     """Refuse sizes, budgets and counts that are zero or negative."""
     for name, array in named.items():
         bad = np.flatnonzero(array <= 0)
         if bad.size:
             raise FitError(
                 f"{name} must be positive, but row {bad[0]} holds {array[bad[0]]:g} "
-                f"({counted(int(bad.size), 'such row')})",
+                f"({pluralize(int(bad.size), 'such row')})",
                 expected="numbers above zero, since the law is fitted in their logarithm",
             )
 
 
-def no_row_twice(**named: np.ndarray) -> None:
+def check_rows_differ(**named: np.ndarray) -> None:
     """Refuse rows that repeat to the last digit: the same run counted twice narrows every interval."""
     rows = np.stack(list(named.values()), axis=1)
     unique, counts = np.unique(rows, axis=0, return_counts=True)
     if (counts > 1).any():
         first = ", ".join(f"{n} = {v:g}" for n, v in zip(named, unique[counts > 1][0], strict=True))
         raise FitError(
-            f"{counted(int((counts > 1).sum()), 'row')} given more than once; the first is {first}",
+            f"{pluralize(int((counts > 1).sum()), 'row')} given more than once; the first is {first}",
             expected="each run once (several seeds of one cell differ in the metric)",
             next_step="drop the repeated rows",
         )
 
 
-def one_positive(**named: float) -> None:
+def check_positive_number(**named: float) -> None:
     """Refuse a single number that is no number, not finite, zero or negative."""
     for name, value in named.items():
         try:
@@ -94,7 +94,7 @@ def num_distinct(values: np.ndarray) -> int:
     return int(apart.sum()) + 1 if len(ordered) else 0
 
 
-def pairs_of(rows: Iterable[Any], what: str) -> tuple[np.ndarray, np.ndarray]:
+def as_pairs(rows: Iterable[Any], what: str) -> tuple[np.ndarray, np.ndarray]:
     """The two columns of pairs, or one clear error."""
     try:
         pairs = np.asarray(list(rows), dtype=np.float64)
@@ -115,16 +115,3 @@ def sign_of(direction: Direction) -> float:
 def all_equal(values: np.ndarray) -> bool:
     """Whether the values differ by no more than rounding."""
     return bool(np.ptp(values) <= 1e-12 * max(1e-300, float(np.abs(values).max())))
-
-
-def residuals_of(observed: np.ndarray, fitted: np.ndarray, num_values: int) -> Residuals:
-    """Residual statistics of a fit with `num_values` fitted numbers."""
-    missed = observed - fitted
-    spread = float(((observed - observed.mean()) ** 2).sum())
-    return Residuals(
-        n=len(observed),
-        dof=len(observed) - num_values,
-        rmse=float(np.sqrt((missed**2).mean())),
-        r2=1 - float((missed**2).sum()) / spread if spread > 0 else None,
-        largest=float(np.abs(missed).max()),
-    )

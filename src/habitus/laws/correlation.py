@@ -11,18 +11,18 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws.checks import Numbers, columns, counted
+from habitus.laws.checks import Numbers, as_columns, pluralize
 from habitus.store import Correlation, CorrelationTable, Surrogacy
 
 _PERMUTATIONS = 1000
-FADE_BELOW = 0.02  # of the metric's level: a spread over K that small ranks noise
+_FADE_BELOW = 0.02  # of the metric's level: a spread over K that small ranks noise
 
 
 def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int = 0) -> CorrelationTable:
     """Spearman's ρ, n and permutation interval for every pair of columns. NaN marks a missing value."""
     names = list(table)
     if len(names) < 2:
-        raise FitError(counted(len(names), "column"), expected="two or more metrics to compare")
+        raise FitError(pluralize(len(names), "column"), expected="two or more metrics to compare")
     data, length = _columns(table)
     rng = np.random.default_rng(seed)
     pairs = [_pair(a, b, data[a], data[b], rng) for i, a in enumerate(names) for b in names[i + 1 :]]
@@ -31,7 +31,7 @@ def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int 
 
 def correlation_by_budget(budget: Numbers, table: Mapping[str, Numbers], seed: int = 0) -> tuple[CorrelationTable, ...]:
     """One table per budget, then one that pools them. Pooled ρ mostly shows that compute helps everything."""
-    (C,) = columns(budget=budget)
+    (C,) = as_columns(budget=budget)
     table, _ = _columns(table, len(C))
     within = [spearman_matrix({k: v[c == C] for k, v in table.items()}, f"{c:.3g}", seed) for c in np.unique(C)]
     return (*within, spearman_matrix(table, "pooled", seed))
@@ -49,11 +49,11 @@ def surrogacy(
 
     A cell is faded where the metric's spread over K is under 2%: there is nothing to rank.
     """
-    (C,) = columns(budget=budget)
+    (C,) = as_columns(budget=budget)
     (loss,) = _columns({"in_batch_loss": in_batch_loss}, len(C))[0].values()
     metrics, _ = _columns(metrics, len(C))
     rng = np.random.default_rng(seed)
-    found = []
+    rows = []
     for c in np.unique(C):
         for name, values in metrics.items():
             column = values[c == C]
@@ -62,10 +62,10 @@ def surrogacy(
             level = float(np.abs(np.nanmean(column)))
             spread = float(np.nanmax(column) - np.nanmin(column)) / level if level > 0 else 0.0
             pair = _pair("train/in_batch_loss", name, loss[c == C], column, rng)
-            found.append(
-                Surrogacy(budget=float(c), metric=name, correlation=pair, spread=spread, faded=spread < FADE_BELOW)
+            rows.append(
+                Surrogacy(budget=float(c), metric=name, correlation=pair, spread=spread, faded=spread < _FADE_BELOW)
             )
-    return tuple(found)
+    return tuple(rows)
 
 
 def paired_regimes(

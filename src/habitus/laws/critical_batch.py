@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from scipy import optimize, stats
 
-from habitus.laws.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, positive, residuals_of
-from habitus.laws.result import holding, make_intervals, refused
+from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, check_rows_differ, num_distinct
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
 from habitus.store import LEVELS, Law
 
 FORM = "S = s_min * (1 + b_crit / B)"
@@ -20,15 +20,15 @@ _NOISE_POWERS = (0.0, 1.0)  # the error of S grows as S^0 (constant) or S^1 (rel
 
 def critical_batch(batch: Numbers, steps: Numbers) -> Law:
     """b_crit, s_min and r2 from the steps each batch size needs to reach one target."""
-    B, S = columns(batch=batch, steps=steps)
-    positive(batch=B, steps=S)
-    no_row_twice(batch=B, steps=S)
+    B, S = as_columns(batch=batch, steps=steps)
+    check_positive(batch=B, steps=S)
+    check_rows_differ(batch=B, steps=S)
     if num_distinct(B) < 4:
         why = f"{num_distinct(B)} distinct batch sizes; a line and its curvature need 4"
-        return refused("critical_batch", FORM, "too_few", len(B), why)
+        return law_without_values("critical_batch", FORM, "too_few", len(B), why)
     if all_equal(S):
         why = "every batch size needs the same number of steps: no slope in 1/B"
-        return refused("critical_batch", FORM, "flat", len(B), why)
+        return law_without_values("critical_batch", FORM, "flat", len(B), why)
     order = np.argsort(B, kind="stable")
     B, S = B[order], S[order]
     intercept, slope = _line(1 / B, S, np.ones(len(B)))
@@ -36,7 +36,7 @@ def critical_batch(batch: Numbers, steps: Numbers) -> Law:
     details = {"other_conventions": _other_conventions(B, S)}
     if slope <= 0:
         why = "steps do not fall as the batch grows: no critical batch size"
-        law = refused("critical_batch", FORM, "flat", len(B), why, **details)
+        law = law_without_values("critical_batch", FORM, "flat", len(B), why, **details)
         return law.model_copy(update={"points": points})
     if intercept <= 0:
         return _no_plateau(B, S, points, details)
@@ -44,7 +44,7 @@ def critical_batch(batch: Numbers, steps: Numbers) -> Law:
     fitted = intercept + slope / B
     residuals = residuals_of(S, fitted, 2)
     values["r2"] = residuals.r2 or 0.0
-    intervals = holding(_intervals(B, S, values["r2"]), values)
+    intervals = widen_to_values(_intervals(B, S, values["r2"]), values)
     status, warnings = _verdict(values, intervals[0.95]["b_crit"], details, B)
     return Law(
         law="critical_batch",
@@ -158,10 +158,10 @@ def _other_conventions(B: np.ndarray, S: np.ndarray) -> dict[str, float | None]:
         return float(np.var(np.log(S) - shape))
 
     edges = (np.log(B.min()) - 7, np.log(B.max()) + 7)
-    found = optimize.minimize_scalar(log_misfit, bounds=edges, method="bounded", options={"xatol": 1e-9})
-    interior = edges[0] + 0.01 < found.x < edges[1] - 0.01
+    minimum = optimize.minimize_scalar(log_misfit, bounds=edges, method="bounded", options={"xatol": 1e-9})
+    interior = edges[0] + 0.01 < minimum.x < edges[1] - 0.01
     return {
-        "log_space": float(np.exp(found.x)) if interior else None,
+        "log_space": float(np.exp(minimum.x)) if interior else None,
         "without_largest_batch": ratio(*_line(1 / B[:-1], S[:-1], np.ones(len(B) - 1))),
         "without_smallest_batch": ratio(*_line(1 / B[1:], S[1:], np.ones(len(B) - 1))),
     }
@@ -175,10 +175,10 @@ def _verdict(
     others = details["other_conventions"]
     far = {k: v for k, v in others.items() if v is None or not 1 / 1.5 <= v / b_crit <= 1.5}
     if far:
-        told = ", ".join(
+        readings = ", ".join(
             f"{'no plateau' if v is None else format(v, '.0f')} {k.replace('_', ' ')}" for k, v in far.items()
         )
-        warnings.append(f"b_crit = {b_crit:.0f} depends on the convention: {told}")
+        warnings.append(f"b_crit = {b_crit:.0f} depends on the convention: {readings}")
     if not np.isfinite(interval[1]):
         warnings.append("the 95% interval of b_crit is open above: the plateau is not separated from zero")
         return "not_identified", warnings

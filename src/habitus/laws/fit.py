@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.axes import Found, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
+from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
-from habitus.laws.checks import counted
+from habitus.laws.checks import pluralize
 from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
+from habitus.laws.law_builders import law_without_values
 from habitus.laws.learning_rate import learning_rate_drift
-from habitus.laws.result import refused
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, select
@@ -32,14 +32,14 @@ from habitus.store import (
 )
 from habitus.typed import suggest_name
 
-DEFINITIONS = {
+_DEFINITIONS = {
     "N": "params: embedder + contextualizer, without vocabulary tables",
     "D": "slots_seen: steps * batch_sequences * seq_len",
     "C": "flops_budget: nominal FLOPs of Equation 1, not 6ND",
     "intervals": "80% and 95%, profile likelihood or Student's t; see docs/laws.md",
     "learning rate": "lowest mean training loss of the last 100 steps, per cell, never by validation",
 }
-_FITTERS: dict[str, Callable[[Sequence[MeasuredRun], str], Found]] = {
+_FITTERS: dict[str, Callable[[Sequence[MeasuredRun], str], AxisLaws]] = {
     "share": fit_share,
     "depth": fit_depth,
     "batch": fit_batch,
@@ -67,21 +67,21 @@ def fit(
             f"{source}: none of {len(selection.exclusions)} runs can be used ({'; '.join(reasons[:3])})",
             expected="finished runs with a training loss",
         )
-    wanted = _metrics(selection.runs, metrics)
-    found = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in wanted]
+    fitted = _metrics_to_fit(selection.runs, metrics)
+    by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in fitted]
     return Laws(
         source=Path(source).name,
         seed=seed,
-        metrics=tuple(wanted),
-        definitions={**DEFINITIONS, "optimizer": _optimizers(selection)},
-        entries=tuple(e for f in found for e in f.entries),
-        rollouts=tuple(r for f in found for r in f.rollouts),
-        forms=tuple(x for f in found for x in f.forms),
-        correlations=tuple(_correlations(selection, wanted, seed)),
-        surrogacy=_surrogacy(selection, wanted, seed),
+        metrics=tuple(fitted),
+        definitions={**_DEFINITIONS, "optimizer": _optimizers(selection)},
+        entries=tuple(e for f in by_axis for e in f.entries),
+        rollouts=tuple(r for f in by_axis for r in f.rollouts),
+        forms=tuple(x for f in by_axis for x in f.forms),
+        correlations=tuple(_correlations(selection, fitted, seed)),
+        surrogacy=_surrogacy(selection, fitted, seed),
         regimes=tuple(_regimes(selection, seed)),
         learning_rate_drift=_drift(selection),
-        bootstrap=tuple(_bootstrap(selection, wanted, bootstrap, seed)),
+        bootstrap=tuple(_bootstrap(selection, fitted, bootstrap, seed)),
         learning_rates=selection.choices,
         exclusions=selection.exclusions,
         runs=tuple(_rows(selection)),
@@ -89,22 +89,22 @@ def fit(
     )
 
 
-def _metrics(runs: Sequence[MeasuredRun], asked: Sequence[str]) -> list[str]:
+def _metrics_to_fit(runs: Sequence[MeasuredRun], named: Sequence[str]) -> list[str]:
     present = {name for run in runs for name in run.metrics}
     present |= {name for run in runs for _, name, _ in run.trajectory}
-    for name in asked:
+    for name in named:
         if name not in present:
             raise FitError(
                 f"metric {name!r} stands in no run ({suggest_name(name, sorted(present))})",
                 expected="<regime>/<metric>[@k][/<slice>], as in batch/loss or catalogue/recall@10",
             )
-    for name in asked:
+    for name in named:
         direction_of(name)  # refuses what it does not know
-    return list(dict.fromkeys(asked)) or [name for name in headline_metrics() if name in present]
+    return list(dict.fromkeys(named)) or [name for name in headline_metrics() if name in present]
 
 
-def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
-    """The axis's laws for a metric; where it cannot be asked, one entry says why."""
+def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:
+    """The axis's laws for a metric; where it cannot be fitted, one entry says why."""
     runs = [run for run in selection.runs if run.axis == axis]
     if axis == "batch":
         measured = any(name == metric for run in runs for _, name, _ in run.trajectory)
@@ -112,12 +112,12 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> Found:
         measured = any(metric in run.metrics for run in runs)
     # Stage 2 trains against pools of different sizes, so its own training loss ranks nothing across K.
     if not measured or (axis == "negatives" and not metric.startswith("catalogue/")):
-        return Found()
+        return AxisLaws()
     try:
         return _FITTERS[axis](runs, metric)
     except FitError as error:
-        law = refused(axis, "", "not_identified", len(runs), str(error).replace("\n", " "))
-        return Found((LawEntry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
+        law = law_without_values(axis, "", "not_identified", len(runs), str(error).replace("\n", " "))
+        return AxisLaws((LawEntry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
 
 
 def _table(runs: Sequence[MeasuredRun], names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -126,7 +126,7 @@ def _table(runs: Sequence[MeasuredRun], names: Sequence[str]) -> dict[str, np.nd
 
 def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> list[NamedTables]:
     """Stage 1 and stage 2 matrices, and slice agreement, each with the best rate only and with all runs."""
-    found = []
+    correlations = []
     stages: tuple[tuple[CorrelationStage, str], ...] = (("stage1", "batch/"), ("stage2", "catalogue/"))
     for label, pool in (("best learning rate only", selection.runs), ("all evaluations", selection.everything)):
         for stage, regime in stages:
@@ -138,7 +138,7 @@ def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> li
             budgets = [run.budget for run in runs]
             if len(names) >= 2:
                 tables = correlation_by_budget(budgets, _table(runs, names), seed)
-                found.append(NamedTables(name=stage, runs=label, tables=tables))
+                correlations.append(NamedTables(name=stage, runs=label, tables=tables))
             for metric in names:
                 slices = sorted({m for r in runs for m in r.metrics if m.startswith(f"{metric}/{HISTORY_SLICE}")})
                 if slices:
@@ -146,8 +146,8 @@ def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> li
                     columns["all"] = _table(runs, [metric])[metric]
                     tables = slice_agreement(budgets, columns, seed)
                     name = f"slices:{metric}"
-                    found.append(NamedTables(name=name, runs=label, tables=tables))
-    return found
+                    correlations.append(NamedTables(name=name, runs=label, tables=tables))
+    return correlations
 
 
 def _surrogacy(selection: Selection, metrics: Sequence[str], seed: int) -> tuple[Surrogacy, ...]:
@@ -161,7 +161,7 @@ def _surrogacy(selection: Selection, metrics: Sequence[str], seed: int) -> tuple
 
 def _regimes(selection: Selection, seed: int) -> list[RegimePairs]:
     """Both regimes side by side, for every axis and budget whose runs were scored in both."""
-    found = []
+    regimes = []
     for axis in sorted({run.axis for run in selection.runs}):
         for budget in sorted({run.budget for run in selection.runs if run.axis == axis}):
             runs = [run for run in selection.runs if run.axis == axis and run.budget == budget]
@@ -176,12 +176,12 @@ def _regimes(selection: Selection, seed: int) -> list[RegimePairs]:
             )  # fmt: skip
             if names and len(runs) >= 3:
                 local = _table(runs, [f"batch/{n}" for n in names])
-                whole = _table(runs, [f"catalogue/{n}" for n in names])
+                catalogue = _table(runs, [f"catalogue/{n}" for n in names])
                 pairs = paired_regimes(
-                    {n: local[f"batch/{n}"] for n in names}, {n: whole[f"catalogue/{n}"] for n in names}, seed
+                    {n: local[f"batch/{n}"] for n in names}, {n: catalogue[f"catalogue/{n}"] for n in names}, seed
                 )
-                found.append(RegimePairs(axis=axis, budget=budget, pairs=pairs))
-    return found
+                regimes.append(RegimePairs(axis=axis, budget=budget, pairs=pairs))
+    return regimes
 
 
 def _drift(selection: Selection) -> dict[str, RateDrift]:
@@ -189,7 +189,7 @@ def _drift(selection: Selection) -> dict[str, RateDrift]:
     for init in sorted({run.init for run in selection.runs if run.axis == "init"}):
         runs = [r for r in selection.runs if r.axis == "init" and r.init == init and "params" in r.knobs]
         if len({run.knobs["params"] for run in runs}) >= 2:
-            # Two seeds that agree to the last digit are no row given twice.
+            # Two seeds that agree to the last digit are not one row listed twice.
             rows = dict.fromkeys((run.knobs["params"], run.learning_rate, run.metrics[TAIL_LOSS]) for run in runs)
             sizes, rates, losses = zip(*rows, strict=True)
             drifts[init] = learning_rate_drift(sizes, rates, losses)
@@ -198,15 +198,15 @@ def _drift(selection: Selection) -> dict[str, RateDrift]:
 
 def _bootstrap(selection: Selection, metrics: Sequence[str], times: int, seed: int) -> list[NamedBootstrap]:
     runs = [run for run in selection.everything if run.axis == "allocation"]
-    found = []
+    results = []
     for metric in metrics if times else ():
         if any(metric in run.metrics for run in runs):
             try:
                 result = hierarchical_bootstrap(runs, allocation_pipeline(metric, direction_of(metric)), times, seed)
             except FitError:
                 continue  # the laws of this metric already say why there are none
-            found.append(NamedBootstrap(metric=metric, result=result))
-    return found
+            results.append(NamedBootstrap(metric=metric, result=result))
+    return results
 
 
 def _rows(selection: Selection) -> list[RunRow]:
@@ -250,5 +250,5 @@ def _notes(selection: Selection) -> list[str]:
             f"({named}{', ...' if len(edges) > 5 else ''}): extend those grids"
         )
     if selection.exclusions:
-        notes.append(f"{counted(len(selection.exclusions), 'run')} left out; see exclusions")
+        notes.append(f"{pluralize(len(selection.exclusions), 'run')} left out; see exclusions")
     return notes

@@ -3,16 +3,16 @@
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import Numbers, columns, num_distinct, positive
-from habitus.laws.separable import Group, fit_separable
+from habitus.laws.checks import Numbers, as_columns, check_positive, num_distinct
+from habitus.laws.separable import Curve, fit_separable
 from habitus.laws.two_term import EXPONENTS, valley_terms
 from habitus.store import FormFit, Interval, Law, Residuals
 
 
 def compare_valleys(x: Numbers, y: Numbers) -> tuple[FormFit, ...]:
     """Constant, parabola, cubic and two-term valley of one iso-FLOP curve, best AICc first."""
-    x, y = columns(x=x, y=y)
-    positive(x=x)
+    x, y = as_columns(x=x, y=y)
+    check_positive(x=x)
     if num_distinct(x) < 4:
         raise FitError(f"{num_distinct(x)} distinct x", expected="four or more, or a cubic passes through them all")
     u = np.log(x) - np.log(x).mean()
@@ -20,15 +20,15 @@ def compare_valleys(x: Numbers, y: Numbers) -> tuple[FormFit, ...]:
         "constant": (1, _polynomial_rss(u, y, 0)),
         "parabola": (3, _polynomial_rss(u, y, 2)),
         "cubic": (4, _polynomial_rss(u, y, 3)),
-        "two_term": (5, fit_separable([Group(valley_terms(u), y, np.ones(len(y)))], (EXPONENTS, EXPONENTS)).rss),
+        "two_term": (5, fit_separable([Curve(valley_terms(u), y, np.ones(len(y)))], (EXPONENTS, EXPONENTS)).rss),
     }
     return _ranked(forms, len(y))
 
 
 def compare_scaling(compute: Numbers, loss: Numbers) -> tuple[FormFit, ...]:
     """Saturating, plain power and straight-in-log-compute forms of L*(C), best AICc first."""
-    C, y = columns(compute=compute, loss=loss)
-    positive(compute=C)
+    C, y = as_columns(compute=compute, loss=loss)
+    check_positive(compute=C)
     u = np.log(C) - np.log(C).mean()
 
     def decay(log_theta: np.ndarray) -> np.ndarray:
@@ -36,8 +36,8 @@ def compare_scaling(compute: Numbers, loss: Numbers) -> tuple[FormFit, ...]:
 
     bounds = [(0.005, 2.0)]
     forms = {
-        "saturating": (3, fit_separable([Group(decay, y, np.ones(len(y)))], bounds).rss),
-        "power": (2, fit_separable([Group(decay, y, np.ones(len(y)), floor=0.0)], bounds).rss),
+        "saturating": (3, fit_separable([Curve(decay, y, np.ones(len(y)))], bounds).rss),
+        "power": (2, fit_separable([Curve(decay, y, np.ones(len(y)), floor=0.0)], bounds).rss),
         "log_linear": (2, _polynomial_rss(u, y, 1)),
     }
     return _ranked(forms, len(y))
@@ -100,7 +100,7 @@ def _ranked(forms: dict[str, tuple[int, float]], n: int) -> tuple[FormFit, ...]:
     best = min(scored.values(), default=0.0)
     raw = {name: float(np.exp(-(score - best) / 2)) for name, score in scored.items()}
     total = sum(raw.values())
-    found = [
+    fits = [
         FormFit(
             name=name,
             num_values=values,
@@ -110,4 +110,4 @@ def _ranked(forms: dict[str, tuple[int, float]], n: int) -> tuple[FormFit, ...]:
         )
         for name, (values, rss) in forms.items()
     ]
-    return tuple(sorted(found, key=lambda form: np.inf if form.aicc is None else form.aicc))
+    return tuple(sorted(fits, key=lambda form: np.inf if form.aicc is None else form.aicc))

@@ -3,7 +3,7 @@
 A parabola in log N is biased when the valley is lopsided, and a lopsided valley is what L(N, D) with α ≠ β
 gives on every iso-FLOP line: E_C + a_C·N^β + b_C·N^−α. That is a two-term valley whose exponents do not
 depend on the budget. So the budgets share (α, β), keep their own floor, depth and place, and are fitted
-together; the parabolas stand beside as the paper's reading.
+together; the parabolas are given too, as the paper's reading.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from habitus.laws.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, positive, residuals_of, sign_of
+from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, check_rows_differ, num_distinct, sign_of
 from habitus.laws.isoflop import FLAT_TOLERANCE, isoflop_optimum
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
 from habitus.laws.power_law import power_law
-from habitus.laws.result import make_intervals, refused
 from habitus.laws.saturating import saturating
-from habitus.laws.separable import Best, Group, Region, fit_separable, project, region
+from habitus.laws.separable import Curve, Region, SeparableFit, fit_separable, project, region
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
 from habitus.store import LEVELS, Direction, Law
 
@@ -38,9 +38,9 @@ class Frontier:
 
 def frontier(budget: Numbers, size: Numbers, metric: Numbers, direction: Direction = "min") -> Frontier:
     """Every budget's optimum with the shared shape and by parabola, and N*(C) and L*(C) through them."""
-    C, x, y = columns(budget=budget, size=size, metric=metric)
-    positive(budget=C, size=x)
-    no_row_twice(budget=C, size=x, metric=y)
+    C, x, y = as_columns(budget=budget, size=size, metric=metric)
+    check_positive(budget=C, size=x)
+    check_rows_differ(budget=C, size=x, metric=y)
     split = {float(c): (x[c == C], y[c == C]) for c in np.unique(C)}
     parabolas = {c: isoflop_optimum(xs, ys, direction) for c, (xs, ys) in split.items()}
     optima, shape = _shared_valleys(split, direction)
@@ -64,8 +64,8 @@ def _through(interior: list[float], optima: dict[float, Law], left_out: list[flo
         weights = [optima[c].details["log_x_opt_se"] ** -2.0 for c in interior]
         law = power_law(interior, sizes, weights, common=shape.common(interior))
     if left_out:
-        told = ", ".join(f"{c:.3g} ({optima[c].status.replace('_', ' ')})" for c in left_out)
-        law = law.warned(f"budgets without an interior optimum are left out: {told}")
+        named = ", ".join(f"{c:.3g} ({optima[c].status.replace('_', ' ')})" for c in left_out)
+        law = law.with_warnings(f"budgets without an interior optimum are left out: {named}")
     return law
 
 
@@ -83,7 +83,7 @@ def _through_parabolas(parabolas: dict[float, Law], optima: dict[float, Law]) ->
     law = power_law(inside, sizes, common=np.outer(off, off))
     mean = float(np.exp(off.mean())) if len(off) else 1.0
     if not 1 / 1.05 <= mean <= 1.05:
-        law = law.warned(
+        law = law.with_warnings(
             f"parabolas place the optimum {mean:.2f} times where the shared shape does: the valleys are lopsided, "
             "and the parabola's vertex is drawn to the wider side"
         )
@@ -103,24 +103,24 @@ def _height(interior: list[float], optima: dict[float, Law], shape: "_Shape | No
 class _Shape:
     """The joint fit, and which budgets are in it."""
 
-    best: Best
+    best: SeparableFit
     budgets: tuple[float, ...]
 
-    def common(self, wanted: list[float]) -> np.ndarray:
+    def common(self, budgets: list[float]) -> np.ndarray:
         """Covariance of the log optima that comes from the shared exponents: they move all optima at once.
 
         Taken from the two shapes, among those allowed at 95%, that move the optima furthest down and up.
         The exponents themselves can be almost free while this stays small, so their own covariance
         would say little.
         """
-        if not wanted:
+        if not budgets:
             return np.zeros((0, 0))
         allowed = region(self.best, 0.95)
-        rows = [self.budgets.index(c) for c in wanted]
+        rows = [self.budgets.index(c) for c in budgets]
         places = np.stack([log_optimum(allowed.theta, allowed.solved[i].linear) for i in rows])
         level = np.where(np.isfinite(places).all(0), places.mean(0), np.nan)
         if np.isnan(level).all():
-            return np.zeros((len(wanted), len(wanted)))
+            return np.zeros((len(budgets), len(budgets)))
         furthest = places[:, np.nanargmax(level)] - places[:, np.nanargmin(level)]
         one_sigma = furthest / (2 * float(stats.t.ppf(0.975, self.best.dof)))
         return np.outer(one_sigma, one_sigma)
@@ -132,7 +132,7 @@ def _shared_valleys(
     sign = sign_of(direction)
     usable = {c: (xs, ys) for c, (xs, ys) in split.items() if num_distinct(xs) >= _CELLS and not all_equal(ys)}
     laws = {
-        c: refused(
+        c: law_without_values(
             "frontier", FORM, "too_few", len(xs),
             f"{num_distinct(xs)} distinct sizes (or all values equal); a budget needs {_CELLS}",
         )
@@ -145,7 +145,7 @@ def _shared_valleys(
     groups = [
         # Noise is taken as a share of the metric's level: a loss of 4.5 is measured no better, relatively, than
         # one of 2.3.
-        Group(valley_terms(np.log(xs) - middles[c]), sign * ys, np.full(len(ys), 1 / np.abs(ys).mean()))
+        Curve(valley_terms(np.log(xs) - middles[c]), sign * ys, np.full(len(ys), 1 / np.abs(ys).mean()))
         for c, (xs, ys) in usable.items()
     ]
     best = fit_separable(groups, (EXPONENTS, EXPONENTS))
@@ -153,7 +153,7 @@ def _shared_valleys(
     if best.dof < 1:
         for c, (xs, _) in usable.items():
             why = "too few cells over all budgets for a shared shape"
-            laws[c] = refused("frontier", FORM, "too_few", len(xs), why)
+            laws[c] = law_without_values("frontier", FORM, "too_few", len(xs), why)
         return dict(sorted(laws.items())), None
     regions = {level: region(best, level) for level in LEVELS}
     for i, (c, (xs, ys)) in enumerate(usable.items()):
@@ -171,7 +171,7 @@ class _Budget:
     y: np.ndarray
     sign: float
     middle: float
-    best: Best
+    best: SeparableFit
     regions: dict[float, Region]
 
     def law(self, direction: Direction) -> Law:
@@ -197,7 +197,7 @@ class _Budget:
         if a <= 0 or b <= 0 or not u.min() - 20 < place < u.max() + 20:
             side = "smallest" if b <= a else "largest"
             why = f"at {self.budget:.3g} FLOPs the metric only improves towards the {side} size swept"
-            law = refused("frontier", FORM, "monotone", len(self.x), why, **details)
+            law = law_without_values("frontier", FORM, "monotone", len(self.x), why, **details)
             return law.model_copy(update={"points": points, "residuals": residuals})
         values: dict[str, Any] = {
             "x_opt": float(np.exp(place + self.middle)),

@@ -12,15 +12,14 @@ from scipy import interpolate, optimize, stats
 from habitus.laws.checks import (
     Numbers,
     all_equal,
-    columns,
-    no_row_twice,
+    as_columns,
+    check_positive,
+    check_positive_number,
+    check_rows_differ,
     num_distinct,
-    one_positive,
-    positive,
-    residuals_of,
     sign_of,
 )
-from habitus.laws.result import make_intervals, refused
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = c0 + c1*log(x) + c2*log(x)^2;  x* = exp(-c1/(2*c2))"
@@ -34,7 +33,7 @@ def isoflop_optimum(size: Numbers, metric: Numbers, direction: Direction = "min"
 
 def depth_optimum(share: Numbers, metric: Numbers, direction: Direction = "min", at: float = 0.02) -> Law:
     """The same in log share for the depth axis, with `gap`: what choosing the share `at` instead costs."""
-    one_positive(at=at)
+    check_positive_number(at=at)
     law = _parabola("depth_optimum", share, metric, direction)
     if "x_opt" not in law.values:
         return law
@@ -44,16 +43,16 @@ def depth_optimum(share: Numbers, metric: Numbers, direction: Direction = "min",
 
 
 def _parabola(name: str, x: Numbers, y: Numbers, direction: Direction) -> Law:
-    x, y = columns(size=x, metric=y)
-    positive(size=x)
-    no_row_twice(size=x, metric=y)
+    x, y = as_columns(size=x, metric=y)
+    check_positive(size=x)
+    check_rows_differ(size=x, metric=y)
     sign = sign_of(direction)
     distinct = num_distinct(x)
     if distinct < 4:
         why = f"{distinct} distinct sizes; a parabola and one point to judge it by need 4"
-        return refused(name, FORM, "too_few", len(x), why, direction=direction)
+        return law_without_values(name, FORM, "too_few", len(x), why, direction=direction)
     if all_equal(y):
-        return refused(name, FORM, "flat", len(x), "all values are equal", direction=direction)
+        return law_without_values(name, FORM, "flat", len(x), "all values are equal", direction=direction)
     curve = _Curve.fit(np.log(x), sign * y)
     details: dict[str, Any] = {
         "direction": direction,
@@ -70,7 +69,7 @@ def _parabola(name: str, x: Numbers, y: Numbers, direction: Direction) -> Law:
             f"the curvature is not above its error (p = {details['curvature_p_value']:.2f}): "
             "the curve is flat or one-sided here, so there is no optimum to read"
         )
-        law = refused(name, FORM, "flat", len(x), why, **details)
+        law = law_without_values(name, FORM, "flat", len(x), why, **details)
         return law.model_copy(update={"points": points, "residuals": residuals})
     values, intervals = curve.readout(sign)
     status, warnings = _verdict(x, values, intervals[0.95]["x_opt"], details)
@@ -103,8 +102,10 @@ def spline_optimum(u: np.ndarray, v: np.ndarray) -> float | None:
     fine = np.linspace(0, 1, 400)
     start = fine[np.argmin(spline(fine))]
     step = fine[1]
-    found = optimize.minimize_scalar(spline, bounds=(max(0.0, start - step), min(1.0, start + step)), method="bounded")
-    return float(np.exp(knots[0] + span * found.x))
+    minimum = optimize.minimize_scalar(
+        spline, bounds=(max(0.0, start - step), min(1.0, start + step)), method="bounded"
+    )
+    return float(np.exp(knots[0] + span * minimum.x))
 
 
 @dataclass(frozen=True)

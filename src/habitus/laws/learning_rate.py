@@ -3,15 +3,15 @@
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import Numbers, columns, no_row_twice, positive
+from habitus.laws.checks import Numbers, as_columns, check_positive, check_rows_differ
 from habitus.store import BestRate, RateDrift
 
 
 def learning_rate_drift(size: Numbers, learning_rate: Numbers, loss: Numbers) -> RateDrift:
     """Best rate per size and the span of those rates in decades; rates at an edge of their grid are named."""
-    size, rate, loss = columns(size=size, learning_rate=learning_rate, loss=loss)
-    positive(size=size, learning_rate=rate)
-    no_row_twice(size=size, learning_rate=rate, loss=loss)
+    size, rate, loss = as_columns(size=size, learning_rate=learning_rate, loss=loss)
+    check_positive(size=size, learning_rate=rate)
+    check_rows_differ(size=size, learning_rate=rate, loss=loss)
     if len(np.unique(size)) < 2:
         raise FitError("one model size", expected="two or more, or nothing can drift")
     best = [_best(float(s), rate[size == s], loss[size == s]) for s in np.unique(size)]

@@ -13,14 +13,13 @@ from habitus.errors import FitError
 from habitus.laws.checks import (
     Numbers,
     all_equal,
-    columns,
-    no_row_twice,
+    as_columns,
+    check_positive,
+    check_positive_number,
+    check_rows_differ,
     num_distinct,
-    one_positive,
-    positive,
-    residuals_of,
 )
-from habitus.laws.result import holding, make_intervals, refused
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
 from habitus.store import LEVELS, Law
 
 FORM = "y = coefficient * x^exponent"
@@ -33,17 +32,17 @@ def power_law(x: Numbers, y: Numbers, weights: Numbers | None = None, common: np
     `weights` are proportional to 1/variance of log y. `common` is a covariance of log y (n × n) that the
     scatter about the line cannot show, because it moves all points together; it widens the intervals.
     """
-    x, y = columns(x=x, y=y)
-    positive(x=x, y=y)
-    no_row_twice(x=x, y=y)
+    x, y = as_columns(x=x, y=y)
+    check_positive(x=x, y=y)
+    check_rows_differ(x=x, y=y)
     n = len(x)
     if num_distinct(x) < 3:
         why = f"{num_distinct(x)} distinct x; a line and its error need 3"
-        return refused("power_law", FORM, "too_few", n, why)
-    w = np.ones(n) if weights is None else columns(weights=weights)[0]
+        return law_without_values("power_law", FORM, "too_few", n, why)
+    w = np.ones(n) if weights is None else as_columns(weights=weights)[0]
     if len(w) != n:
         raise FitError(f"{len(w)} weights for {n} points", expected="one weight per point")
-    positive(weights=w)
+    check_positive(weights=w)
     line = _Line(np.log(x), np.log(y), w, np.zeros((n, n)) if common is None else np.asarray(common))
     return line.law(x, y)
 
@@ -52,7 +51,7 @@ def predict_power_law(law: Law, x: float, level: float = 0.95) -> tuple[float, f
     """(value, low, high) of the line at x. The interval is that of the line, not of one more sweep."""
     if law.law != "power_law" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted power law")
-    one_positive(x=x)
+    check_positive_number(x=x)
     u, v, w = (np.asarray(law.points[name]) for name in ("log_x", "log_y", "weights"))
     line = _Line(u, v, w, _common_of(law))
     center, low, high = line.at(float(np.log(x)), level)
@@ -62,10 +61,10 @@ def predict_power_law(law: Law, x: float, level: float = 0.95) -> tuple[float, f
 
 def trend(law: Law) -> Literal["rises", "falls", "none", "unknown"]:
     """Which way the law goes, by the 95% interval of its exponent: 'none' where the interval holds zero."""
-    found = law.intervals.get("0.95", {}).get("exponent")
-    if found is None or "exponent" not in law.values:
+    interval = law.intervals.get("0.95", {}).get("exponent")
+    if interval is None or "exponent" not in law.values:
         return "unknown"
-    low, high = found.ends()
+    low, high = interval.ends()
     return "rises" if low > 0 else "falls" if high < 0 else "none"
 
 
@@ -76,9 +75,9 @@ class _Line:
         self.u, self.v, self.w, self.common = u, v, w / w.mean(), common
         self.n = len(u)
         self.middle = float((self.w @ u) / self.w.sum())
-        spread = float(self.w @ (u - self.middle) ** 2)
+        sum_of_squares = float(self.w @ (u - self.middle) ** 2)
         self.to_level = self.w / self.w.sum()  # v -> p
-        self.to_slope = self.w * (u - self.middle) / spread  # v -> b
+        self.to_slope = self.w * (u - self.middle) / sum_of_squares  # v -> b
         self.level, self.slope = float(self.to_level @ v), float(self.to_slope @ v)
         missed = v - self.fitted(u)
         self.scatter2 = float(self.w @ missed**2) / (self.n - 2)
@@ -119,7 +118,9 @@ class _Line:
             form=FORM,
             status="flat" if all_equal(self.v) else "ok",
             values=values,
-            intervals=make_intervals(holding({level: self._ranges(level, se, dof) for level in LEVELS}, values)),
+            intervals=make_intervals(
+                widen_to_values({level: self._ranges(level, se, dof) for level in LEVELS}, values)
+            ),
             residuals=residuals_of(self.v, self.fitted(self.u), 2),
             warnings=tuple(warnings),
             points={

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import columns, counted, pairs_of, positive
+from habitus.laws.checks import as_columns, as_pairs, check_positive, pluralize
 from habitus.laws.power_law import power_law, predict_power_law
 from habitus.laws.saturating import predict_saturating, saturating
 from habitus.store import Forecast, Law, Rollout
@@ -26,7 +26,7 @@ def rollout(records: Iterable[tuple[float, float]], law: str) -> Rollout:
     `records` are (compute, value) pairs, one per budget; `law` is "power_law" (N*, D*, s*, K*) or "saturating" (L*).
     """
     C, y = _sorted(records)
-    fit, predict, least = _known(law)
+    fit, predict, least = _law_functions(law)
     forecasts = []
     for k in range(least, len(C)):
         earlier = fit(C[:k], y[:k])
@@ -39,7 +39,7 @@ def rollout(records: Iterable[tuple[float, float]], law: str) -> Rollout:
 def leave_one_out(records: Iterable[tuple[float, float]], law: str) -> Rollout:
     """Each budget predicted from all the others."""
     C, y = _sorted(records)
-    fit, predict, least = _known(law)
+    fit, predict, least = _law_functions(law)
     if len(C) <= least:
         why = f"{len(C)} budgets: leaving one out leaves too few for a {law}"
         return Rollout(law=law, forecasts=(), warnings=(why,))
@@ -53,7 +53,7 @@ def leave_one_out(records: Iterable[tuple[float, float]], law: str) -> Rollout:
 
 
 def _forecast(
-    law: Law, predict: Callable[..., tuple[float, float, float]], fitted: np.ndarray, budget: float, seen: float
+    law: Law, predict: Callable[..., tuple[float, float, float]], fitted: np.ndarray, budget: float, observed: float
 ) -> Forecast:
     value, low, high = predict(law, budget)
     return Forecast(
@@ -62,15 +62,15 @@ def _forecast(
         predicted=value,
         low=low if np.isfinite(low) else None,
         high=high if np.isfinite(high) else None,
-        observed=seen,
-        ratio=value / seen,
+        observed=observed,
+        ratio=value / observed,
         r2=law.residuals.r2,
     )
 
 
 def _warnings(forecasts: list[Forecast], law: str, n: int, least: int) -> list[str]:
     if not forecasts:
-        return [f"{counted(n, 'budget')}: a roll-out of a {law} needs {least + 1}"]
+        return [f"{pluralize(n, 'budget')}: a roll-out of a {law} needs {least + 1}"]
     warnings = _outside(forecasts)
     next_one = [f for f in forecasts if f.budget == max(g.budget for g in forecasts)]
     latest = max(next_one, key=lambda f: len(f.fitted_budgets))
@@ -96,16 +96,16 @@ def _outside(forecasts: list[Forecast]) -> list[str]:
     return [f"{len(missed)} of {len(forecasts)} observed values lie outside their forecast's 95% interval of the curve"]
 
 
-def _known(law: str) -> tuple[Callable[..., Law], Callable[..., tuple[float, float, float]], int]:
+def _law_functions(law: str) -> tuple[Callable[..., Law], Callable[..., tuple[float, float, float]], int]:
     if law not in _LAWS:
         raise FitError(f"law {law!r} is unknown here", expected=f"one of {', '.join(_LAWS)}")
     return _LAWS[law]
 
 
 def _sorted(records: Iterable[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
-    compute, value = pairs_of(records, "records")
-    C, y = columns(compute=compute, value=value)
-    positive(compute=C)
+    compute, value = as_pairs(records, "records")
+    C, y = as_columns(compute=compute, value=value)
+    check_positive(compute=C)
     if (y == 0).any():
         raise FitError(
             "a value is zero", expected="values other than zero, since a miss is a share of what was observed"

@@ -9,17 +9,16 @@ from habitus.errors import FitError
 from habitus.laws.checks import (
     Numbers,
     all_equal,
-    columns,
-    counted,
-    no_row_twice,
+    as_columns,
+    check_positive,
+    check_positive_number,
+    check_rows_differ,
     num_distinct,
-    one_positive,
-    positive,
-    residuals_of,
+    pluralize,
     sign_of,
 )
-from habitus.laws.result import make_intervals, refused
-from habitus.laws.separable import Best, Group, Terms, fit_separable, region
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
+from habitus.laws.separable import Curve, SeparableFit, Terms, fit_separable, region
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = floor + coefficient * x^-exponent"
@@ -40,22 +39,22 @@ def saturating(
     from the fits that gave them with `se_dof` degrees of freedom: points then count by them, and the scatter
     about the curve is pooled with what they say.
     """
-    x, y = columns(compute=compute, loss=loss)
-    positive(compute=x)
-    no_row_twice(compute=x, loss=y)
+    x, y = as_columns(compute=compute, loss=loss)
+    check_positive(compute=x)
+    check_rows_differ(compute=x, loss=y)
     needed = 3 if fixed_floor is None else 2
     if num_distinct(x) < needed:
-        why = f"{counted(num_distinct(x), 'distinct budget')}; the curve has {needed} values"
-        return refused("saturating", FORM, "too_few", len(x), why)
+        why = f"{pluralize(num_distinct(x), 'distinct budget')}; the curve has {needed} values"
+        return law_without_values("saturating", FORM, "too_few", len(x), why)
     if all_equal(y):
-        return refused("saturating", FORM, "flat", len(x), "all losses are equal: nothing scales")
+        return law_without_values("saturating", FORM, "flat", len(x), "all losses are equal: nothing scales")
     sign = sign_of(direction)
     errors = None if se is None else _checked_errors(se, len(y))
     floor_known = None if fixed_floor is None else sign * fixed_floor
     best, middle = _best(x, sign * y, floor_known, errors, se_dof)
     if best.linear[0][1] <= 0:
         why = "the metric does not improve with compute: no saturating law"
-        return refused("saturating", FORM, "monotone", len(x), why)
+        return law_without_values("saturating", FORM, "monotone", len(x), why)
     g = float(best.theta[0])
     floor, a = (float(v) for v in best.linear[0])
     values = {
@@ -92,7 +91,7 @@ def predict_saturating(law: Law, compute: float, level: float = 0.95) -> tuple[f
     """(value, low, high) of L* at a budget, by profile likelihood; open ends where nothing is left to judge."""
     if law.law != "saturating" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted saturating law")
-    one_positive(compute=compute)
+    check_positive_number(compute=compute)
     sign = sign_of(law.details["direction"])
     value = law["floor"] + sign * law["coefficient"] * compute ** -law["exponent"]
     x, y = (np.asarray(law.points[k]) for k in ("x", "y"))
@@ -114,23 +113,23 @@ def predict_saturating(law: Law, compute: float, level: float = 0.95) -> tuple[f
 
 def _best(
     x: np.ndarray, y: np.ndarray, floor: float | None, se: np.ndarray | None, se_dof: float
-) -> tuple[Best, float]:
+) -> tuple[SeparableFit, float]:
     middle = float(np.log(x).mean())
     weight = np.ones(len(y)) if se is None else 1 / se
-    group = Group(_decay(np.log(x) - middle), y, weight, floor)
+    group = Curve(_decay(np.log(x) - middle), y, weight, floor)
     # In units of the standard errors the known variance is one.
     return fit_separable([group], [EXPONENT], None if se is None else (1.0, se_dof)), middle
 
 
 def _checked_errors(se: Numbers, n: int) -> np.ndarray:
-    (errors,) = columns(se=se)
-    positive(se=errors)
+    (errors,) = as_columns(se=se)
+    check_positive(se=errors)
     if len(errors) != n:
         raise FitError(f"{len(errors)} standard errors for {n} losses", expected="one per loss")
     return errors
 
 
-def _lack_of_fit(best: Best, se_dof: float) -> float:
+def _lack_of_fit(best: SeparableFit, se_dof: float) -> float:
     """The chance of so much scatter about the curve if the standard errors are right."""
     own_dof = best.dof - se_dof
     return float(stats.f.sf(best.rss / own_dof, own_dof, se_dof)) if own_dof > 0 else 1.0
@@ -140,7 +139,7 @@ def _decay(u: np.ndarray) -> Terms:
     return lambda log_theta: np.exp(-np.exp(log_theta) * u)[..., None]
 
 
-def _uncertainty(best: Best, middle: float, sign: float) -> tuple[Any, list[str], dict[str, Any]]:
+def _uncertainty(best: SeparableFit, middle: float, sign: float) -> tuple[Any, list[str], dict[str, Any]]:
     if best.dof <= 0:
         why = "as many points as values: the curve passes through them and nothing is left to judge it by"
         return "not_identified", [why], {}

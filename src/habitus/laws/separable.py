@@ -20,14 +20,14 @@ import numpy as np
 from scipy import optimize, stats
 
 Terms = Callable[[np.ndarray], np.ndarray]  # log θ [G, k] -> φ [G, n, m]
-Quantity = Callable[[np.ndarray, np.ndarray], np.ndarray]  # θ [G, k], (E, c) [G, 1+m] -> [G]
+ImpliedQuantity = Callable[[np.ndarray, np.ndarray], np.ndarray]  # θ [G, k], (E, c) [G, 1+m] -> [G]
 
 _WALK = 41  # grid points per axis of θ
 _ZOOMS = 4
 
 
 @dataclass(frozen=True)
-class Group:
+class Curve:
     """The observations of one curve. A weight multiplies a residual, so it is 1/σ and not 1/σ²."""
 
     terms: Terms
@@ -46,10 +46,10 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class Best:
+class SeparableFit:
     """The least-squares point, and all that is needed to ask for intervals."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[Curve, ...]
     bounds: np.ndarray  # [k, 2]: of θ itself
     theta: np.ndarray  # [k]
     linear: tuple[np.ndarray, ...]  # per group: E, then c
@@ -61,13 +61,13 @@ class Best:
 
 
 def fit_separable(
-    groups: Sequence[Group],
+    groups: Sequence[Curve],
     bounds: Sequence[tuple[float, float]],
-    noise: tuple[float, float] | None = None,
-) -> Best:
+    prior_variance: tuple[float, float] | None = None,
+) -> SeparableFit:
     """The least-squares fit with each θ in its bounds and c ≥ 0.
 
-    `noise` adds what is known from elsewhere: the variance of a residual, and the degrees of freedom it
+    `prior_variance` adds what is known from elsewhere: the variance of a residual, and the degrees of freedom it
     was estimated with. The two estimates are pooled.
     """
     box = np.asarray(bounds, dtype=np.float64)
@@ -83,10 +83,10 @@ def fit_separable(
     rss = float(sum(part.rss[0] for part in solved))
     dof = sum(len(group.y) for group in groups) - num_theta
     dof -= sum(part.linear.shape[1] - (g.floor is not None) for part, g in zip(solved, groups, strict=True))
-    known_variance, known_dof = noise or (0.0, 0.0)
+    known_variance, known_dof = prior_variance or (0.0, 0.0)
     sigma2 = (rss + known_variance * known_dof) / max(dof + known_dof, 1)
     at_bound = tuple((log_theta - low < 1e-3) | (high - log_theta < 1e-3))
-    return Best(
+    return SeparableFit(
         groups=tuple(groups),
         bounds=box,
         theta=np.exp(log_theta),
@@ -99,7 +99,7 @@ def fit_separable(
     )
 
 
-def project(group: Group, log_theta: np.ndarray) -> Projection:
+def project(group: Curve, log_theta: np.ndarray) -> Projection:
     """E and c ≥ 0 by weighted least squares at each θ."""
     phi = group.terms(log_theta)
     n, m = phi.shape[1:]
@@ -125,7 +125,7 @@ def project(group: Group, log_theta: np.ndarray) -> Projection:
     return Projection((missed**2).sum(1), np.concatenate([floor[:, None], c], axis=1), inverse)
 
 
-def region(best: Best, level: float) -> "Region":
+def region(best: SeparableFit, level: float) -> "Region":
     """All θ that the data allow at this level, with what the linear part may still do there."""
     slack_allowed = best.sigma2 * float(stats.f.ppf(level, 1, best.dof))
     low, high = np.log(best.bounds).T
@@ -141,9 +141,9 @@ def region(best: Best, level: float) -> "Region":
         log_theta = log_theta[inside]
         rss = _total_rss(best.groups, log_theta)
         allowed = rss - best.rss <= slack_allowed
-        kept = np.concatenate([np.zeros((1, k)), walk])[inside][allowed]
+        allowed_steps = np.concatenate([np.zeros((1, k)), walk])[inside][allowed]
         if zoom < _ZOOMS - 1:
-            reach_low, reach_high = _next_window(kept, reach_low, reach_high)
+            reach_low, reach_high = _next_window(allowed_steps, reach_low, reach_high)
     # A window wider than the box has few steps inside it: what lies beyond is looked at on the box's own edge.
     edge = np.unique(np.clip(walked[~inside], low, high), axis=0)
     log_theta = np.concatenate([log_theta[allowed], edge])
@@ -159,13 +159,13 @@ def region(best: Best, level: float) -> "Region":
 class Region:
     """What the data allow at one level."""
 
-    best: Best
+    best: SeparableFit
     theta: np.ndarray  # [G, k]
     slack: np.ndarray  # [G]: how far RSS may still rise
     solved: tuple[Projection, ...]
     touches_bounds: bool
 
-    def range_of(self, quantity: Quantity, group: int = 0) -> tuple[float, float]:
+    def range_of(self, quantity: ImpliedQuantity, group: int = 0) -> tuple[float, float]:
         """Lowest and highest value of a quantity over the region."""
         solved = self.solved[group]
         center = solved.linear
@@ -177,11 +177,11 @@ class Region:
                 moved = center + sign * moves
                 moved[:, 1:] = np.maximum(moved[:, 1:], 1e-9 * np.abs(center[:, 1:]) + 1e-300)
                 ends.append(quantity(self.theta, moved))
-        found = np.concatenate(ends)
-        found = found[~np.isnan(found)]
-        return (float(found.min()), float(found.max())) if found.size else (-np.inf, np.inf)
+        values = np.concatenate(ends)
+        values = values[~np.isnan(values)]
+        return (float(values.min()), float(values.max())) if values.size else (-np.inf, np.inf)
 
-    def _steepest(self, quantity: Quantity, at_center: np.ndarray, group: int) -> np.ndarray:
+    def _steepest(self, quantity: ImpliedQuantity, at_center: np.ndarray, group: int) -> np.ndarray:
         """The step to the edge of each θ's ellipsoid along which the quantity rises fastest."""
         solved = self.solved[group]
         center, inverse = solved.linear, solved.inverse
@@ -200,11 +200,11 @@ class Region:
         return along / length[:, None] * np.sqrt(self.slack)[:, None]
 
 
-def _total_rss(groups: Sequence[Group], log_theta: np.ndarray) -> np.ndarray:
+def _total_rss(groups: Sequence[Curve], log_theta: np.ndarray) -> np.ndarray:
     return np.sum([project(group, log_theta).rss for group in groups], axis=0)
 
 
-def _descend(groups: Sequence[Group], start: np.ndarray, low: np.ndarray, high: np.ndarray) -> optimize.OptimizeResult:
+def _descend(groups: Sequence[Curve], start: np.ndarray, low: np.ndarray, high: np.ndarray) -> optimize.OptimizeResult:
     def missed(log_theta: np.ndarray) -> np.ndarray:
         parts = []
         for group in groups:
@@ -225,15 +225,15 @@ def _axes(jacobian: np.ndarray, sigma2: float, width: float) -> np.ndarray:
     return directions * np.clip(lengths, 1e-9, width / 4)
 
 
-def _next_window(kept: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _next_window(allowed_steps: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The box of the allowed steps, with a margin: wider where it was cut off, narrower where it was not."""
     cell = (high - low) / (_WALK - 1)
-    margin = np.maximum(2 * cell, 0.1 * (kept.max(0) - kept.min(0)))
-    cut_low, cut_high = kept.min(0) <= low + cell, kept.max(0) >= high - cell
+    margin = np.maximum(2 * cell, 0.1 * (allowed_steps.max(0) - allowed_steps.min(0)))
+    cut_low, cut_high = allowed_steps.min(0) <= low + cell, allowed_steps.max(0) >= high - cell
     span = high - low
     return (
-        np.where(cut_low, low - span, kept.min(0) - margin),
-        np.where(cut_high, high + span, kept.max(0) + margin),
+        np.where(cut_low, low - span, allowed_steps.min(0) - margin),
+        np.where(cut_high, high + span, allowed_steps.max(0) + margin),
     )
 
 

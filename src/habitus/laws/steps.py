@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import columns, pairs_of, sign_of
+from habitus.laws.checks import as_columns, as_pairs, sign_of
 from habitus.store import Direction
 from habitus.typed import Typed
 
@@ -33,7 +33,7 @@ def steps_to_target(
     """
     steps, values = _split(trajectory)
     sign = sign_of(direction)
-    reached = np.flatnonzero(sign * smoothed(values, ewma) <= sign * target)
+    reached = np.flatnonzero(sign * smooth(values, ewma) <= sign * target)
     return float(steps[reached[0]]) if reached.size else None
 
 
@@ -52,7 +52,7 @@ def iso_target(
     sign = sign_of(direction)
     best, first = {}, {}
     for batch, trajectory in trajectories.items():
-        values = sign * smoothed(_split(trajectory)[1], ewma)
+        values = sign * smooth(_split(trajectory)[1], ewma)
         best[batch], first[batch] = float(values.min()), float(values[0])
     limiting = max(best, key=lambda batch: best[batch])
     strictest = best[limiting]
@@ -68,7 +68,7 @@ def iso_target(
     )
 
 
-def smoothed(values: np.ndarray, half_life: float) -> np.ndarray:
+def smooth(values: np.ndarray, half_life: float) -> np.ndarray:
     """Exponentially weighted means of all values so far, with weights that sum to one from the start."""
     if half_life <= 0:
         return values
@@ -81,8 +81,8 @@ def smoothed(values: np.ndarray, half_life: float) -> np.ndarray:
 
 
 def _split(trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
-    step, value = pairs_of(trajectory, "the points of a trajectory")
-    steps, values = columns(step=step, value=value)
+    step, value = as_pairs(trajectory, "the points of a trajectory")
+    steps, values = as_columns(step=step, value=value)
     if (np.diff(steps) <= 0).any():
         raise FitError("the steps of a trajectory do not increase", expected="evaluations in order, each once")
     return steps, values

@@ -26,14 +26,14 @@ _LEGEND = {
 }
 
 
-def summary(laws: Laws) -> str:
+def format_summary(laws: Laws) -> str:
     """How every law ended, and how much more there is to read."""
     rows = [[metric, *(_ended(laws, metric, *names) for _, *names in _FAMILIES)] for metric in laws.metrics]
-    told = [words for word, words in _LEGEND.items() if any(word in cell for row in rows for cell in row[1:])]
-    told.insert(0, "3/4: budgets with an optimum inside the sweep, of all; beside it the law through them")
+    legend = [text for word, text in _LEGEND.items() if any(word in cell for row in rows for cell in row[1:])]
+    legend.insert(0, "3/4: budgets with an optimum inside the sweep, of all; beside it the law through them")
     parts = [
         grid("Laws by metric", ["metric", *(name for name, *_ in _FAMILIES)], rows),
-        bullets("", told).strip(),
+        bullets("", legend).strip(),
         bullets("Notes", laws.notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -42,10 +42,10 @@ def summary(laws: Laws) -> str:
 def _ended(laws: Laws, metric: str, optimum: str, law: str) -> str:
     """'3/4 ok', '3/3 no trend', '0/3', 'open', or '-' where the axis was not measured."""
     optima = [e.law for e in laws.entries if (e.name, e.metric) == (optimum, metric) and e.budget is not None]
-    found = [e.law for e in laws.entries if (e.name, e.metric) == (law, metric)]
+    fitted = [e.law for e in laws.entries if (e.name, e.metric) == (law, metric)]
     held = f"{sum(one.ok for one in optima)}/{len(optima)}" if optima else ""
     # A law through too few optima says no more than the fraction does.
-    ends = [_word(one) for one in found if not (optima and one.status == "too_few")]
+    ends = [_word(one) for one in fitted if not (optima and one.status == "too_few")]
     return " ".join([held, *dict.fromkeys(ends)]).strip() or "-"
 
 

@@ -17,15 +17,14 @@ from habitus.errors import FitError
 from habitus.laws.checks import (
     Numbers,
     all_equal,
-    columns,
-    no_row_twice,
+    as_columns,
+    check_positive,
+    check_positive_number,
+    check_rows_differ,
     num_distinct,
-    one_positive,
-    positive,
-    residuals_of,
 )
-from habitus.laws.result import holding, make_intervals, refused
-from habitus.laws.separable import Best, Group, Terms, fit_separable, project, region
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
+from habitus.laws.separable import Curve, SeparableFit, Terms, fit_separable, project, region
 from habitus.store import LEVELS, Law
 
 FORM = "L = floor + size_coef/N^size_exponent + data_coef/D^data_exponent"
@@ -49,26 +48,26 @@ def surface(
     deviations, which loses 5% efficiency on normal noise; 1e-3 is the language-model habit. With
     `bootstrap` > 0 intervals are percentiles over that many resamplings of the points instead.
     """
-    N, D, L = columns(N=N, D=D, loss=loss)
-    positive(N=N, D=D, loss=L)
-    no_row_twice(N=N, D=D, loss=L)
+    N, D, L = as_columns(N=N, D=D, loss=loss)
+    check_positive(N=N, D=D, loss=L)
+    check_rows_differ(N=N, D=D, loss=L)
     if delta != "scale":
-        one_positive(delta=delta)
+        check_positive_number(delta=delta)
     if bootstrap and bootstrap < 2:
         raise FitError(f"bootstrap = {bootstrap}", expected="0 for profile likelihood, or 2 and more resamplings")
     if len(L) < 7 or num_distinct(N) < 3:
         why = f"{len(L)} points with {num_distinct(N)} sizes; five values need 7 points and 3 sizes"
-        return refused("surface", FORM, "too_few", len(L), why)
+        return law_without_values("surface", FORM, "too_few", len(L), why)
     if all_equal(L):
-        return refused("surface", FORM, "flat", len(L), "all losses are equal")
+        return law_without_values("surface", FORM, "flat", len(L), "all losses are equal")
     if abs(np.corrcoef(np.log(N), np.log(D))[0, 1]) > 0.9999:
         why = "log N and log D lie on one line (a single budget?): size and data cannot be told apart"
-        return refused("surface", FORM, "not_identified", len(L), why)
+        return law_without_values("surface", FORM, "not_identified", len(L), why)
     fitted = fit_surface(N, D, L, delta)
     gone = [f"{n} = {v:.3g}" for n, v in fitted.values.items() if "exponent" in n and not _in_bounds(v)]
     if gone:
         why = f"{', '.join(gone)} runs out of {EXPONENTS[0]}..{EXPONENTS[1]}: these runs do not show that term"
-        return refused("surface", FORM, "not_identified", len(L), why)
+        return law_without_values("surface", FORM, "not_identified", len(L), why)
     best = pseudo_fit(N, D, L, fitted)
     status, warnings = _verdict(best)
     if bootstrap:
@@ -81,7 +80,7 @@ def surface(
             warnings.append(
                 f"{', '.join(outside)} cannot be told from zero or from the other term: read no value alone"
             )
-        intervals = holding(intervals, fitted.values)
+        intervals = widen_to_values(intervals, fitted.values)
     return Law(
         law="surface",
         form=FORM,
@@ -119,22 +118,22 @@ def fit_surface(N: np.ndarray, D: np.ndarray, L: np.ndarray, delta: float | Lite
     low, high = (float(np.log(end)) for end in EXPONENTS)
     axis = np.linspace(low, high, _START_GRID)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
-    solved = project(Group(_surface_terms(u, v), L, 1 / L), grid)
+    solved = project(Curve(_surface_terms(u, v), L, 1 / L), grid)
     at = int(solved.rss.argmin())
     # What is not positive has no logarithm and starts near zero instead.
     start = np.concatenate([np.log(np.maximum(solved.linear[at], 1e-3 * float(L.min()))), grid[at]])
     p, _ = _refine(start, u, v, np.log(L), np.inf)
     r = np.log(L) - _log_model(p, u, v)
     # A floor at rounding keeps exact data from asking for a Huber loss of no width.
-    spread = max(1.4826 * float(np.median(np.abs(r - np.median(r)))), 1e-12)
-    scale = 1.345 * spread if delta == "scale" else float(delta)
+    deviation = max(1.4826 * float(np.median(np.abs(r - np.median(r)))), 1e-12)
+    scale = 1.345 * deviation if delta == "scale" else float(delta)
     p, objective = _refine(p, u, v, np.log(L), scale)
     e, a, b, alpha, beta = (float(x) for x in np.exp(p))
-    found = (e, a * float(np.exp(alpha * log_n)), alpha, b * float(np.exp(beta * log_d)), beta)
-    return SurfaceFit(dict(zip(VALUES, found, strict=True)), scale, objective, log_n, log_d)
+    values = (e, a * float(np.exp(alpha * log_n)), alpha, b * float(np.exp(beta * log_d)), beta)
+    return SurfaceFit(dict(zip(VALUES, values, strict=True)), scale, objective, log_n, log_d)
 
 
-def pseudo_fit(N: np.ndarray, D: np.ndarray, L: np.ndarray, fitted: SurfaceFit) -> Best:
+def pseudo_fit(N: np.ndarray, D: np.ndarray, L: np.ndarray, fitted: SurfaceFit) -> SeparableFit:
     """The least-squares fit of the pseudo-observations, which carries the Huber fit's uncertainty."""
     model = evaluate(fitted.values, N, D)
     r = np.log(L) - np.log(model)
@@ -144,7 +143,7 @@ def pseudo_fit(N: np.ndarray, D: np.ndarray, L: np.ndarray, fitted: SurfaceFit) 
     small_sample = 1 + 5 / len(L) * (1 - unclipped) / unclipped
     terms = _surface_terms(np.log(N) - fitted.log_n, np.log(D) - fitted.log_d)
     return fit_separable(
-        [Group(terms, model * (1 + small_sample * psi / unclipped), 1 / model)], (EXPONENTS, EXPONENTS)
+        [Curve(terms, model * (1 + small_sample * psi / unclipped), 1 / model)], (EXPONENTS, EXPONENTS)
     )
 
 
@@ -198,11 +197,13 @@ def _refine(
         )
 
     robust = {"loss": "huber", "f_scale": delta} if np.isfinite(delta) else {}
-    found = optimize.least_squares(missed, p, jac=slopes, x_scale="jac", xtol=1e-12, ftol=1e-12, gtol=1e-12, **robust)
-    return found.x, float(found.cost)
+    solution = optimize.least_squares(
+        missed, p, jac=slopes, x_scale="jac", xtol=1e-12, ftol=1e-12, gtol=1e-12, **robust
+    )
+    return solution.x, float(solution.cost)
 
 
-def _ranges(fitted: SurfaceFit, best: Best, level: float) -> dict[str, tuple[float, float]]:
+def _ranges(fitted: SurfaceFit, best: SeparableFit, level: float) -> dict[str, tuple[float, float]]:
     """The profile interval of every value."""
     allowed = region(best, level)
     log_n, log_d = fitted.log_n, fitted.log_d
@@ -215,7 +216,7 @@ def _ranges(fitted: SurfaceFit, best: Best, level: float) -> dict[str, tuple[flo
     }
 
 
-def _verdict(best: Best) -> tuple[Any, list[str]]:
+def _verdict(best: SeparableFit) -> tuple[Any, list[str]]:
     if best.linear[0][1] <= 0 or best.linear[0][2] <= 0:
         side = "size" if best.linear[0][1] <= 0 else "data"
         return "not_identified", [f"the {side} term vanishes: the loss does not depend on it in these runs"]

@@ -4,14 +4,14 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from habitus.laws.checks import counted
+from habitus.laws.checks import pluralize
 from habitus.laws.power_law import NO_TREND, trend
 from habitus.store import Law, Laws
 
 WIDTH = 80
 
 
-def tables(laws: Laws) -> str:
+def format_tables(laws: Laws) -> str:
     """Everything a reader of the paper looks for, as text."""
     parts = [
         _by_budget(laws, "share_optimum", "Embedder share s* (%)", scale=100),
@@ -45,35 +45,35 @@ def grid(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> st
     return "\n".join([title, lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """Four significant digits, and a word for an open end."""
     if not math.isfinite(value):
         return "open"
     return f"{value:.4g}"
 
 
-def ends(law: Law, name: str, scale: float = 1.0) -> str:
+def _interval(law: Law, name: str, scale: float = 1.0) -> str:
     """'[1.6, 2.9]', the 95% interval of a value; '-' where there is none."""
     if name not in law.intervals.get("0.95", {}):
         return "-"
     low, high = law.interval(name)
     beyond = scale == 100 and 1 < high < math.inf  # a share ends at 100%, an interval may not
-    return f"[{number(low * scale)}, {'>100' if beyond else number(high * scale)}]"
+    return f"[{_number(low * scale)}, {'>100' if beyond else _number(high * scale)}]"
 
 
-def value(law: Law, name: str, scale: float = 1.0) -> str:
-    return number(law[name] * scale) if name in law.values else "-"
+def _value(law: Law, name: str, scale: float = 1.0) -> str:
+    return _number(law[name] * scale) if name in law.values else "-"
 
 
 def bullets(title: str, lines: Iterable[str]) -> str:
     """A title and sentences, folded to the width of a terminal; empty without sentences."""
-    told = [textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines]
-    return "\n".join([title, *told]) if told else ""
+    bulleted = [textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in lines]
+    return "\n".join([title, *bulleted]) if bulleted else ""
 
 
 def _by_budget(laws: Laws, name: str, title: str, scale: float = 1.0) -> str:
     rows = [
-        [e.metric, f"{e.budget:.3g}", value(e.law, "x_opt", scale), ends(e.law, "x_opt", scale), e.law.status]
+        [e.metric, f"{e.budget:.3g}", _value(e.law, "x_opt", scale), _interval(e.law, "x_opt", scale), e.law.status]
         for e in laws.entries
         if e.name == name and e.budget is not None
     ]
@@ -90,7 +90,7 @@ def _laws(laws: Laws, names: Sequence[str], title: str) -> str:
             lines += [f"    {NO_TREND}"] if trend(law) == "none" else []
             for name in law.values:
                 if name != "exponent_se":
-                    lines.append(f"    {name:<14}  {value(law, name):<10}  {ends(law, name)}".rstrip())
+                    lines.append(f"    {name:<14}  {_value(law, name):<10}  {_interval(law, name)}".rstrip())
     return "\n".join([f"{title}: values and 95% intervals", *lines]) if lines else ""
 
 
@@ -99,8 +99,8 @@ def _critical_batch(laws: Laws) -> str:
     for entry in (e for e in laws.entries if e.name == "critical_batch"):
         law = entry.law
         r2 = f"{law['r2']:.2f}" if "r2" in law.values else "-"
-        target = number(law.details.get("target", math.nan))
-        rows.append([entry.metric, target, value(law, "b_crit"), ends(law, "b_crit"), r2, law.status])
+        target = _number(law.details.get("target", math.nan))
+        rows.append([entry.metric, target, _value(law, "b_crit"), _interval(law, "b_crit"), r2, law.status])
         by_batch = zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
         steps.append(f"{entry.metric}: steps by batch " + " ".join(f"{b:g}:{s:g}" for b, s in by_batch))
     header = ["metric", "target", "B_crit", "95%", "R2", "status"]
@@ -117,8 +117,8 @@ def _rollouts(laws: Laws) -> str:
                     item.metric,
                     f"{f.fitted_budgets[-1]:.3g}",
                     f"{f.budget:.3g}",
-                    number(f.predicted),
-                    number(f.observed),
+                    _number(f.predicted),
+                    _number(f.observed),
                     f"{f.ratio:.2f}x" if item.name == "size_law" else f"{f.miss:+.1%}",
                 ]
             )
@@ -157,7 +157,7 @@ def _exclusions(laws: Laws) -> str:
     counts: dict[tuple[str, str], int] = {}
     for e in laws.exclusions:
         counts[(e.axis, e.reason)] = counts.get((e.axis, e.reason), 0) + 1
-    return bullets("Left out", (f"{axis}, {counted(n, 'run')}: {why}" for (axis, why), n in sorted(counts.items())))
+    return bullets("Left out", (f"{axis}, {pluralize(n, 'run')}: {why}" for (axis, why), n in sorted(counts.items())))
 
 
 def _warnings(laws: Laws) -> str:

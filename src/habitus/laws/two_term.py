@@ -12,9 +12,9 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws.checks import Numbers, all_equal, columns, no_row_twice, num_distinct, residuals_of, sign_of
-from habitus.laws.result import holding, make_intervals, refused
-from habitus.laws.separable import Best, Group, Region, Terms, fit_separable, project, region
+from habitus.laws.checks import Numbers, all_equal, as_columns, check_rows_differ, num_distinct, sign_of
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
+from habitus.laws.separable import Curve, Region, SeparableFit, Terms, fit_separable, project, region
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = a*x^alpha + b*x^-beta + E;  x* = (b*beta/(a*alpha))^(1/(alpha+beta))"
@@ -35,7 +35,7 @@ def two_term(
     `bounds` limits both exponents. `interior` is the range in which an optimum counts (default: the swept
     one). A point at x = 0 (no extra negatives) has no logarithm: it is kept apart and compared.
     """
-    x, y = columns(x=x, y=y)
+    x, y = as_columns(x=x, y=y)
     _check_exponents(bounds)
     return _fit(x, y, direction, (bounds, bounds), interior)
 
@@ -54,7 +54,7 @@ def two_term_by_budget(
     A shared α is chosen by the total residual over budgets; each valley is then fitted at that α, with an
     interval that lets α move through its own joint 95% interval.
     """
-    budget, x, y = columns(budget=budget, x=x, y=y)
+    budget, x, y = as_columns(budget=budget, x=x, y=y)
     _check_exponents(bounds)
     split = {float(c): (x[budget == c], y[budget == c]) for c in np.unique(budget)}
     if share == "none":
@@ -111,22 +111,24 @@ def _fit(
     sign = sign_of(direction)
     if (x < 0).any():
         raise FitError(f"x must not be negative, but holds {x.min():g}", expected="shares or counts ≥ 0")
-    no_row_twice(x=x, y=y)
+    check_rows_differ(x=x, y=y)
     swept = x > 0
-    aside = {"y_at_zero": float(np.mean(y[~swept]))} if (~swept).any() else {}
+    at_zero = {"y_at_zero": float(np.mean(y[~swept]))} if (~swept).any() else {}
     x, y = x[swept], y[swept]
     if num_distinct(x) < _VALUES + 1:
         why = f"{num_distinct(x)} distinct positive x; five values and one point to judge them by need 6"
-        return refused("two_term", FORM, "too_few", len(x), why, direction=direction, **aside)
+        return law_without_values("two_term", FORM, "too_few", len(x), why, direction=direction, **at_zero)
     if all_equal(y):
-        return refused("two_term", FORM, "flat", len(x), "all values are equal", direction=direction, **aside)
+        return law_without_values(
+            "two_term", FORM, "flat", len(x), "all values are equal", direction=direction, **at_zero
+        )
     middle = float(np.log(x).mean())
-    group = Group(valley_terms(np.log(x) - middle), sign * y, np.ones(len(y)))
+    group = Curve(valley_terms(np.log(x) - middle), sign * y, np.ones(len(y)))
     at = ((fixed_alpha, fixed_alpha * (1 + 1e-9)), bounds[1]) if fixed_alpha else bounds
     best = fit_separable([group], at)
     wide = fit_separable([group], bounds) if fixed_alpha else best
-    found = _Valley(x, y, sign, middle, best, wide, interior or (float(x.min()), float(x.max())))
-    return found.law(direction, aside)
+    valley = _Valley(x, y, sign, middle, best, wide, interior or (float(x.min()), float(x.max())))
+    return valley.law(direction, at_zero)
 
 
 class _Valley:
@@ -138,16 +140,16 @@ class _Valley:
         y: np.ndarray,
         sign: float,
         middle: float,
-        best: Best,
-        wide: Best,
+        best: SeparableFit,
+        wide: SeparableFit,
         interior: tuple[float, float],
     ) -> None:
         self.x, self.y, self.sign, self.middle, self.interior = x, y, sign, middle, interior
         self.best, self.wide = best, wide
         self.theta, self.linear = best.theta[None], best.linear[0][None]
 
-    def law(self, direction: Direction, aside: dict[str, Any]) -> Law:
-        details: dict[str, Any] = {"direction": direction, "interior": list(self.interior), **aside}
+    def law(self, direction: Direction, at_zero: dict[str, Any]) -> Law:
+        details: dict[str, Any] = {"direction": direction, "interior": list(self.interior), **at_zero}
         details["best_on_grid"] = float(self.x[np.argmin(self.sign * self.y)])
         a, b = self.best.linear[0][1:]
         fitted = self._curve(self.x)
@@ -158,7 +160,7 @@ class _Valley:
         slope = self._slope() if flat_p > 0.05 else None
         if flat_p > 0.05 and slope is None:
             why = f"the curve is no better than a constant (p = {flat_p:.2f}): no optimum above the noise"
-            law = refused("two_term", FORM, "flat", len(self.x), why, **details)
+            law = law_without_values("two_term", FORM, "flat", len(self.x), why, **details)
             return law.model_copy(update={"points": points, "residuals": residuals})
         values = self._exponents()
         if slope or a <= 0 or b <= 0 or not self._within_reach():
@@ -173,10 +175,12 @@ class _Valley:
                 warnings=(why,), points=points, details=details,
             )  # fmt: skip
         values = {**self._optimum(), **values}
-        intervals = holding({level: self._ranges(region(self.wide, level)) for level in LEVELS}, values)
+        intervals = widen_to_values({level: self._ranges(region(self.wide, level)) for level in LEVELS}, values)
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
-        if "y_at_zero" in aside and self.sign * aside["y_at_zero"] < self.sign * values["y_opt"]:
-            warnings.append(f"x = 0 reaches {aside['y_at_zero']:.4g}, better than the optimum's {values['y_opt']:.4g}")
+        if "y_at_zero" in at_zero and self.sign * at_zero["y_at_zero"] < self.sign * values["y_opt"]:
+            warnings.append(
+                f"x = 0 reaches {at_zero['y_at_zero']:.4g}, better than the optimum's {values['y_opt']:.4g}"
+            )
         return Law(
             law="two_term", form=FORM, status=status, values=values, intervals=make_intervals(intervals),
             residuals=residuals, warnings=tuple(warnings), points=points, details=details,
@@ -230,8 +234,8 @@ class _Valley:
         spent = _VALUES - 1
         around_mean = float(((self.y - self.y.mean()) ** 2).sum())
         gain = (around_mean - self.best.rss) / spent
-        noise = self.best.rss / max(self.best.dof, 1)
-        return float(stats.f.sf(gain / max(noise, 1e-300), spent, max(self.best.dof, 1)))
+        variance = self.best.rss / max(self.best.dof, 1)
+        return float(stats.f.sf(gain / max(variance, 1e-300), spent, max(self.best.dof, 1)))
 
     def _slope(self) -> float | None:
         """Of sign·y on log x, where it stands above the noise: with few points a line shows what five values cannot."""
@@ -274,7 +278,7 @@ def _shared_alpha(
         keep = xs > 0
         if num_distinct(xs[keep]) >= _VALUES:
             u = np.log(xs[keep])
-            groups.append(Group(valley_terms(u - u.mean()), sign * ys[keep], np.ones(keep.sum())))
+            groups.append(Curve(valley_terms(u - u.mean()), sign * ys[keep], np.ones(keep.sum())))
     if not groups:
         raise FitError("no budget has five distinct positive x", expected="five or more swept values in one budget")
     dof = max(sum(len(g.y) for g in groups) - 1 - 4 * len(groups), 1)
@@ -290,7 +294,7 @@ def _shared_alpha(
     return float(alphas[total.argmin()]), float(alphas[first]), float(alphas[last])
 
 
-def _best_rss(group: Group, alpha: float, bounds: tuple[float, float]) -> float:
+def _best_rss(group: Curve, alpha: float, bounds: tuple[float, float]) -> float:
     betas = np.log(np.geomspace(*bounds, 60))
     theta = np.stack([np.full(60, np.log(alpha)), betas], axis=1)
     return float(project(group, theta).rss.min())

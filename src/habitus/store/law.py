@@ -100,7 +100,7 @@ class Law(Typed):
         at_level = self.intervals.get(level_key(level), {})
         return at_level[name].ends() if name in at_level else (-math.inf, math.inf)
 
-    def warned(self, *warnings: str) -> "Law":
+    def with_warnings(self, *warnings: str) -> "Law":
         """The same law with more warnings, none of them twice."""
         fresh = [w for w in dict.fromkeys(warnings) if w not in self.warnings]
         return self.model_copy(update={"warnings": (*self.warnings, *fresh)}) if fresh else self
