@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -61,9 +61,6 @@ def sweep(
     from habitus.data import Dataset
     from habitus.sweeps import sweep as run_sweep
 
-    kinds: dict[str, Literal["local", "ray"]] = {"local": "local", "ray": "ray"}
-    if backend not in kinds:
-        raise ConfigError(f"--backend {backend}", expected="local or ray")
     with _progress_bar(axis, quiet=json_output or dry_run) as (progress, note):
         result = run_sweep(
             axis,
@@ -74,7 +71,7 @@ def sweep(
             learning_rates=learning_rates,
             seeds=seeds,
             workers=workers,
-            backend=kinds[backend],
+            backend=backend,
             device=device,
             max_hours=max_hours,
             allow_repeats=allow_repeats,

@@ -21,7 +21,7 @@ _LEAST_SHAPES = 4  # of the allocation axis at a budget: three for a parabola, o
 _FACTORS = tuple(10 ** (step / 8) for step in range(-48, 49))  # of the preset's budgets
 _ROUNDS = 5  # of scaling towards the envelope
 _FILLED = 0.8  # of an envelope, from which it counts as used
-_REPEATS_WORTH_COPYING = 0.05  # of the next items, from which models copy on a log of one's own unless told otherwise
+_REPEATS_WORTH_COPYING = 0.05  # of the next items, from which models copy on a log of one's own by default
 _REPEAT_WINDOWS = 64  # looked at
 # Shapes beyond the preset's own, so that scaled budgets find neighbours too.
 _LADDER = (

@@ -158,7 +158,7 @@ def _sweep_axes(
             budgets=cost.budgets,
             preset=state.preset,
             workers=options.workers,
-            backend=options.backend,  # type: ignore[arg-type]
+            backend=options.backend,
             device=options.device,
             max_hours=hours_left(),
             allow_repeats=options.allow_repeats,

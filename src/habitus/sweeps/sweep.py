@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
@@ -36,7 +35,7 @@ def sweep(
     learning_rates: LearningRates = None,
     seeds: int | None = None,
     workers: int | None = None,
-    backend: Literal["local", "ray"] = "local",
+    backend: str = "local",  # or ray
     device: str = "auto",
     max_hours: float | None = None,
     allow_repeats: bool = False,
