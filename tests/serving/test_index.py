@@ -9,12 +9,13 @@ import torch
 
 from habitus.errors import ModelError
 from habitus.serving import RecommendRequest, Retriever
-from habitus.serving.scan import HIDDEN, NARROW, exact_search
+from habitus.serving.scan import HIDDEN, exact_search
+from habitus.softmax.cpu_scan import FEW_QUERIES
 
 Log = dict[int, list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("count", [1, 3, NARROW, NARROW + 1, 40, 300])
+@pytest.mark.parametrize("count", [1, 3, FEW_QUERIES, FEW_QUERIES + 1, 40, 300])
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_exact_search_is_a_stable_sort(count: int, stored: torch.dtype) -> None:
     random = torch.Generator().manual_seed(count)
