@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from habitus.errors import ModelError
-from habitus.softmax import Cause, Latch, SoftmaxBackend, candidate_softmax, choose_backend
+from habitus.softmax import Latch, SoftmaxBackend, candidate_softmax, choose_backend
 from habitus.softmax import backend as backends
+from habitus.softmax.latch import Cause
 
 
 def draw():

@@ -4,17 +4,16 @@ from habitus.softmax import topk
 from habitus.softmax.backend import SoftmaxBackend, choose_backend
 from habitus.softmax.extras import extras_softmax
 from habitus.softmax.inputs import has_nonfinite
-from habitus.softmax.latch import Cause, Latch, explain_cause
+from habitus.softmax.latch import Latch, explain_cause
 from habitus.softmax.loss import SoftmaxResult, candidate_softmax
 from habitus.softmax.negatives import (
     NUM_KEYS,
-    CandidatePool,
     candidate_pool,
     negative_keys,
     sample_negatives,
     targets_among,
 )
-from habitus.softmax.ranking import CatalogueScores, TopK, catalogue_scores, ranks, top_k
+from habitus.softmax.ranking import catalogue_scores, ranks, top_k
 from habitus.softmax.scan import MEMORY_BYTES, CandidateScan
 from habitus.softmax.table import CandidateTable
 from habitus.softmax.tiles import Sums, merge_sums
@@ -22,16 +21,12 @@ from habitus.softmax.tiles import Sums, merge_sums
 __all__ = [
     "MEMORY_BYTES",
     "NUM_KEYS",
-    "CandidatePool",
     "CandidateScan",
     "CandidateTable",
-    "CatalogueScores",
-    "Cause",
     "Latch",
     "SoftmaxBackend",
     "SoftmaxResult",
     "Sums",
-    "TopK",
     "candidate_pool",
     "candidate_softmax",
     "catalogue_scores",
