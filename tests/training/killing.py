@@ -22,18 +22,18 @@ from habitus.training import TrainOptions, train
 def main(job: Path) -> None:
     """The job: recipe, dataset, straight, killed (folders), kills, seed. Prints how each attempt ended."""
     torch.set_num_threads(1)
-    given = json.loads(job.read_text())
-    dataset = Dataset.open(given["dataset"], verify=False)
-    recipe = Recipe.parse(given["recipe"], "the test's recipe")
+    values = json.loads(job.read_text())
+    dataset = Dataset.open(values["dataset"], verify=False)
+    recipe = Recipe.parse(values["recipe"], "the test's recipe")
     began = time.perf_counter()
-    assert attempt(recipe, dataset, Path(given["straight"]), resume=False) == "done"
-    whole = time.perf_counter() - began
-    chance, ends = random.Random(given["seed"]), []
-    out = Path(given["killed"])
-    for number in range(given["kills"]):
+    assert attempt(recipe, dataset, Path(values["straight"]), resume=False) == "done"
+    seconds = time.perf_counter() - began
+    chance, ends = random.Random(values["seed"]), []
+    out = Path(values["killed"])
+    for number in range(values["kills"]):
         kind = signal.SIGKILL if chance.random() < 0.6 else signal.SIGTERM
         # Early enough that something is left to do after all of them, whatever was saved in between.
-        after = chance.uniform(0.03, 0.17) * whole
+        after = chance.uniform(0.03, 0.17) * seconds
         ends.append(attempt(recipe, dataset, out, resume=number > 0, kill=kind, after=after))
         if ends[-1] == "done":
             break

@@ -66,7 +66,7 @@ def test_adamw_is_pytorchs(init: str) -> None:
 
 
 def muon_twin(start: np.ndarray, gradients: list[np.ndarray], rates: list[float], decay: float) -> np.ndarray:
-    """One matrix, in float64, step by step as the words say it."""
+    """One matrix, in float64, step by step as the formula says."""
     weight, momentum = start.astype(np.float64), np.zeros(start.shape)
     for gradient, rate in zip(gradients, rates, strict=True):
         momentum = 0.95 * momentum + 0.05 * gradient
@@ -86,14 +86,14 @@ def test_muon_is_its_float64_twin_and_adamw_does_the_rest() -> None:
     muon = build_optimizer(model, recipe_of("muon"))
     adam = build_optimizer(plain, recipe_of("adamw"))
     before = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
-    seen: dict[str, list[np.ndarray]] = {name: [] for name in before}
+    gradients: dict[str, list[np.ndarray]] = {name: [] for name in before}
     rates = [0.02 / (1 + step) for step in range(5)]
     for step, rate in enumerate(rates):
         fill_gradients(list(model.parameters()), step)
         fill_gradients(list(plain.parameters()), step)
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
-            seen[name].append(parameter.grad.numpy().copy())
+            gradients[name].append(parameter.grad.numpy().copy())
         muon.step(rate)
         adam.step(rate)
     hidden = {info.name: info for info in model.parameter_groups() if info.muon}
@@ -108,7 +108,7 @@ def test_muon_is_its_float64_twin_and_adamw_does_the_rest() -> None:
         expected = np.concatenate(
             [
                 muon_twin(
-                    np.split(before[name], parts)[part], [np.split(g, parts)[part] for g in seen[name]], rates, 0.1
+                    np.split(before[name], parts)[part], [np.split(g, parts)[part] for g in gradients[name]], rates, 0.1
                 )
                 for part in range(parts)
             ]
@@ -116,14 +116,14 @@ def test_muon_is_its_float64_twin_and_adamw_does_the_rest() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_orthogonalised_keeps_the_singular_vectors_and_levels_the_values() -> None:
+def test_orthogonalize_keeps_the_singular_vectors_and_levels_the_values() -> None:
     generator = torch.Generator().manual_seed(1)
-    given = torch.randn(3, 12, 40, generator=generator) * torch.tensor([1.0, 1e-6, 1e3])[:, None, None]
-    made = orthogonalize(given)
-    values = torch.linalg.svdvals(made)
+    matrices = torch.randn(3, 12, 40, generator=generator) * torch.tensor([1.0, 1e-6, 1e3])[:, None, None]
+    result = orthogonalize(matrices)
+    values = torch.linalg.svdvals(result)
     assert values.min() > 0.6 and values.max() < 1.3
-    left, _, right = torch.linalg.svd(given.double(), full_matrices=False)
-    rotated = left.mT @ made.double() @ right.mT
+    left, _, right = torch.linalg.svd(matrices.double(), full_matrices=False)
+    rotated = left.mT @ result.double() @ right.mT
     off = rotated - torch.diag_embed(rotated.diagonal(dim1=-2, dim2=-1))
     assert off.abs().max() < 1e-4
     assert not orthogonalize(torch.zeros(1, 3, 5)).any()
@@ -227,9 +227,9 @@ def sharded_step(rank: int, folder: str, name: str) -> None:
             shard.parameter.grad = distribute_tensor(info.parameter.grad, mesh, [Shard(0)])
         norms.append(clip_gradients([shard.parameter for shard in shards], 0.5))
         optimizer.step(0.1)
-    whole: dict[str, Any] = {shard.name: shard.parameter.full_tensor().detach() for shard in shards}  # type: ignore[attr-defined]
+    full: dict[str, Any] = {shard.name: shard.parameter.full_tensor().detach() for shard in shards}  # type: ignore[attr-defined]
     if rank == 0:
-        torch.save({**whole, "norms": torch.stack(norms)}, f"{folder}/{name}.pt")
+        torch.save({**full, "norms": torch.stack(norms)}, f"{folder}/{name}.pt")
     dist.barrier()  # nobody may leave while another still reads
     dist.destroy_process_group()
 
@@ -261,7 +261,7 @@ def test_two_ranks_with_shards_step_as_one_does(name: str, tmp_path: Path) -> No
     for rank in ranks:
         rank.join(120)
         assert rank.exitcode == 0
-    found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+    weights = torch.load(tmp_path / f"{name}.pt", weights_only=True)
     infos = plain_infos()
     optimizer = Optimizer(infos, recipe_of(name))
     norms = []
@@ -269,9 +269,9 @@ def test_two_ranks_with_shards_step_as_one_does(name: str, tmp_path: Path) -> No
         fill_gradients([info.parameter for info in infos], step)
         norms.append(clip_gradients([info.parameter for info in infos], 0.5))
         optimizer.step(0.1)
-    torch.testing.assert_close(found.pop("norms"), torch.stack(norms))
+    torch.testing.assert_close(weights.pop("norms"), torch.stack(norms))
     for info in infos:
-        torch.testing.assert_close(found[info.name], info.parameter.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weights[info.name], info.parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.gpu

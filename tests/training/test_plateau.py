@@ -51,8 +51,8 @@ def loss_of(dataset: Dataset, width: int, depth: int, out: Path) -> tuple[int, f
 
 @pytest.mark.slow
 def test_losses_along_a_line_are_smooth_in_size_with_a_minimum_inside(dataset: Dataset, tmp_path: Path) -> None:
-    asked = EvaluateOptions(regimes=("batch",), queries=QUERIES, batch_sequences=EVALUATION_BATCH)
-    popularity = evaluate(dataset, Popularity(dataset), asked).metrics["batch/loss"].value
+    options = EvaluateOptions(regimes=("batch",), queries=QUERIES, batch_sequences=EVALUATION_BATCH)
+    popularity = evaluate(dataset, Popularity(dataset), options).metrics["batch/loss"].value
     line = [loss_of(dataset, *shape, tmp_path / f"{shape[0]}-{shape[1]}") for shape in SHAPES]
     print(f"popularity {popularity:.4f}, line", [(size, round(loss, 4)) for size, loss in line])
     sizes, losses = np.array(line).T

@@ -44,10 +44,10 @@ def test_no_warm_up_starts_at_the_peak_and_a_small_one_takes_one_step() -> None:
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 @pytest.mark.parametrize("warmup", [0.0, 0.05, 1.0])
 def test_a_counter_on_the_device_gives_the_same_rates(schedule: str, warmup: float) -> None:
-    given = recipe(schedule=schedule, warmup=warmup)
+    changed = recipe(schedule=schedule, warmup=warmup)
     counter = torch.zeros((), dtype=torch.int64)
     for step in range(25):
-        rate = learning_rate_at(counter, given)
+        rate = learning_rate_at(counter, changed)
         assert rate.dtype == torch.float32 and rate.shape == ()
-        assert rate.item() == pytest.approx(learning_rate_at(step, given), rel=1e-6, abs=1e-12)
+        assert rate.item() == pytest.approx(learning_rate_at(step, changed), rel=1e-6, abs=1e-12)
         counter += 1

@@ -61,35 +61,35 @@ def test_recipes_for_another_dataset_are_refused(
 def test_more_negatives_than_items_are_refused(
     dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path
 ) -> None:
-    known = Record.read(parent / "record.json").recipe_hash
+    parent_hash = Record.read(parent / "record.json").recipe_hash
     with pytest.raises(ConfigError, match=r"301, and the catalogue has 300 items"):
-        train(recipe_of(stage=2, parent=known, num_negatives=301), dataset, tmp_path / "run", parent=parent)
+        train(recipe_of(stage=2, parent=parent_hash, num_negatives=301), dataset, tmp_path / "run", parent=parent)
 
 
-@pytest.mark.parametrize("share, words", [(1e-9, "no validation windows"), (1 - 1e-9, "no training windows")])
-def test_an_empty_split_is_refused(recipe_of: Callable[..., Any], tmp_path: Path, share: float, words: str) -> None:
+@pytest.mark.parametrize("share, message", [(1e-9, "no validation windows"), (1 - 1e-9, "no training windows")])
+def test_an_empty_split_is_refused(recipe_of: Callable[..., Any], tmp_path: Path, share: float, message: str) -> None:
     world = World(WorldConfig(num_users=20, num_items=50, events_per_user=12))
     options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=300, validation_share=share, threads=1)
     schema = WORLD_SCHEMA.model_copy(update={"world": world.config})
     prepare_world(world, schema, tmp_path / "dataset", options, lambda *_: None)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         train(recipe_of(), Dataset.open(tmp_path / "dataset"), tmp_path / "run", options=ONE)
 
 
 def test_parents_that_do_not_fit_are_refused(
     dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path
 ) -> None:
-    known = Record.read(parent / "record.json").recipe_hash
+    parent_hash = Record.read(parent / "record.json").recipe_hash
     cases: list[tuple[Any, Path | None, type[HabitusError], str]] = [
-        (recipe_of(stage=2, parent=known), None, ConfigError, "--from"),
-        (recipe_of(stage=2, parent=known), tmp_path, RunError, "holds no record.json"),
+        (recipe_of(stage=2, parent=parent_hash), None, ConfigError, "--from"),
+        (recipe_of(stage=2, parent=parent_hash), tmp_path, RunError, "holds no record.json"),
         (recipe_of(stage=2, parent="0" * 64), parent, ConfigError, "continues 000000000000"),
-        (recipe_of(stage=2, parent=known, model={"width": 64}), parent, ConfigError, "width 32 there, 64 here"),
-        (recipe_of(stage=2, parent=known, precision="bf16"), parent, ConfigError, "precision bf16"),
+        (recipe_of(stage=2, parent=parent_hash, model={"width": 64}), parent, ConfigError, "width 32 there, 64 here"),
+        (recipe_of(stage=2, parent=parent_hash, precision="bf16"), parent, ConfigError, "precision bf16"),
         (recipe_of(), parent, ConfigError, "stage-1 recipe was given a parent"),
     ]
-    for recipe, folder, kind, words in cases:
-        with pytest.raises(kind, match=words):
+    for recipe, folder, kind, message in cases:
+        with pytest.raises(kind, match=message):
             train(recipe, dataset, tmp_path / "run", parent=folder, options=ONE)
     assert not (tmp_path / "run").exists()
 
@@ -177,11 +177,11 @@ def test_a_disk_that_fills_up_while_saving_loses_nothing(
             resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, before[1]))
 
     try:
-        with pytest.raises(RunError, match=r"step-00000008 could not be written") as found:
+        with pytest.raises(RunError, match=r"step-00000008 could not be written") as error:
             train(recipe_of(steps=12), dataset, out, options=SAVING, on_save=fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "--resume" in found.value.next_step
+    assert "--resume" in error.value.next_step
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000004"]
     train(recipe_of(steps=12), dataset, out, options=RESUMING)
     train(recipe_of(steps=12), dataset, tmp_path / "straight", options=ONE)

@@ -68,8 +68,8 @@ def test_a_dry_run_prints_sizes_and_writes_nothing(
     dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path
 ) -> None:
     text = printed(*recipes, "--data", dataset.path, "--dry-run", "train.steps=100")
-    for words in ("stage 1", "stage 2", "params", "flops", "bytes", "epochs", "100"):
-        assert words in text
+    for label in ("stage 1", "stage 2", "params", "flops", "bytes", "epochs", "100"):
+        assert label in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stage1.toml", "stage2.toml"]
 
 
@@ -87,8 +87,8 @@ def test_what_cannot_be_meant_is_refused(dataset: Dataset, recipes: tuple[Path, 
         ((one, *data, *out, "train.stepz=5"), "did you mean 'steps'"),
         ((two, *data, *out, "--from", tmp_path), "holds no record.json"),
     ]
-    for arguments, words in cases:
-        with pytest.raises(ConfigError, match=words):
+    for arguments, message in cases:
+        with pytest.raises(ConfigError, match=message):
             printed(*arguments)
 
 

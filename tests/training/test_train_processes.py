@@ -1,4 +1,4 @@
-"""Several processes train as one does: same losses, both stages, repeated or spread weights, any world size."""
+"""Several processes train as one does: same losses, both stages, replicated or sharded weights, any world size."""
 
 import json
 import os
@@ -45,25 +45,25 @@ def jobs_of(
     recipe_of: Callable[..., Any], dataset: Dataset, parent: Path, folder: Path, only: tuple[str, ...] = ()
 ) -> dict[str, dict[str, Any]]:
     """What every world size trains: 20 steps of 17 windows, a number that neither 2 nor 3 divides."""
-    known = Record.read(parent / "record.json").recipe_hash
+    parent_hash = Record.read(parent / "record.json").recipe_hash
     one = recipe_of(steps=20, batch_sequences=17).to_values()
-    two = recipe_of(steps=20, batch_sequences=17, stage=2, parent=known, num_negatives=64).to_values()
+    two = recipe_of(steps=20, batch_sequences=17, stage=2, parent=parent_hash, num_negatives=64).to_values()
     apart = recipe_of(
-        steps=20, batch_sequences=17, stage=2, parent=known, num_negatives=64, extra_pool="extras", log_q=True
+        steps=20, batch_sequences=17, stage=2, parent=parent_hash, num_negatives=64, extra_pool="extras", log_q=True
     ).to_values()
     muon = recipe_of(steps=20, batch_sequences=17, optimizer="muon").to_values()
-    heard = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
+    copying = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
     common = {"dataset": str(dataset.path)}
     jobs = {
         "joint": {"recipe": one},
         "frozen": {"recipe": two, "parent": str(parent)},
         "extras": {"recipe": apart, "parent": str(parent)},
-        "copying": {"recipe": heard},
-        "copying-parts": {"recipe": heard, "options": {"accumulate": 3, "shard": True}},
+        "copying": {"recipe": copying},
+        "copying-parts": {"recipe": copying, "options": {"accumulate": 3, "shard": True}},
         "parts": {"recipe": one, "options": {"accumulate": 3}},
-        "spread": {"recipe": one, "options": {"shard": True}},
-        "spread-muon": {"recipe": muon, "options": {"shard": True}},
-        "spread-frozen": {"recipe": two, "parent": str(parent), "options": {"shard": True}},
+        "sharded": {"recipe": one, "options": {"shard": True}},
+        "sharded-muon": {"recipe": muon, "options": {"shard": True}},
+        "sharded-frozen": {"recipe": two, "parent": str(parent), "options": {"shard": True}},
     }
     return {n: {**common, **job, "out": str(folder / n)} for n, job in jobs.items() if not only or n in only}
 
@@ -82,7 +82,7 @@ def alone(job: dict[str, Any], out: Path) -> list[float]:
 @pytest.mark.parametrize(
     "count, only",
     [
-        pytest.param(2, ("joint", "frozen", "spread", "copying"), id="two"),
+        pytest.param(2, ("joint", "frozen", "sharded", "copying"), id="two"),
         pytest.param(3, (), id="three, everything", marks=pytest.mark.slow),
         pytest.param(2, (), id="two, everything", marks=pytest.mark.slow),
     ],

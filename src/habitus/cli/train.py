@@ -8,9 +8,13 @@ import typer
 from habitus.cli.app import app
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError, Interrupted
+from habitus.units import format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from habitus.data import Dataset
+    from habitus.progress import Progress
     from habitus.recipe import Recipe
     from habitus.record import Record
     from habitus.training import TrainingProgress, TrainOptions
@@ -35,7 +39,10 @@ def train(
     ] = None,
     parent: Annotated[Path | None, typer.Option("--from", help="Stage-1 run that a stage-2 recipe continues.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest good checkpoint; done stages are kept.")
+        bool,
+        typer.Option(
+            "--resume", help="Go on from the newest intact checkpoint; finished stages are not trained again."
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print sizes, steps, FLOPs and memory, then stop.")
@@ -49,18 +56,18 @@ def train(
         bool, typer.Option("--keep-checkpoints", help="Keep checkpoints when the run is done.")
     ] = False,
     accumulate: Annotated[
-        int, typer.Option(help="Micro-batches per step, to save memory; candidates stay the whole batch's.")
+        int, typer.Option(help="Micro-batches per step, to save memory; candidates stay those of the full batch.")
     ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; as torch chooses unless said.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; as torch chooses by default.")] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits on every run on a GPU, too.")
     ] = False,
     compiled: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Compile kernels on a GPU; where it pays unless said.")
+        bool | None, typer.Option("--compile/--no-compile", help="Compile kernels on a GPU; by default where it pays.")
     ] = None,
     captured: Annotated[
-        bool | None, typer.Option("--capture/--no-capture", help="Capture steps as graphs; on a GPU unless said.")
+        bool | None, typer.Option("--capture/--no-capture", help="Capture steps as graphs; by default on a GPU.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
 ) -> None:
@@ -74,7 +81,9 @@ def train(
     if not 1 <= len(files) <= 2:
         raise ConfigError(f"{len(files)} recipes were given", expected="one, or stage1.toml stage2.toml")
     if len(files) == 2 and parent is not None:
-        raise ConfigError("two recipes and --from were given", expected="a stage-2 recipe alone with --from")
+        raise ConfigError(
+            "two recipes and --from cannot be used together", expected="a stage-2 recipe alone with --from"
+        )
     options = TrainOptions(
         device=device,
         threads=threads,
@@ -91,7 +100,7 @@ def train(
     dataset = Dataset.open(data)
     if dry_run:
         for file in files:
-            _print_size(_read(file, overrides, "0" * 64), dataset, as_json)
+            _print_size(_read_recipe(file, overrides, "0" * 64), dataset, as_json)
         return
     if out is None:
         raise ConfigError("no --out was given", expected="the run folder to write, as in --out run")
@@ -112,7 +121,6 @@ def _train_all(
 ) -> bool:
     """Train the recipes in order; whether one of them ended in a failed Record."""
     from habitus.evaluation import join_ranks
-    from habitus.record import Record
     from habitus.training import train as train_one
 
     with join_ranks(options.device) as (ranks, _):
@@ -123,13 +131,12 @@ def _train_all(
 
         for number, (file, folder) in enumerate(zip(files, folders, strict=True)):
             before = parent if number == 0 else folders[0]
-            known = Record.read(before / "record.json").recipe_hash if before and _has_record(before) else None
-            recipe = _read(file, overrides, known)
+            recipe = _read_recipe(file, overrides, None if before is None else _read_parent_hash(before))
             _check_order(recipe, file, number, len(files))
             if recipe.train.stage == 1:
                 before = None
             with phases() as bar:
-                show = _shown(bar, f"stage {recipe.train.stage}") if ranks.is_first else None
+                show = _progress_bar(bar, f"stage {recipe.train.stage}") if ranks.is_first else None
                 try:
                     record = train_one(
                         recipe, dataset, folder, parent=before, options=options, progress=show, note=note
@@ -144,7 +151,7 @@ def _train_all(
     return False
 
 
-def _read(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
+def _read_recipe(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
     """The recipe in a file with the overrides; 'previous' as parent becomes the hash of the run before."""
     import tomllib
 
@@ -172,10 +179,12 @@ def _read(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
     return Recipe.parse(values, str(path))
 
 
-def _has_record(folder: Path) -> bool:
+def _read_parent_hash(folder: Path) -> str:
+    from habitus.record import Record
+
     if not (folder / "record.json").exists():
         raise ConfigError(f"{folder} holds no record.json", expected="the folder of a stage-1 run that is done")
-    return True
+    return Record.read(folder / "record.json").recipe_hash
 
 
 def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
@@ -186,7 +195,7 @@ def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
         )
 
 
-def _shown(bar, name: str):  # type: ignore[no-untyped-def]
+def _progress_bar(bar: "Progress", name: str) -> "Callable[[TrainingProgress], None]":
     def show(now: "TrainingProgress") -> None:
         if now.phase != "training":
             bar(f"{name}: {now.phase}", now.share)
@@ -197,8 +206,7 @@ def _shown(bar, name: str):  # type: ignore[no-untyped-def]
         if now.share_of_peak is not None:
             parts.append(f"{now.share_of_peak:.0%} of peak")
         if now.seconds_left is not None:
-            minutes, seconds = divmod(round(now.seconds_left), 60)
-            parts.append(f"{minutes}:{seconds:02d} left")
+            parts.append(f"{format_seconds(now.seconds_left)} left")
         bar(", ".join(parts), now.share)
 
     return show

@@ -70,7 +70,7 @@ def save_checkpoint(
     recipe: Recipe,
     dataset: Dataset,
 ) -> Path:
-    """Write a checkpoint; whatever fails, what was there before stays, and no part of the new one does."""
+    """Write a checkpoint; whatever fails, earlier ones stay as they are, and no part of the new one does."""
     final = _checkpoint_folder(run, state.step)
     if final.exists():  # of a run that went on from an older one: the same numbers, or damaged ones
         shutil.rmtree(final)

@@ -58,7 +58,7 @@ def configure_compiler() -> None:
     """Settings of PyTorch's compiler for training. They hold in the thread that sets them."""
     from torch._inductor import config
 
-    # The embedder holds a Function of our own; unless told so, PyTorch works its graphs out in every process.
+    # The embedder holds a Function of our own; unless this is set, PyTorch works its graphs out in every process.
     torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
     # Variants of small kernels would be compiled and timed, and gain nothing here. Odd sizes get their zeros in
     # `habitus.model.layers`.

@@ -112,7 +112,7 @@ def open_catalogue(
                 if checksums != (bundle.embedder_checksum, dataset.checksum):
                     raise ModelError(
                         f"the cache in {shared} is of another embedder or dataset",
-                        next_step=f"remove {shared}; it is made again when needed",
+                        next_step=f"remove {shared}; it is built again when needed",
                     )
             else:
                 build_cache(bundle, dataset, shared, progress=progress)
@@ -124,7 +124,7 @@ def open_catalogue(
 
 
 def _link(source: Path, target: Path) -> None:
-    """The files of a cache under another name; the manifest last, since it says that all is there."""
+    """The files of a cache under another name; the manifest last, since it says that all files are there."""
     target.mkdir(parents=True, exist_ok=True)
     names = [*CacheManifest.read(source / CACHE_MANIFEST).shards, CACHE_MANIFEST]
     for name in names:

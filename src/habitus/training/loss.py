@@ -4,8 +4,8 @@
     query_losses     the loss of each query: a softmax over a pool, then copying
 
 Stage 1 has one pool, the distinct targets of the batch. Stage 2 may have a second one with extra negatives, and the
-loss is the mean over both. How candidates were found, padded or shared between processes is decided elsewhere
-(`habitus.training.batches`); here they are rows of vectors.
+loss is the mean over both. Which candidates a pool holds, how it is padded or shared between processes is
+decided by the batches; here they are rows of vectors.
 
 Letters: B windows, L slots, m queries, h joint_dim, V candidates of this process, I items of the catalogue.
 """

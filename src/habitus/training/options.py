@@ -24,8 +24,8 @@ class TrainOptions:
     save_every: int = 0  # steps between checkpoints; 0: only on SIGTERM and at the end
     keep: int = 2  # newest checkpoints kept
     best: str | None = None  # metric of the evaluations during the run whose best checkpoint is kept as well
-    resume: bool = False  # go on from the newest good checkpoint, start fresh where there is none
-    accumulate: int = 1  # micro-batches per step; the candidates stay those of the whole batch
+    resume: bool = False  # go on from the newest intact checkpoint, start from the beginning where there is none
+    accumulate: int = 1  # micro-batches per step; the candidates stay those of the full batch
     compile: bool | None = None  # compiled kernels on a GPU; None: where the run is long enough to pay for it
     capture: bool | None = None  # steps as captured graphs; None: on a GPU, where that is possible
     flops_budget: float | None = None  # copied into the Record
@@ -85,7 +85,7 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
     if recipe.train.num_negatives > dataset.num_items:
         raise ConfigError(
             f"train.num_negatives is {recipe.train.num_negatives:,}, and the catalogue has {dataset.num_items:,} items",
-            expected="at most the whole catalogue",
+            expected="at most the full catalogue",
             next_step=f"set train.num_negatives={dataset.num_items} for the exact softmax, or fewer",
         )
     options = evaluate_options(recipe)
@@ -152,7 +152,7 @@ def check_folder(out: Path, *, resume: bool) -> None:
         probe.unlink()
     except OSError as error:
         raise RunError(
-            f"{out} cannot be written to: {error.strerror}", expected="a folder that can be made or written to"
+            f"{out} cannot be written to: {error.strerror}", expected="a folder that can be created or written to"
         ) from error
     names = [name for name in ("record.json", "checkpoints", "bundle") if (out / name).exists()]
     if names and not resume:

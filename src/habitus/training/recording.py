@@ -38,7 +38,7 @@ class RunOutcome:
     trajectory: list[TrajectoryPoint] = field(default_factory=list)
     evaluation: Evaluation | None = None
     problem: str | None = None
-    made_cache: bool = False
+    built_cache: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
 
 
@@ -82,7 +82,7 @@ def make_record(
         flops_budget=options.flops_budget,
         flops_nominal=float(cell.flops_per_step * outcome.steps),
         flops_executed=executed,
-        flops_item_cache=_cache_flops(recipe, inputs, dataset.num_items) if outcome.made_cache else None,
+        flops_item_cache=_cache_flops(recipe, inputs, dataset.num_items) if outcome.built_cache else None,
         steps=outcome.steps,
         slots_seen=slots,
         events_seen=counts["events"],

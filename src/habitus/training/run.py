@@ -276,7 +276,7 @@ class TrainingRun:
             trajectory=list(self.state.trajectory),
             evaluation=evaluation,
             problem=problem,
-            made_cache=self.cache is not None or (self.out / "catalogue").exists(),
+            built_cache=self.cache is not None or (self.out / "catalogue").exists(),
             engine=self.engine.description,
         )
         record = make_record(

@@ -22,7 +22,7 @@ _POLL_SECONDS = 1.0
 def track(run: Path, tracker: str, *, follow: bool = True) -> int:
     """Hand every number of a run's journal to a tracker; returns how many there were."""
     if tracker not in TRACKERS:
-        raise ConfigError(f"there is no tracker {tracker!r}", expected=suggest_name(tracker, list(TRACKERS)))
+        raise ConfigError(f"{tracker!r} is not a tracker", expected=suggest_name(tracker, list(TRACKERS)))
     try:
         log, close = TRACKERS[tracker](run)
     except ImportError as error:
@@ -31,7 +31,7 @@ def track(run: Path, tracker: str, *, follow: bool = True) -> int:
         ) from error
     count = 0
     try:
-        for line in lines_of(run, follow=follow):
+        for line in _read_lines(run, follow=follow):
             step = int(line["step"])
             metrics = line.get("metrics") or {f"train/{name}": value for name, value in line.items() if name != "step"}
             for name, value in metrics.items():
@@ -43,7 +43,7 @@ def track(run: Path, tracker: str, *, follow: bool = True) -> int:
     return count
 
 
-def lines_of(run: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
+def _read_lines(run: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
     """The lines of a run's journal, each once; with `follow` until the run is over."""
     path, partial = run / "journal.jsonl", ""
     while follow and not path.exists():
@@ -94,10 +94,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Show a run's journal in a tracker.")
     parser.add_argument("run", type=Path)
     parser.add_argument("--to", default="tensorboard", help=", ".join(TRACKERS))
-    parser.add_argument("--once", action="store_true", help="what is there now, without waiting for the end")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--once", action="store_true", help="show what is in the journal now, without waiting for the end"
+    )
+    arguments = parser.parse_args()
     try:
-        print(f"{track(given.run, given.to, follow=not given.once):,} values")
+        print(f"{track(arguments.run, arguments.to, follow=not arguments.once):,} values")
     except HabitusError as error:
         parser.exit(1, f"habitus: {error}\n")
 
