@@ -23,7 +23,7 @@ def test_events_do_not_depend_on_the_block(world: World, monkeypatch: pytest.Mon
     for step in (1, 7, 64):
         parts = [world.events(first, min(first + step, 200)) for first in range(0, 200, step)]
         assert pa.concat_tables(parts).equals(whole)
-    monkeypatch.setattr("habitus.events.world._BLOCK_EVENTS", 50)
+    monkeypatch.setattr("habitus.events.world.world._BLOCK_EVENTS", 50)
     assert world.events(0, 200).equals(whole)
 
 
