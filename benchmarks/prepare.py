@@ -118,7 +118,8 @@ def sort_plainly(place: Path, memory: str) -> dict[str, float]:
 
 
 def prepare_here(place: Path, memory: str) -> dict[str, float]:
-    from habitus import PrepareOptions, Schema, prepare
+    from habitus.data import PrepareOptions, prepare
+    from habitus.events import Schema
 
     spent: dict[str, float] = {}
     current, since = "importing", time.perf_counter()

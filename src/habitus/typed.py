@@ -35,6 +35,11 @@ class Typed(BaseModel):
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """The object stored in a .toml or .json file."""
+        return cls.parse(cls.read_values(path), str(path))
+
+    @classmethod
+    def read_values(cls, path: str | Path) -> dict[str, Any]:
+        """The plain values in a .toml or .json file, before they are checked."""
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
@@ -45,10 +50,9 @@ class Typed(BaseModel):
                 f"{path} cannot be read: {error}", expected=f"a file that holds a {cls.__name__}"
             ) from None
         try:
-            values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+            return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML or JSON") from None
-        return cls.parse(values, str(path))
 
     def write(self, path: str | Path) -> None:
         """Write the JSON form to a .json file, the TOML form to any other. The file appears complete or not at all."""

@@ -16,10 +16,11 @@ from habitus.data.fields import Fields
 from habitus.data.item_columns import item_file
 from habitus.data.manifest import DatasetManifest, SplitCounts, verify_files
 from habitus.data.windows import SEGMENT, Windows
+from habitus.display import html_table, text_table
 from habitus.errors import DataError
 from habitus.events import Schema
 from habitus.randomness import Stream, permute_index, shuffle_keys
-from habitus.store import SplitName
+from habitus.store import SPLIT_NAMES, SplitName
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -57,6 +58,21 @@ class Dataset:
         manifest = DatasetManifest.open(path)
         verify_files(path, manifest, contents=verify)
         return cls(path, manifest)
+
+    def __repr__(self) -> str:
+        return text_table(f"Dataset {self.path}", self._summary())
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Dataset {self.path}", self._summary())
+
+    def _summary(self) -> list[tuple[str, str]]:
+        sides = [(name, self.counts(name)) for name in SPLIT_NAMES]
+        return [
+            ("events", f"{self.num_events:,} of {self.num_users:,} users on {self.num_items:,} items"),
+            *((name, f"{side.users:,} users, {side.windows:,} windows of {self.seq_len}") for name, side in sides),
+            ("item fields", ", ".join(f"{field.name} ({field.kind})" for field in self.fields.item)),
+            ("event fields", ", ".join(f"{field.name} ({field.kind})" for field in self.fields.event) or "none"),
+        ]
 
     @property
     def fields(self) -> Fields:

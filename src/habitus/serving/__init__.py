@@ -9,6 +9,7 @@ from habitus.serving.retriever import LIBRARY_LIMITS, Retriever
 from habitus.serving.schemas import (
     Event,
     Limits,
+    RecommendedItem,
     RecommendRequest,
     RecommendResponse,
     RequestError,
@@ -37,6 +38,7 @@ __all__ = [
     "Limits",
     "RecommendRequest",
     "RecommendResponse",
+    "RecommendedItem",
     "RequestError",
     "Retriever",
     "Service",

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from habitus.display import html_table, text_table
 from habitus.errors import ConfigError
 from habitus.recipe import Recipe
 from habitus.typed import Typed, content_hash
@@ -105,6 +106,24 @@ class Plan(Typed):
     def __getitem__(self, name: str) -> Quantity:
         return self.quantities[name]
 
+    def __repr__(self) -> str:
+        return text_table(self._title(), [(name, value) for name, value, _ in self._summary()])
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title(), self._summary(), header=("knob", "value [95%]", "from"))
+
+    def _title(self) -> str:
+        return f"Plan for {self.metric} at {self.flops:.3g} FLOPs, laws of {self.laws}"
+
+    def _summary(self) -> list[tuple[str, str, str]]:
+        rows = [(name, _format_interval(quantity), quantity.source) for name, quantity in self.quantities.items()]
+        rows += [
+            (f"{one.metric} after stage {one.stage}", _format_interval(one), one.source) for one in self.predictions
+        ]
+        return rows + [("warning", warning, "") for warning in self.warnings]
+
     def hash(self) -> str:
         """SHA-256 of the plan's content."""
         return content_hash(self.to_values())
@@ -162,3 +181,11 @@ class PlanCheck(Typed):
     same_recipe: dict[str, bool]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
+
+
+def _format_interval(estimate: Quantity | Prediction) -> str:
+    """The value, and its interval where there is one."""
+    if estimate.low is None and estimate.high is None:
+        return f"{estimate.value:.4g}"
+    ends = ("open" if end is None else f"{end:.3g}" for end in (estimate.low, estimate.high))
+    return f"{estimate.value:.4g} [{', '.join(ends)}]"

@@ -1,0 +1,44 @@
+"""habitus in Python: the verbs as functions, and the objects that they return."""
+
+from habitus.api.laws import FittedLaw, Laws
+from habitus.api.run import Run
+from habitus.api.verbs import (
+    describe,
+    embed,
+    evaluate,
+    export,
+    fit,
+    plan,
+    prepare,
+    recommend,
+    report,
+    runs,
+    serve,
+    size,
+    study,
+    sweep,
+    train,
+    world,
+)
+
+__all__ = [
+    "FittedLaw",
+    "Laws",
+    "Run",
+    "describe",
+    "embed",
+    "evaluate",
+    "export",
+    "fit",
+    "plan",
+    "prepare",
+    "recommend",
+    "report",
+    "runs",
+    "serve",
+    "size",
+    "study",
+    "sweep",
+    "train",
+    "world",
+]
