@@ -21,15 +21,13 @@ from pathlib import Path
 from habitus.store import AXES
 from habitus.sweeps import load_preset, preset_dataset, sweep
 
-ORDER = ("share", "depth", "batch", "allocation", "negatives", "init")
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--preset", default=str(Path(__file__).with_suffix(".toml")))
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--axes", nargs="*", default=list(ORDER), choices=AXES)
+    parser.add_argument("--axes", nargs="*", default=list(AXES), choices=AXES)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     preset = load_preset(arguments.preset)

@@ -3,7 +3,7 @@
 A rank counts from 1, with ties against the model. There is one relevant item per query.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from habitus.errors import ConfigError
 from habitus.evaluation.per_query import PerQuery
 from habitus.record import Metric
+from habitus.store import HISTORY_SLICE
 
 _MAX_LOSS = 700.0  # of which a perplexity is still a number
 
@@ -82,6 +83,10 @@ def mrr(ranks: np.ndarray, k: int) -> np.ndarray:
     return np.where(ranks <= _cutoff(k), 1.0 / ranks, 0.0)
 
 
+# By their names in `habitus.store.METRICS`.
+RANKING_METRICS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"recall": recall, "ndcg": ndcg, "mrr": mrr}
+
+
 def coverages(top_items: np.ndarray, cutoffs: tuple[int, ...], num_candidates: int) -> list[float]:
     """At each cut-off k, the share of the candidates among the first k of some query; -1 fills short lists."""
     top_items = np.asarray(top_items)
@@ -126,15 +131,14 @@ def _per_query(values: PerQuery, cutoffs: tuple[int, ...]) -> Iterator[tuple[str
         yield "loss", values.loss
         yield "entropy", values.entropy
     for k in cutoffs:
-        yield f"recall@{k}", recall(values.rank, k)
-        yield f"ndcg@{k}", ndcg(values.rank, k)
-        yield f"mrr@{k}", mrr(values.rank, k)
+        for name, measure in RANKING_METRICS.items():
+            yield f"{name}@{k}", measure(values.rank, k)
 
 
 def _slices(values: PerQuery, histories: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
     yield "", np.ones(len(values.rank), bool)
     for length in histories:
-        yield f"/history={length}", values.history == length
+        yield f"/{HISTORY_SLICE}{length}", values.history == length
     yield "/cold", values.cold
     yield "/warm", ~values.cold
     yield "/repeat", values.repeat

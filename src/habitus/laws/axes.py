@@ -19,7 +19,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import iso_target, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
-from habitus.store import Law, LawEntry, NamedForms, NamedRollout, direction_of
+from habitus.store import AXES, Law, LawEntry, NamedForms, NamedRollout, direction_of
 
 _MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
@@ -73,7 +73,7 @@ def axis_data(runs: Sequence[MeasuredRun], knob: str, metric: str) -> AxisData:
 
 def fit_share(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """s* per budget by two-term valleys, and s*(C) over the interior ones."""
-    data = axis_data(runs, "embedder_share", metric)
+    data = axis_data(runs, AXES["share"].knob, metric)
     optima = {}
     for c in np.unique(data.budget):
         x, y = data.x[data.budget == c], data.y[data.budget == c]
@@ -86,7 +86,7 @@ def fit_share(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
 
 def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """K* per budget with α free and with α shared, and K*(C) over the interior ones."""
-    data = axis_data(runs, "num_negatives", metric)
+    data = axis_data(runs, AXES["negatives"].knob, metric)
     entries = []
     for name, share in (("negatives", "none"), ("negatives_shared_alpha", "alpha")):
         try:
@@ -105,7 +105,7 @@ def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
 
 def fit_depth(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """The parabola in log share per budget, with the gap at 2%."""
-    data = axis_data(runs, "embedder_share", metric)
+    data = axis_data(runs, AXES["depth"].knob, metric)
     entries = []
     for c in np.unique(data.budget):
         at = data.budget == c
@@ -148,7 +148,7 @@ def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
 def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement."""
     direction = direction_of(metric)
-    data = axis_data(runs, "params", metric)
+    data = axis_data(runs, AXES["allocation"].knob, metric)
     fitted = frontier(data.budget, data.x, data.y, direction)
     entries = [
         *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in fitted.optima.items()),

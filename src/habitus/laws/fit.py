@@ -16,8 +16,8 @@ from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, select
 from habitus.store import (
+    CORRELATED_REGIMES,
     HISTORY_SLICE,
-    CorrelationStage,
     LawEntry,
     Laws,
     NamedBootstrap,
@@ -127,12 +127,11 @@ def _table(runs: Sequence[MeasuredRun], names: Sequence[str]) -> dict[str, np.nd
 def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> list[NamedTables]:
     """Stage 1 and stage 2 matrices, and slice agreement, each with the best rate only and with all runs."""
     correlations = []
-    stages: tuple[tuple[CorrelationStage, str], ...] = (("stage1", "batch/"), ("stage2", "catalogue/"))
     for label, pool in (("best learning rate only", selection.runs), ("all evaluations", selection.everything)):
-        for stage, regime in stages:
+        for stage, regime in CORRELATED_REGIMES.items():
             axes = correlated_axes(stage)
             runs = [run for run in pool if run.axis in axes]
-            names = [m for m in metrics if m.startswith(regime) and any(m in r.metrics for r in runs)]
+            names = [m for m in metrics if m.startswith(f"{regime}/") and any(m in r.metrics for r in runs)]
             if len(runs) < 3:
                 continue
             budgets = [run.budget for run in runs]

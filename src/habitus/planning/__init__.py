@@ -2,11 +2,10 @@
 
 from habitus.planning.hardware import affordable_flops
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
-from habitus.planning.plan import FARTHEST, PlanOptions, plan
+from habitus.planning.plan import PlanOptions, plan
 from habitus.planning.registration import check_plan, register_plan
 
 __all__ = [
-    "FARTHEST",
     "PlanOptions",
     "affordable_flops",
     "check_plan",

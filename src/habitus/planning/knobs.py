@@ -10,7 +10,7 @@ import numpy as np
 
 from habitus.laws import NO_TREND, predict_power_law, published_laws, trend
 from habitus.sizing import ladder_batch_sequences
-from habitus.store import Law, LawEntry, Laws, Quantity, QuantitySource, direction_of, regime_twins
+from habitus.store import AXES, Law, LawEntry, Laws, Quantity, QuantitySource, direction_of, regime_twins
 
 _PUBLISHED_SHARE = 0.02  # the printed recipe's
 RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
@@ -98,7 +98,7 @@ def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) 
         low, high = entry.law.interval("x_opt")
         how = f"optimum of {entry.metric} at {entry.budget:.3g}, carried on by the published exponent {exponent:.3f}"
         return _quantity(scale * entry.law["x_opt"], scale * low, scale * high, laws.source, how, entry.law)
-    best = _best_cell(laws.file, stage1_metrics(metric), "params")
+    best = _best_cell(laws.file, stage1_metrics(metric), "allocation")
     if best is None:
         return None
     ranked_by, budget, params, swept = best
@@ -107,10 +107,9 @@ def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) 
     return _quantity(scale * params, scale * swept[0], scale * swept[1], laws.source, how)
 
 
-def _best_cell(
-    laws: Laws, metrics: Sequence[str], knob: str, axis: str = "allocation"
-) -> tuple[str, float, float, tuple[float, float]] | None:
+def _best_cell(laws: Laws, metrics: Sequence[str], axis: str) -> tuple[str, float, float, tuple[float, float]] | None:
     """(metric, budget, knob of the best chosen run, swept range) of an axis's largest budget."""
+    knob = AXES[axis].knob
     for metric in metrics:
         runs = [r for r in laws.runs if r.axis == axis and r.chosen and metric in r.metrics and knob in r.knobs]
         if runs:
@@ -143,7 +142,7 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
             low, high = entry.law.interval("x_opt")
             how = f"optimum of {entry.metric} at {entry.budget:.3g}"
             return _quantity(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
-        best = _best_cell(laws.file, metrics, "embedder_share", "share")
+        best = _best_cell(laws.file, metrics, "share")
         if best is not None:
             ranked_by, budget, value, swept = best
             how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
@@ -228,7 +227,7 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
             low, high = entry.law.interval("x_opt")
             how = f"optimum of {entry.metric} at {entry.budget:.3g}"
             return _quantity(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
-        best = _best_cell(laws.file, metrics, "num_negatives", "negatives")
+        best = _best_cell(laws.file, metrics, "negatives")
         if best is not None:
             ranked_by, budget, value, swept = best
             how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"

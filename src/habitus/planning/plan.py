@@ -28,8 +28,8 @@ from habitus.sizing import Cell
 from habitus.store import Extrapolation, Laws, MemoryEstimate, Plan, Quantity, gpu_named
 from habitus.typed import suggest_name
 
-FARTHEST = 1000.0  # times the largest measured budget; beyond it a plan is refused unless asked for
-STAGE2_BATCH = 64
+_FARTHEST = 1000.0  # times the largest measured budget; beyond it a plan is refused unless asked for
+_STAGE2_BATCH = 64
 _TEXT_DEPTH = 4
 
 
@@ -42,7 +42,7 @@ class PlanOptions:
     gpu: str | None = None
     gpus: int = 1
     stage2_share: float = 0.2
-    extrapolate: bool = False  # beyond FARTHEST
+    extrapolate: bool = False  # beyond _FARTHEST
     seed: int = 0
 
 
@@ -154,7 +154,7 @@ def plan_cells(
     if not C2:
         return PlannedCells(quantities, cell, None)
     K = optima["num_negatives"]
-    second = stage2_cell(C2, cell, K.value, facts.stage2_batch or STAGE2_BATCH, fixed)
+    second = stage2_cell(C2, cell, K.value, facts.stage2_batch or _STAGE2_BATCH, fixed)
     capped = second.cell.num_negatives
     low = None if K.low is None else min(K.low, capped)
     how = f"{K.how}; {second.cap}" if second.cap else K.how
@@ -297,16 +297,16 @@ def _check_metric(metric: str, user: Laws | None) -> None:
 
 
 def _extrapolation(C: float, metric: str, sources: list[SourcedLaws], allowed: bool) -> Extrapolation | None:
-    """How far the budget is from those that were measured; refused beyond FARTHEST."""
+    """How far the budget is from those that were measured; refused beyond _FARTHEST."""
     measured = knobs.measured_budgets(metric, sources)
     if measured is None:
         return None
     reach = Extrapolation(budget=C, smallest=measured[0], largest=measured[1], factor=C / measured[1])
-    if reach.factor > FARTHEST and not allowed:
+    if reach.factor > _FARTHEST and not allowed:
         raise ConfigError(
             f"{C:.3g} FLOPs are {reach.factor:,.0f} times the largest measured budget, {measured[1]:.3g}: "
             "a law says nothing there",
-            expected=f"at most {FARTHEST:,.0f} times, {FARTHEST * measured[1]:.3g} FLOPs for stage 1",
+            expected=f"at most {_FARTHEST:,.0f} times, {_FARTHEST * measured[1]:.3g} FLOPs for stage 1",
             next_step="measure larger budgets (habitus study --flops or --gpu-hours), or insist with --extrapolate"
             + ("" if sources[0].source == "published" else "; --published reaches farther"),
         )

@@ -8,7 +8,7 @@ from typing import Any
 from habitus.errors import ConfigError, RunError
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.store import Comparison, Plan, PlanCheck, RegisteredPlan
+from habitus.store import RECORD_FILE, Comparison, Plan, PlanCheck, RegisteredPlan
 
 _PLAN_FILE = "plan.json"
 
@@ -98,7 +98,7 @@ def _without_parent(recipe: Recipe) -> dict[str, Any]:
 
 def _records(run: Path) -> dict[int, Record]:
     """The Records of a run, or of the stages in a folder of runs, by stage."""
-    paths = [run / "record.json"] if (run / "record.json").exists() else sorted(run.glob("*/record.json"))
+    paths = [run / RECORD_FILE] if (run / RECORD_FILE).exists() else sorted(run.glob(f"*/{RECORD_FILE}"))
     records: dict[int, Record] = {}
     for path in paths:
         record = Record.read(path)

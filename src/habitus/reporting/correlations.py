@@ -8,15 +8,13 @@ from habitus.reporting.format import power_of_ten, sentence, typeset_minus
 from habitus.reporting.powers import compute_axis
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import make_views
-from habitus.store import REGIMES, CorrelationStage, CorrelationTable, NamedTables
+from habitus.store import CORRELATED_REGIMES, REGIMES, CorrelationStage, CorrelationTable, NamedTables
 
 _BEST_RATE = "best learning rate only"
-# The regime in which each stage is compared.
-STAGE_REGIMES: dict[CorrelationStage, str] = {"stage1": "batch", "stage2": "catalogue"}
 
 
 def stage_title(stage: CorrelationStage) -> str:
-    return f"stage {stage[-1]}, {STAGE_REGIMES[stage]} regime"
+    return f"stage {stage[-1]}, {CORRELATED_REGIMES[stage]} regime"
 
 
 def bare(metric: str) -> str:
@@ -68,7 +66,7 @@ def _length(name: str) -> float:
 def correlation_matrices(study: Study) -> Exhibit | None:
     """Stage 1 and stage 2 matrices over all budgets."""
     panels, clauses = [], []
-    for stage in STAGE_REGIMES:
+    for stage in CORRELATED_REGIMES:
         where = stage_title(stage)
         tables = tables_of(study, stage)
         pooled = next((t for t in tables if t.label == "pooled"), None)
@@ -78,7 +76,7 @@ def correlation_matrices(study: Study) -> Exhibit | None:
         clauses.append(_describe_extremes(pooled, where))
     if not panels:
         return None
-    sheet = _pair_sheet([n for n in study.laws.correlations if n.name in STAGE_REGIMES], "pooled")
+    sheet = _pair_sheet([n for n in study.laws.correlations if n.name in CORRELATED_REGIMES], "pooled")
     how = (
         "Spearman's ρ. Losses fall where ranking metrics rise, so −1 is agreement between a loss and a ranking metric."
     )
@@ -91,7 +89,7 @@ def correlation_by_budget(study: Study) -> Exhibit | None:
     """ρ of the loss with every other metric, budget by budget."""
     panels, clauses = [], []
     raw: list[tuple[Any, ...]] = []
-    for stage, regime in STAGE_REGIMES.items():
+    for stage, regime in CORRELATED_REGIMES.items():
         where = stage_title(stage)
         tables = [t for t in tables_of(study, stage) if t.label != "pooled"]
         if not tables:
@@ -136,7 +134,7 @@ def correlation_by_budget(study: Study) -> Exhibit | None:
 def correlation_tables(study: Study) -> list[Exhibit]:
     """The same as tables, with n, for the best rate only and for all evaluations."""
     exhibits = []
-    for stage, regime in STAGE_REGIMES.items():
+    for stage, regime in CORRELATED_REGIMES.items():
         where = stage_title(stage)
         named = [n for n in study.laws.correlations if n.name == stage]
         if not named:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from habitus.laws import spearman_matrix
-from habitus.reporting.correlations import STAGE_REGIMES, bare, stage_title, tables_of
+from habitus.reporting.correlations import bare, stage_title, tables_of
 from habitus.reporting.figure import Exhibit, Heat, Mark, Panel, PlotAxis, Points, Sheet, Table, View
 from habitus.reporting.format import join_words, plural, power_of_ten, sentence
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import make_views, run_sheet, run_tip
-from habitus.store import correlated_axes, direction_of
+from habitus.store import CORRELATED_REGIMES, correlated_axes, direction_of
 
 
 def regimes(study: Study) -> Exhibit | None:
@@ -152,7 +152,7 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
 
     def view(name: str) -> View | None:
         panels, clauses = [], []
-        for stage, regime in STAGE_REGIMES.items():
+        for stage, regime in CORRELATED_REGIMES.items():
             loss, other = f"{regime}/loss", f"{regime}/{name}"
             marks: list[Mark] = []
             for budget in study.budgets:
@@ -177,7 +177,7 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
 
     views = make_views(ranking, view)
     metrics = [m for m in study.metrics if bare(m) == "loss" or "@" in m]
-    rows = [r for stage in STAGE_REGIMES for axis in correlated_axes(stage) for r in study.best_rate_runs(axis)]
+    rows = [r for stage in CORRELATED_REGIMES for axis in correlated_axes(stage) for r in study.best_rate_runs(axis)]
     return (
         Exhibit("loss-metric", "Loss against ranking, in both regimes", views, run_sheet(rows, metrics, ()))
         if views

@@ -10,6 +10,9 @@ from habitus.sizing.structure import Breakdown, Inputs
 _FLOAT32 = 4
 _BFLOAT16 = 2
 
+# Moments per parameter of the layers' matrices; the rest is AdamW's whatever the optimizer.
+_HIDDEN_MOMENTS: dict[Optimizer, int] = {"adamw": 2, "muon": 1}
+
 # Elements kept for the backward pass per token and unit of width, in one layer: the inputs of both norms and
 # their outputs (4), queries, keys and values (3), attention's output (1), the MLP before and after GELU (8).
 _KEPT_PER_TEXT_LAYER = 16
@@ -42,13 +45,11 @@ def training_bytes(
 
 
 def _optimizer_bytes(model: ModelRecipe, trained: int, optimizer: Optimizer, *, embedder: bool) -> int:
-    """Two float32 moments per parameter; Muon keeps one for the matrices of the transformer layers."""
-    if optimizer == "adamw":
-        return trained * 2 * _FLOAT32
+    """Two float32 moments per parameter, but for the matrices of the transformer layers, of which Muon keeps one."""
     hidden = 12 * model.width**2 * model.depth
     if embedder:
         hidden += 12 * model.joint_dim**2 * model.text_depth
-    return (trained * 2 - hidden) * _FLOAT32
+    return (2 * (trained - hidden) + _HIDDEN_MOMENTS[optimizer] * hidden) * _FLOAT32
 
 
 def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precision: Precision) -> int:

@@ -1,6 +1,6 @@
 """What rooms hand each other on disk, typed once: manifests, laws, plans; and the tables that all of them read."""
 
-from habitus.store.axes import AXES, CorrelationStage, StudyAxis, correlated_axes
+from habitus.store.axes import AXES, CORRELATED_REGIMES, CorrelationStage, StudyAxis, correlated_axes
 from habitus.store.folder import (
     INFO_FILE,
     LAWS_FILE,
@@ -47,7 +47,6 @@ from habitus.store.metrics import (
     METRIC_GROUPS,
     METRICS,
     REGIMES,
-    TARGET_SLICES,
     TRAIN,
     Direction,
     MetricGroup,
@@ -73,6 +72,7 @@ from habitus.store.splits import SPLIT_KINDS, SPLIT_NAMES, SplitKind, SplitName
 
 __all__ = [
     "AXES",
+    "CORRELATED_REGIMES",
     "CUTOFFS",
     "GPUS",
     "HISTORIES",
@@ -89,7 +89,6 @@ __all__ = [
     "SPLIT_KINDS",
     "SPLIT_NAMES",
     "STORE_VERSION",
-    "TARGET_SLICES",
     "TRAIN",
     "BestRate",
     "BootstrapIntervals",

@@ -3,7 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from habitus.recipe import Regime
+
 CorrelationStage = Literal["stage1", "stage2"]
+# The regime whose metrics are compared: stage 2 is judged against the catalogue.
+CORRELATED_REGIMES: dict[CorrelationStage, Regime] = {"stage1": "batch", "stage2": "catalogue"}
 
 
 @dataclass(frozen=True)
@@ -11,7 +15,6 @@ class StudyAxis:
     """One axis of a study. A sweep runs its cells, a fit draws its laws."""
 
     name: str
-    title: str  # what it varies, as readers call it
     knob: str  # the column of laws.json that it varies
     needs: tuple[str, ...] = ()  # axes whose answers its cells are built from
     correlations: CorrelationStage | None = None  # the correlation tables that its runs enter
@@ -21,13 +24,13 @@ class StudyAxis:
 AXES = {
     axis.name: axis
     for axis in (
-        StudyAxis("share", "embedder share", "embedder_share", correlations="stage1"),
-        StudyAxis("depth", "depth against text depth", "embedder_share", correlations="stage1"),
-        StudyAxis("batch", "batch size", "batch_sequences", needs=("share",)),
+        StudyAxis("share", "embedder_share", correlations="stage1"),
+        StudyAxis("depth", "embedder_share", correlations="stage1"),
+        StudyAxis("batch", "batch_sequences", needs=("share",)),
         # A later budget of the allocation is centred on what the earlier ones found.
-        StudyAxis("allocation", "model size", "params", needs=("share", "allocation"), correlations="stage1"),
-        StudyAxis("negatives", "negatives", "num_negatives", needs=("allocation",), correlations="stage2"),
-        StudyAxis("init", "initialisation", "learning_rate", needs=("share",)),
+        StudyAxis("allocation", "params", needs=("share", "allocation"), correlations="stage1"),
+        StudyAxis("negatives", "num_negatives", needs=("allocation",), correlations="stage2"),
+        StudyAxis("init", "learning_rate", needs=("share",)),
     )
 }
 

@@ -16,7 +16,6 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 CUTOFFS = (1, 5, 10, 20, 50, 100)  # the k of recall@k and the others
 HISTORIES = (3, 5, 10, 20, 50, 100)  # the lengths of the slices by history
 HISTORY_SLICE = "history="
-TARGET_SLICES = ("cold", "warm", "repeat", "first")  # by what the target is
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,17 @@ from habitus.errors import ConfigError, RunError
 from habitus.files import sha256_of, write_atomic, write_once
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.store import INFO_FILE, RECORD_FILE, SEAL_FILE, STORE_VERSION, EvaluationFiles, Seal, StoreInfo
+from habitus.store import (
+    INFO_FILE,
+    RECIPE_FILE,
+    RECORD_FILE,
+    SEAL_FILE,
+    STORE_VERSION,
+    EvaluationFiles,
+    Seal,
+    StoreInfo,
+    cell_folder,
+)
 from habitus.sweeps.preset import EvaluationSettings
 
 ATTEMPTS = "attempts"
@@ -87,7 +97,7 @@ class Store:
         return self.path / "laws.json"
 
     def cell(self, digest: str) -> Path:
-        return self.path / "cells" / digest
+        return cell_folder(self.path, digest)
 
     def has_record(self, digest: str) -> bool:
         return (self.cell(digest) / RECORD_FILE).exists()
@@ -100,13 +110,13 @@ class Store:
     def add(self, digest: str, recipe: Recipe) -> None:
         """Make the folder of a cell, so that any worker can run it."""
         cell = self.cell(digest)
-        if not (cell / "recipe.toml").exists():
+        if not (cell / RECIPE_FILE).exists():
             cell.mkdir(parents=True, exist_ok=True)
-            recipe.write(cell / "recipe.toml")
+            recipe.write(cell / RECIPE_FILE)
 
     def recipe(self, digest: str) -> Recipe:
         """The recipe of a cell, checked against the name of its folder."""
-        path = self.cell(digest) / "recipe.toml"
+        path = self.cell(digest) / RECIPE_FILE
         recipe = Recipe.read(path)
         if recipe.hash(self.info.dataset_checksum) != digest:
             raise RunError(
