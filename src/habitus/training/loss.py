@@ -109,15 +109,8 @@ def query_losses(
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """The loss of every query [m]: minus the log probability of its target in a pool, copying included."""
-    result = _softmax(queries, pool, latch, group)
-    return result.loss if mass is None else copying_loss(result.loss, result.score, result.log_q, mass)
-
-
-def _softmax(
-    queries: Tensor, pool: Candidates | ExtraCandidates, latch: Latch | None, group: dist.ProcessGroup | None
-) -> SoftmaxResult:
     if isinstance(pool, ExtraCandidates):
-        return extras_softmax(
+        result = extras_softmax(
             queries,
             pool.vectors,
             pool.target_vectors,
@@ -127,12 +120,18 @@ def _softmax(
             group=group,
             latch=latch,
         )
-    few = queries.device.type == "cpu" and len(queries) * len(pool.vectors) <= _FEW_SCORES
-    if few and latch is None and group is None and pool.num_valid is None:
-        return _plain_softmax(queries, pool)
-    return candidate_softmax(
-        queries, pool.vectors, pool.targets, log_q=pool.log_q, num_valid=pool.num_valid, group=group, latch=latch
-    )
+    elif _is_small(queries, pool) and latch is None and group is None:
+        result = _plain_softmax(queries, pool)
+    else:
+        result = candidate_softmax(
+            queries, pool.vectors, pool.targets, log_q=pool.log_q, num_valid=pool.num_valid, group=group, latch=latch
+        )
+    return result.loss if mass is None else copying_loss(result.loss, result.score, result.log_q, mass)
+
+
+def _is_small(queries: Tensor, pool: Candidates) -> bool:
+    """Whether so few scores are taken on a CPU that all of them are held."""
+    return queries.device.type == "cpu" and pool.num_valid is None and len(queries) * len(pool.vectors) <= _FEW_SCORES
 
 
 def _plain_softmax(queries: Tensor, pool: Candidates) -> SoftmaxResult:
