@@ -1,4 +1,4 @@
-"""The best size on one iso-FLOP line: a parabola in log N, with a spline and a cubic to doubt it by.
+"""The best size on one iso-FLOP line: a parabola in log N, with a spline and a cubic to check it by.
 
 sign · y = c0 + c1·u + c2·u²,   u = log x,      x* = exp(−c1 / 2c2)
 """

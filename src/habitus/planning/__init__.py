@@ -1,4 +1,4 @@
-"""A budget and a metric to the next recipe: sizes, data, batch, negatives, memory and hours, each with its doubt."""
+"""A budget and a metric to the next recipe: sizes, data, batch, negatives, memory and hours, each with interval and source."""
 
 from habitus.planning.hardware import affordable_flops
 from habitus.planning.knobs import stage1_metrics, stage2_metrics

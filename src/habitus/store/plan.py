@@ -82,7 +82,7 @@ class Extrapolation(Typed):
 
 
 class Plan(Typed):
-    """For a budget and a metric: both recipes, every number with interval and source, and the doubts."""
+    """For a budget and a metric: both recipes, every number with interval and source, and the warnings."""
 
     schema_version: Literal[1] = PLAN_VERSION
     metric: str
