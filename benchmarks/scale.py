@@ -8,9 +8,9 @@ from preset `paper` on a log of 10⁷ items and 10¹⁰ events, more than any ce
 
 import argparse
 
-from habitus.sizing import TYPICAL_INPUTS
+from habitus.sizing import TYPICAL_INPUTS, wall_seconds
 from habitus.store import AXES
-from habitus.sweeps import DatasetFacts, design_axis, load_preset, wall_seconds
+from habitus.sweeps import DatasetFacts, design_axis, load_preset
 
 # benchmarks/results/train-h200.json: whole steps, compiled and captured.
 MEASURED = {1e15: 106.2e12, 1e16: 256.2e12, 1e17: 460.8e12, 1e18: 655.6e12}
