@@ -2,7 +2,8 @@
 
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
-from habitus.evaluation.per_query import PerQueryFile
+from habitus.evaluation.paired import PairedDifference, paired_difference
+from habitus.evaluation.per_query import PerQuery, PerQueryFile
 from habitus.evaluation.ranks import Ranks, join_ranks, resolve_device
 from habitus.evaluation.runs import (
     ComputeOptions,
@@ -19,6 +20,8 @@ __all__ = [
     "EvaluateOptions",
     "Evaluation",
     "ModelScorer",
+    "PairedDifference",
+    "PerQuery",
     "PerQueryFile",
     "Ranks",
     "Scorer",
@@ -31,6 +34,7 @@ __all__ = [
     "find_cache",
     "join_ranks",
     "metrics_table",
+    "paired_difference",
     "query_set",
     "resolve_device",
 ]
