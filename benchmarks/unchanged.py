@@ -33,15 +33,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-COMMAND_SECONDS = 600
+COMMAND_SECONDS = 900
 ROUNDING = {"fp32": 1e-5, "bf16": 1e-3}  # relative differences of losses that mean nothing on a GPU
 MEASURED = {"throughput", "memory", "seconds"}  # in a Record
+CHANGING = {  # file → what in it changes from run to run
+    "record.json": MEASURED,
+    "seal.json": {"record_sha256", "worker"},
+    "state.json": {"seconds"},
+    "manifest.json": {"shards"},  # checksums of safetensors files, see `tensors`
+}
+ABSENT = "absent"
 EVERY_AXIS = ("share", "depth", "batch", "allocation", "negatives", "init")
 SWEPT = ("share", "batch", "allocation", "negatives")
 
@@ -239,18 +246,24 @@ def needed(names: list[str]) -> list[str]:
 
 def compared(name: str, sides: list[Side]) -> Iterator[dict[str, Any]]:
     """A row for each thing that a case compares between the first side and the last."""
-    found: list[dict[str, Any]] = []
-    for side in sides:
-        try:
-            found.append(CASES[name].found(side))
-        except (Failed, OSError, ValueError, KeyError) as error:
-            print(f"{name}, {side.name}: {error}", file=sys.stderr, flush=True)
-            reason = f"{side.name}: {type(error).__name__}: {str(error).splitlines()[0]}"
-            yield {"case": name, "compared": "-", "values": 0, "equal": False, "largest": None, "where": [reason]}
-            return
+    with ThreadPoolExecutor(len(sides)) as pool:
+        answers = list(pool.map(lambda side: found_or_failed(name, side), sides))
+    if failed := [answer for answer in answers if isinstance(answer, str)]:
+        yield {"case": name, "compared": "-", "values": 0, "equal": False, "largest": None, "where": failed}
+        return
+    found = [answer for answer in answers if isinstance(answer, dict)]
     for what in dict.fromkeys(what for one in found for what in one):
         first, *again, last = [one.get(what) for one in found]
         yield {"case": name, "compared": what, **row(first, again[0] if again else None, last)}
+
+
+def found_or_failed(name: str, side: Side) -> dict[str, Any] | str:
+    """What a case finds on a side, or in a line why it could not be run there."""
+    try:
+        return CASES[name].found(side)
+    except (Failed, OSError, ValueError, KeyError) as error:
+        print(f"{name}, {side.name}: {error}", file=sys.stderr, flush=True)
+        return f"{side.name}: {type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 def row(first: Any, again: Any, last: Any) -> dict[str, Any]:
@@ -258,31 +271,31 @@ def row(first: Any, again: Any, last: Any) -> dict[str, Any]:
     least = first.least if isinstance(first, Rounded) else 0.0
     first, again, last = (one.values if isinstance(one, Rounded) else one for one in (first, again, last))
     largest, where = difference(first, last)
-    found: dict[str, Any] = {"values": sum(1 for _ in leaves(first)), "largest": largest, "where": where[:3]}
+    found = {"values": sum(1 for _ in leaves(first)), "largest": finite(largest), "where": where[:3]}
     if again is None:
         return {**found, "equal": not where}
     own, own_where = difference(first, again)
     allowed = max(least, 10 * own) if own_where or least else 0.0
-    return {**found, "own": own, "allowed": allowed, "equal": not where or largest <= allowed}
+    within = not where or largest <= allowed or (not least and bool(own_where))  # not reproducible at all
+    return {**found, "own": finite(own), "allowed": finite(allowed), "equal": within}
+
+
+def finite(value: float) -> float | None:
+    """None for infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
 
 
 def difference(first: Any, last: Any) -> tuple[float, list[str]]:
     """The largest relative difference of two values, and where they differ; other things than numbers differ by ∞."""
-    largest, where = 0.0, []
-    for (name, one), (other_name, other) in zip_longest(leaves(first), leaves(last), fillvalue=(None, None)):
-        if name == other_name and (one == other and type(one) is type(other)):
+    one, other = dict(leaves(first)), dict(leaves(last))
+    apart: dict[str, float] = {}
+    for name in one | other:
+        x, y = one.get(name, ABSENT), other.get(name, ABSENT)
+        if repr(x) == repr(y):  # tells 1 from 1.0, and takes NaN for itself
             continue
-        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (one, other))
-        off = abs(one - other) / max(abs(one), abs(other), 1e-12) if name == other_name and numbers else math.inf
-        if math.isnan(off):
-            if one != one and other != other:
-                continue
-            off = math.inf
-        largest = max(largest, off)
-        where.append(str(name if name is not None else other_name))
-        if name != other_name:  # what follows stands elsewhere
-            break
-    return largest, where
+        numbers = all(isinstance(v, int | float) and math.isfinite(v) and not isinstance(v, bool) for v in (x, y))
+        apart[name] = abs(x - y) / max(abs(x), abs(y), 1e-12) if numbers else math.inf
+    return max(apart.values(), default=0.0), list(apart)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -301,11 +314,11 @@ def said(row: dict[str, Any]) -> str:
     if not row["where"]:
         return "equal"
     largest = row["largest"]
-    told = f"relative difference {largest:.2g}" if largest is not None and largest < math.inf else "differs"
-    if "own" in row and row["own"] < math.inf:
+    told = "differs" if largest is None else f"relative difference {largest:.2g}"
+    if row.get("own") is not None:
         told += f", {row['own']:.2g} between two runs of the first"
     if row["equal"]:
-        return f"{told}: rounding"
+        return f"{told}: rounding" if largest is not None else f"{told}, as two runs of the first do"
     return f"CHANGED: {told} at {'; '.join(row['where'])}"
 
 
@@ -334,19 +347,26 @@ def checksum(path: Path) -> str:
 
 
 def files(folder: Path, *left_out: str) -> dict[str, Any]:
-    """Every file of a folder with its SHA-256; Records without what was measured, seals without whose they are."""
+    """Every file of a folder with its SHA-256; those of CHANGING without what changes from run to run."""
     found: dict[str, Any] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if name.split("/")[0] in left_out:
             continue
-        if path.name == "record.json":
-            found[name] = without(read_json(path), MEASURED)
-        elif path.name == "seal.json":
-            found[name] = without(read_json(path), {"record_sha256", "worker"})
+        if path.name in CHANGING:
+            found[name] = without(read_json(path), CHANGING[path.name])
+        elif path.suffix == ".safetensors":
+            found[name] = tensors(path)
         else:
             found[name] = checksum(path)
     return found
+
+
+def tensors(path: Path) -> list[Any]:
+    """The header of a safetensors file, whose metadata stand in any order, and the SHA-256 of what follows."""
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    return [json.loads(content[8:start]), hashlib.sha256(content[start:]).hexdigest()]
 
 
 def run_folder(run: Path) -> dict[str, Any]:
@@ -360,9 +380,8 @@ def run_folder(run: Path) -> dict[str, Any]:
     }
 
 
-def laws_of(path: Path) -> Any:
-    """Laws without what their runs were measured to take."""
-    return without(read_json(path), {*MEASURED, "seconds_per_step", "store", "path", "source"})
+def both_stages(folder: Path) -> dict[str, Any]:
+    return {**run_folder(folder / "stage1"), **run_folder(folder / "stage2")}
 
 
 def write_curve(path: Path) -> None:
@@ -406,7 +425,7 @@ def command_line(side: Side) -> dict[str, Any]:
         "train stage1.toml --data nowhere --out run",
         "train stage2.toml --data nowhere",
         "plan --flops 1e18 --metric batch/los --published",
-        "plan --flops 1e30 --published",
+        "plan --flops 1e18 --published --laws nowhere",
         "fit nowhere",
         "sweep width --data nowhere --store store",
         "recommend nowhere --history [1]",
@@ -427,7 +446,9 @@ PRESETS = ("tiny", "quick", "standard", "paper")
 
 def data(side: Side) -> dict[str, Any]:
     """A world and the datasets that are made of it."""
-    side.run("world shop --users 300 --items 150 --events-per-user 24 --seed 3 weights.popular=0.2")
+    side.run(
+        "world shop --users 300 --items 150 --events-per-user 24 --seed 3 weights.popular=0.1 weights.kind_taste=0.35"
+    )
     side.run("world ready --users 300 --items 150 --seed 3 --prepared --seq-len 32 --split time")
     tables = "prepare shop/events.parquet shop/items.parquet"
     guessed = side.run(f"{tables} --guess --schema guessed.toml")
@@ -451,21 +472,13 @@ def data(side: Side) -> dict[str, Any]:
 def train(side: Side) -> dict[str, Any]:
     """Both stages, eager, with checkpoints."""
     side.run(f"train stage1.toml stage2.toml {TRAIN} --out run --save-every 8 --keep-checkpoints")
-    return {
-        what: value
-        for stage in ("stage1", "stage2")
-        for what, value in run_folder(side.folder / f"run/{stage}").items()
-    }
+    return both_stages(side.folder / "run")
 
 
 def copying(side: Side) -> dict[str, Any]:
     """Both stages with copying, dropout and log_q."""
     side.run(f"train copying1.toml copying2.toml {TRAIN} --out copying --best batch/loss --save-every 4")
-    return {
-        what: value
-        for stage in ("stage1", "stage2")
-        for what, value in run_folder(side.folder / f"copying/{stage}").items()
-    }
+    return both_stages(side.folder / "copying")
 
 
 def adamw(side: Side) -> dict[str, Any]:
@@ -482,23 +495,15 @@ def adamw(side: Side) -> dict[str, Any]:
 
 def accumulated(side: Side) -> dict[str, Any]:
     side.run(f"train copying1.toml copying2.toml {TRAIN} --out accumulated --accumulate 2")
-    return {
-        what: value
-        for stage in ("stage1", "stage2")
-        for what, value in run_folder(side.folder / f"accumulated/{stage}").items()
-    }
+    return both_stages(side.folder / "accumulated")
 
 
 def processes(side: Side) -> dict[str, Any]:
     side.run(f"train copying1.toml copying2.toml {TRAIN} --out processes", processes=2)
     side.run("evaluate processes/stage2 --data dataset --queries 150 --device cpu --out found.json", processes=2)
     return {
-        **{
-            what: value
-            for stage in ("stage1", "stage2")
-            for what, value in run_folder(side.folder / f"processes/{stage}").items()
-        },
-        "evaluated by two": read_json(side.folder / "found.json"),
+        **both_stages(side.folder / "processes"),
+        "evaluated by two": without(read_json(side.folder / "found.json"), MEASURED),
     }
 
 
@@ -516,11 +521,11 @@ def evaluate(side: Side) -> dict[str, Any]:
     cache = side.json("embed copying/stage1 --data dataset --dtype fp32 --out vectors32 --device cpu")
     side.run("embed run/stage1 --items shop/items.parquet --out items.parquet --device cpu")
     return {
-        "runs and baselines": everything,
+        "runs and baselines": without(everything, MEASURED),
         "rows per query": checksum(side.folder / "queries.parquet"),
-        "a smaller catalogue": some,
-        "without the history": [first, checksum(side.folder / "found.csv")],
-        "embedded catalogue": [cache, files(side.folder / "vectors32")],
+        "a smaller catalogue": without(some, MEASURED),
+        "without the history": [without(first, MEASURED), checksum(side.folder / "found.csv")],
+        "embedded catalogue": [without(cache, {"shards"}), files(side.folder / "vectors32")],
         "embedded items": checksum(side.folder / "items.parquet"),
     }
 
@@ -614,10 +619,11 @@ def onnx(side: Side) -> dict[str, Any]:
     graphs = {}
     for name in ("embedder", "contextualizer"):
         graph = onnx.load(side.folder / "onnx" / f"{name}.onnx").graph
+        arrays = [onnx.numpy_helper.to_array(one) for one in graph.initializer]
         graphs[name] = {
             "operators": [node.op_type for node in graph.node],
-            "weights": sorted(hashlib.sha256(onnx.numpy_helper.to_array(one).tobytes()).hexdigest() for one in graph.initializer),
-        }  # fmt: skip
+            "weights": sorted(hashlib.sha256(weights.tobytes()).hexdigest() for weights in arrays),
+        }
     return {"graphs": graphs, "manifest": manifest}
 
 
@@ -626,7 +632,7 @@ def sweep(side: Side) -> dict[str, Any]:
     common = "--data dataset2 --preset brief.toml --workers 1 --device cpu"
     planned = {axis: side.json(f"sweep {axis} {common} --store planned --dry-run") for axis in EVERY_AXIS}
     for axis in SWEPT:
-        side.run(f"sweep {axis} {common} --store store --seeds {2 if axis == 'allocation' else 1}")
+        side.run(f"sweep {axis} {common} --store store ")
     store = side.folder / "store"
     cells = {path.name: path for path in sorted((store / "cells").iterdir())}
     return {
@@ -644,9 +650,9 @@ def fit(side: Side) -> dict[str, Any]:
     side.run("fit store --out store-laws.json --bootstrap 5")
     printed = {name: side.run(f"fit {name}.csv {options}") for name, options in FITTED.items()}
     return {
-        "laws of the store": laws_of(side.folder / "store-laws.json"),
-        "laws of a study on a GPU": laws_of(side.folder / "runs.laws.json"),
-        "laws of a CSV, bootstrapped": laws_of(side.folder / "curve.laws.json"),
+        "laws of the store": read_json(side.folder / "store-laws.json"),
+        "laws of a study on a GPU": read_json(side.folder / "runs.laws.json"),
+        "laws of a CSV, bootstrapped": read_json(side.folder / "curve.laws.json"),
         "tables": printed,
     }
 
@@ -667,9 +673,8 @@ def plan(side: Side) -> dict[str, Any]:
         "store": without(side.json(own), {"hours"}),
     }
     side.run(f"{own} --recipe planned-recipe --register plan.json")
-    side.run(
-        f"train planned-recipe/stage1.toml planned-recipe/stage2.toml {TRAIN.replace('dataset', 'dataset2')} --out planned"
-    )
+    trained = TRAIN.replace("dataset", "dataset2")
+    side.run(f"train planned-recipe/stage1.toml planned-recipe/stage2.toml {trained} --out planned")
     check = side.json("plan --check planned --against plan.json")
     check["comparisons"] = [one for one in check["comparisons"] if one["name"] != "hours"]
     registered = without(read_json(side.folder / "plan.json"), {"hours", "registered_at", "registered_hash"})
@@ -684,14 +689,16 @@ def plan(side: Side) -> dict[str, Any]:
 
 def study(side: Side) -> dict[str, Any]:
     """A study of one axis, from the dataset to the recipe."""
-    side.run(
-        "study --data dataset2 --out study --preset brief.toml --axis allocation --plan-flops 4e10 --workers 1 --device cpu"
-    )
+    options = "--preset brief.toml --axis allocation --plan-flops 4e10 --workers 1 --device cpu"
+    side.run(f"study --data dataset2 --out study {options}")
     folder = side.folder / "study"
-    state = without(read_json(folder / "study.json"), {"seconds", "rates", "measured", "estimates"})
+    state = without(read_json(folder / "study.json"), {"seconds", "probe_seconds"})
+    planned = without(read_json(folder / "plan.json"), {"hours", "registered_at", "registered_hash"})
     return {
         "files of its stores": {name: files(folder / name, "workers", "laws.json") for name in ("probes", "store")},
         "state": state,
+        "laws": read_json(folder / "store" / "laws.json"),
+        "plan": planned,
         "recipes": files(folder / "recipe"),
     }
 
@@ -722,14 +729,11 @@ def old_files(side: Side) -> dict[str, Any]:
     side.run("train adamw.toml --data old/dataset --device cpu --threads 1 --out old/adamw --resume")
     side.run("fit old/store --out old/laws.json")
     side.run("report old/store --out old/report.html --plan old/plan.json")
+    runs = "old/run/stage2 old/copying/stage2"
     again = side.run("train stage1.toml stage2.toml --data old/dataset --device cpu --out old/run --resume")
-    swept = (
-        "sweep allocation --data old/dataset2 --store old/store --preset brief.toml --workers 1 --device cpu --seeds 2"
-    )
+    swept = "sweep allocation --data old/dataset2 --store old/store --preset brief.toml --workers 1 --device cpu"
     return {
-        "evaluation": side.json(
-            "evaluate old/run/stage2 old/copying/stage2 --data old/dataset --queries 150 --device cpu"
-        ),
+        "evaluation": without(side.json(f"evaluate {runs} --data old/dataset --queries 150 --device cpu"), MEASURED),
         "recommendation": side.json("recommend old/copying/stage2 --history '[3, 1, 4]' --device cpu"),
         "run that is resumed": run_folder(side.folder / "old/adamw"),
         "runs that are done": again,
