@@ -120,7 +120,7 @@ def query_losses(
             group=group,
             latch=latch,
         )
-    elif _is_small(queries, pool) and latch is None and group is None:
+    elif pool.num_valid is None and latch is None and group is None and _has_few_scores(queries, pool):
         result = _plain_softmax(queries, pool)
     else:
         result = candidate_softmax(
@@ -129,13 +129,12 @@ def query_losses(
     return result.loss if mass is None else copying_loss(result.loss, result.score, result.log_q, mass)
 
 
-def _is_small(queries: Tensor, pool: Candidates) -> bool:
-    """Whether so few scores are taken on a CPU that all of them are held."""
-    return queries.device.type == "cpu" and pool.num_valid is None and len(queries) * len(pool.vectors) <= _FEW_SCORES
+def _has_few_scores(queries: Tensor, pool: Candidates) -> bool:
+    return queries.device.type == "cpu" and len(queries) * len(pool.vectors) <= _FEW_SCORES
 
 
 def _plain_softmax(queries: Tensor, pool: Candidates) -> SoftmaxResult:
-    """The same as `candidate_softmax` with all scores in memory."""
+    """The same as `candidate_softmax`, with all scores in memory and without its checks."""
     scores = queries @ pool.vectors.T
     logits = scores if pool.log_q is None else scores - pool.log_q
     losses = F.cross_entropy(logits, pool.targets, reduction="none")

@@ -166,6 +166,7 @@ class EagerStage1:
 
     def __init__(self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, batches: HostBatches) -> None:
         self.model, self.batches, self.precision = model, batches, recipe.train.precision
+        self.group = process_group(batches.ranks)
         self.items = HostItems(dataset, recipe, batches.device)
         self.log_q = LogQ.of(dataset, recipe, batches.device).in_batch if recipe.train.log_q else None
         self.work = Work()
@@ -197,12 +198,12 @@ class EagerStage1:
         return self.model.embed_items(self.items.tensors(rows))
 
     def _part_losses(self, host_step: HostStep, part: StepBatch, own_vectors: Tensor) -> Losses:
-        ranks, own_targets = self.batches.ranks, host_step.own_targets
-        table = gather_rows(own_vectors, host_step.stride, ranks.world)
+        own_targets = host_step.own_targets
+        table = gather_rows(own_vectors, host_step.stride, self.batches.ranks.world)
         log_q = None if self.log_q is None else self.log_q[own_targets]
         candidates = Candidates(own_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
         events = F.embedding(part.event_places, table)
-        return batch_losses(self.model, part, events, [candidates], group=process_group(ranks))
+        return batch_losses(self.model, part, events, [candidates], group=self.group)
 
     def _count(self, host_step: HostStep) -> None:
         tokens, pairs = self.items.text_counts(host_step.items)
@@ -219,6 +220,7 @@ class EagerStage2:
         self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, batches: HostBatches, vectors: FrozenVectors
     ) -> None:
         self.model, self.batches, self.recipe, self.vectors = model, batches, recipe.train, vectors
+        self.group = process_group(batches.ranks)
         self.pools = FrozenPools(vectors.rows, LogQ.of(dataset, recipe, batches.device) if recipe.train.log_q else None)
         self.work = Work()
 
@@ -232,7 +234,7 @@ class EagerStage2:
 
     def _part_losses(self, host_step: HostStep, part: StepBatch) -> Losses:
         events, pools = self.vectors.rows(part.inputs.items), self._pools(host_step, part)
-        return batch_losses(self.model, part, events, pools, group=process_group(self.batches.ranks))
+        return batch_losses(self.model, part, events, pools, group=self.group)
 
     def _pools(self, host_step: HostStep, part: StepBatch) -> Iterator[Candidates | ExtraCandidates]:
         yield self.pools.in_batch(host_step.own_targets, part.target_places, host_step.num_targets)
