@@ -137,7 +137,7 @@ def comparable(result: StudyResult) -> dict[str, Any]:
 
 def timeless(page: str) -> str:
     """The page without how long its runs took and how much time that makes the plan."""
-    page = re.sub(r"in [\d.e+-]+ (min|h) of runs", "", page)
+    page = re.sub(r"in [\d.,]+ (s|min|h) of runs", "", page)
     page = re.sub(r'<tr data-r="time">.*?</tr>', "", page)
     return re.sub(r"\\nhours,.*?(?=\\n)", "", page)
 
