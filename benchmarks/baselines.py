@@ -52,7 +52,7 @@ def main() -> None:
 def opened(log: Path, schema: Path, folder: Path) -> Dataset:
     """The prepared dataset, prepared now if need be."""
     if not folder.exists():
-        options = PrepareOptions(threads=torch.get_num_threads())
+        options = PrepareOptions(test_share=0, threads=torch.get_num_threads())
         events, items = str(log / "events.parquet"), str(log / "items.parquet")
         prepare(events, items, Schema.read(schema), folder, options, lambda *_: None)
     return Dataset.open(folder)

@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         world = World(WorldConfig(num_users=arguments.users, num_items=arguments.items))
-        prepare_world(world, WORLD_SCHEMA, Path(folder) / "d", PrepareOptions(threads=2), lambda *_: None)
+        prepare_world(world, WORLD_SCHEMA, Path(folder) / "d", PrepareOptions(test_share=0, threads=2), lambda *_: None)
         dataset = Dataset.open(Path(folder) / "d")
         rows = [
             measure("train", dataset, arguments.batch_sequences, arguments.rounds),

@@ -252,7 +252,7 @@ def prepared(given: np.ndarray, items: int, folder: Path) -> Path:
         },
         "peers",
     )
-    options = PrepareOptions(seq_len=LENGTH, validation_share=0.02)
+    options = PrepareOptions(seq_len=LENGTH, validation_share=0.02, test_share=0)
     prepare(str(folder / "events.parquet"), str(folder / "items.parquet"), schema, folder / "dataset", options)
     return folder / "dataset"
 

@@ -136,7 +136,7 @@ def prepare_here(place: Path, memory: str) -> dict[str, float]:
         f"{place}/items.parquet",
         Schema.read(place / "schema.toml"),
         place / "dataset",
-        PrepareOptions(memory=memory, threads=2),
+        PrepareOptions(memory=memory, test_share=0, threads=2),
         progress,
     )
     progress("end", 1.0)

@@ -92,6 +92,7 @@ def make_world(given: argparse.Namespace, folder: Path) -> None:
         seq_len=given.seq_len,
         text_len=given.text_len,
         validation_share=0.05,
+        test_share=0,
         threads=max(1, min(12, (os.cpu_count() or 2) - 1)),
     )
     prepare_world(world, schema, folder / "world", options, lambda _what, _share: None)

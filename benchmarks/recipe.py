@@ -278,6 +278,7 @@ def prepare_size(name: str, folder: Path) -> dict[str, float]:
             text_len=size.text_len,
             vocabulary_size=size.vocabulary,
             validation_share=0.05,
+            test_share=0,
             threads=max(1, (os.cpu_count() or 1) // 2),
         )
         prepare_world(world, schema_of(world), out, options, lambda _what, _share: None)

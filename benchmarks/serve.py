@@ -74,7 +74,9 @@ def prepare(folder: Path, items: int, indexes: list[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     world = World(WorldConfig(num_users=3_000, num_items=items, events_per_user=EVENTS + 14, seed=1))
     if not (folder / "dataset").exists():
-        options = PrepareOptions(seq_len=64, text_len=8, vocabulary_size=4_000, validation_share=0.2, threads=2)
+        options = PrepareOptions(
+            seq_len=64, text_len=8, vocabulary_size=4_000, validation_share=0.2, test_share=0, threads=2
+        )
         prepare_world(world, schema_of(world), folder / "dataset", options, lambda *_: None)
         print(f"{items:,} items prepared", file=sys.stderr)
     dataset = Dataset.open(folder / "dataset")

@@ -32,7 +32,7 @@ def served_run(num_items: int, work: Path) -> tuple[Path, Path]:
     data, run = folder / "dataset", folder / "run"
     if not data.exists():
         world = World(WorldConfig(num_users=4_000, num_items=num_items, events_per_user=60, seed=5))
-        options = PrepareOptions(seq_len=64, text_len=8, vocabulary_size=2_000, threads=2)
+        options = PrepareOptions(seq_len=64, text_len=8, vocabulary_size=2_000, test_share=0, threads=2)
         timed("preparing", lambda: prepare_world(world, schema_of(world), data, options, lambda *_: None))
     dataset = Dataset.open(data, verify=False)
     if not (run / "bundle").exists():

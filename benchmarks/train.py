@@ -282,7 +282,7 @@ def make_data(path: Path, items: int, users: int) -> None:
     shutil.rmtree(path, ignore_errors=True)
     world = World(WorldConfig(num_users=users, num_items=items, events_per_user=256, seed=1))
     schema = WORLD_SCHEMA.model_copy(update={"world": world.config})
-    options = PrepareOptions(seq_len=256, threads=max(1, (os.cpu_count() or 1) - 1))
+    options = PrepareOptions(seq_len=256, test_share=0, threads=max(1, (os.cpu_count() or 1) - 1))
     prepare_world(world, schema, path, options, lambda phase, share: None)
     print(f"data: {items:,} items, {users:,} users in {time.perf_counter() - began:.1f} s", flush=True)
 

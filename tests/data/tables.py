@@ -29,7 +29,7 @@ SCHEMA = Schema.parse(
     },
     "test",
 )
-SMALL = PrepareOptions(seq_len=8, text_len=4, vocabulary_size=300, memory="256MiB", threads=2)
+SMALL = PrepareOptions(seq_len=8, text_len=4, vocabulary_size=300, memory="256MiB", test_share=0, threads=2)
 
 
 def make_items(num_items: int = 6) -> dict[str, list[Any]]:

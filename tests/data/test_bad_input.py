@@ -339,7 +339,7 @@ def test_a_schema_with_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
 
 def test_changed_bytes_are_refused_by_name(tmp_path: Path) -> None:
     prepared(tmp_path)
-    for name in ("events/records.npy", "encoders.json", "train/segments.npy", "users/ids.parquet"):
+    for name in ("events/records.npy", "encoders.json", "users/train_length.npy", "users/ids.parquet"):
         path = tmp_path / "dataset" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -362,7 +362,7 @@ def test_a_changed_manifest_and_one_of_another_version_are_refused(tmp_path: Pat
     path.write_text(whole.replace('"seq_len": 8', '"seq_len": 4'))
     with pytest.raises(DataError, match=r"manifest\.json has changed"):
         Dataset.open(tmp_path / "dataset")
-    path.write_text(whole.replace('"format_version": 1', '"format_version": 99, "new": true'))
+    path.write_text(whole.replace('"format_version": 2', '"format_version": 99, "new": true'))
     with pytest.raises(DataError, match="format version 99"):
         Dataset.open(tmp_path / "dataset")
 

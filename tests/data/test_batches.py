@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from habitus.data import Dataset
-from habitus.data.windows import pack, training_segments, validation_segments
+from habitus.data.windows import held_out_segments, pack, training_segments
 from habitus.errors import DataError
 
 from .tables import SMALL, make_events, make_items, prepared
@@ -195,7 +195,7 @@ def test_validation_targets_are_the_held_out_events(users: list[tuple[int, float
     train = np.array([int(length * share) for length, share in users])
     starts = np.cumsum(lengths) - lengths
     targets = []
-    for segment in validation_segments(starts, lengths, train, seq_len):
+    for segment in held_out_segments(starts, train, lengths, seq_len):
         targets += range(segment["start"] + segment["first_target"], segment["start"] + segment["length"])
         assert starts[segment["user"]] <= segment["start"]
     assert len(set(targets)) == len(targets)

@@ -25,7 +25,7 @@ def world() -> World:
 def dataset(world: World, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     path = tmp_path_factory.mktemp("world") / "dataset"
     schema = WORLD_SCHEMA.model_copy(update={"world": world.config})
-    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=400, validation_share=0.3, threads=1)
+    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=400, validation_share=0.3, test_share=0, threads=1)
     prepare_world(world, schema, path, options, lambda *_: None)
     return Dataset.open(path)
 

@@ -93,7 +93,7 @@ def test_on_a_world_validation_falls_towards_the_floor_and_never_under_it(tmp_pa
         seed=3,
     )
     world = World(config)
-    options = PrepareOptions(seq_len=32, text_len=12, validation_share=0.1)
+    options = PrepareOptions(seq_len=32, text_len=12, validation_share=0.1, test_share=0)
     prepare_world(world, schema_of(world), tmp_path / "dataset", options, lambda _what, _share: None)
     dataset = Dataset.open(tmp_path / "dataset")
     catalogue = dataset.item_features(np.arange(dataset.num_items))

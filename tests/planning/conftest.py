@@ -55,5 +55,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A prepared world of 120 items and windows of 32."""
     world = World(WorldConfig(num_users=200, num_items=120, events_per_user=20, num_brands=20, num_groups=5))
     folder = tmp_path_factory.mktemp("data") / "dataset"
-    prepare_world(world, schema_of(world), folder, PrepareOptions(seq_len=32, text_len=8), lambda *_: None)
+    prepare_world(
+        world, schema_of(world), folder, PrepareOptions(seq_len=32, text_len=8, test_share=0), lambda *_: None
+    )
     return Dataset.open(folder)

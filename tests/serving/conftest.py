@@ -30,7 +30,7 @@ def world() -> World:
 @pytest.fixture(scope="session")
 def dataset(world: World, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     path = tmp_path_factory.mktemp("serve-world") / "dataset"
-    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, validation_share=0.3, threads=1)
+    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, validation_share=0.3, test_share=0, threads=1)
     prepare_world(world, schema_of(world), path, options, lambda *_: None)
     return Dataset.open(path)
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from habitus.data import Dataset, PrepareOptions, prepare
-from habitus.evaluation import EvaluateOptions, Handling, evaluate_runs
+from habitus.evaluation import ComputeOptions, EvaluateOptions, evaluate_runs
 from habitus.evaluation.per_query import PerQuery
 from habitus.events.schema import Schema
 from habitus.events.world import World, WorldConfig
@@ -36,7 +36,7 @@ def test_unseen_items_of_a_world_are_found_as_the_oracle_finds_them(
     for name, table in (("events", events), ("items", items)):
         known = pc.invert(pc.is_in(table["item_id"], value_set=pa.array(sorted(held_out))))
         pq.write_table(table.filter(known), tmp_path / f"{name}.parquet")
-    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=800, validation_share=0.3, threads=1)
+    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=800, validation_share=0.3, test_share=0, threads=1)
     prepare(
         str(tmp_path / "events.parquet"), str(tmp_path / "items.parquet"), WORLD_SCHEMA, tmp_path / "dataset", options
     )
@@ -102,7 +102,9 @@ def test_amazon_items_added_at_run_time_rank_as_the_cold_rows_of_the_evaluation(
     pq.write_table(events, tmp_path / "events.parquet")
     pq.write_table(items, tmp_path / "items.parquet")
     schema = Schema.read(SCHEMAS / "amazon_purchases.toml")
-    options = PrepareOptions(seq_len=64, text_len=8, vocabulary_size=2000, validation_share=0.3, threads=1)
+    options = PrepareOptions(
+        seq_len=64, text_len=8, vocabulary_size=2000, validation_share=0.3, test_share=0, threads=1
+    )
     prepare(str(tmp_path / "events.parquet"), str(tmp_path / "items.parquet"), schema, tmp_path / "dataset", options)
     dataset = Dataset.open(tmp_path / "dataset")
     recipe = recipe_of(60)
@@ -112,7 +114,9 @@ def test_amazon_items_added_at_run_time_rank_as_the_cold_rows_of_the_evaluation(
     save_bundle(train(dataset, recipe), recipe, dataset, run / "bundle")
     kept: list[PerQuery] = []
     evaluated = EvaluateOptions(regimes=("catalogue",), queries=4000, cutoffs=(10, 100))
-    found = evaluate_runs([run], dataset, evaluated, Handling(), keep=lambda _, __, values: kept.append(values))[0]
+    found = evaluate_runs([run], dataset, evaluated, ComputeOptions(), keep=lambda _, __, values: kept.append(values))[
+        0
+    ]
     values = kept[0]
     users: list[str] = dataset.user_ids().to_pylist()
     logs: dict[str, list[dict[str, Any]]] = {}

@@ -123,7 +123,7 @@ def test_pairs_are_named_by_json_in_paths_and_survive_a_swap(
     values = schema_of(world).to_values()
     values["events"]["item"] = ["item_id", "event_type"]
     schema = Schema.parse({"events": values["events"], "items": values["items"]}, "test")
-    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, threads=1)
+    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, test_share=0, threads=1)
     files = [str(tmp_path / "files" / name) for name in ("events.parquet", "items.parquet")]
     prepare(*files, schema, tmp_path / "dataset", options)
     dataset = Dataset.open(tmp_path / "dataset")

@@ -9,7 +9,7 @@ import pytest
 
 from habitus.data import Dataset, PrepareOptions, prepare
 from habitus.errors import ConfigError, ModelError
-from habitus.evaluation import EvaluateOptions, Handling, evaluate_runs
+from habitus.evaluation import ComputeOptions, EvaluateOptions, evaluate_runs
 from habitus.evaluation.per_query import PerQuery
 from habitus.serving import RecommendRequest, Retriever
 from habitus.serving import search as searching
@@ -42,7 +42,7 @@ def test_ranks_and_losses_equal_those_of_evaluate(
     retriever: Retriever = request.getfixturevalue(which)
     kept: list[PerQuery] = []
     options = EvaluateOptions(regimes=("catalogue",), queries=600, cutoffs=(10,))
-    evaluate_runs([retriever.bundle.run_path], dataset, options, Handling(), keep=lambda _, __, v: kept.append(v))
+    evaluate_runs([retriever.bundle.run_path], dataset, options, ComputeOptions(), keep=lambda _, __, v: kept.append(v))
     values = kept[0]
     requests, targets, chosen = [], [], []
     for query, event in enumerate(values.event.tolist()):
@@ -289,7 +289,7 @@ def test_pairs_of_item_and_event_are_asked_for_and_answered_as_pairs(
     values = schema_of(world).to_values()
     values["events"]["item"] = ["item_id", "event_type"]
     schema = Schema.parse({"events": values["events"], "items": values["items"]}, "test")
-    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, threads=1)
+    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, test_share=0, threads=1)
     files = [str(tmp_path / "files" / name) for name in ("events.parquet", "items.parquet")]
     prepare(*files, schema, tmp_path / "dataset", options)
     dataset = Dataset.open(tmp_path / "dataset")
@@ -341,7 +341,7 @@ def test_text_ids_positions_and_times_as_item_fields(
         "test",
     )
     files = [str(tmp_path / f"{name}.parquet") for name in ("events", "items")]
-    prepare(*files, schema, tmp_path / "dataset", PrepareOptions(seq_len=64, threads=1))
+    prepare(*files, schema, tmp_path / "dataset", PrepareOptions(seq_len=64, test_share=0, threads=1))
     dataset = Dataset.open(tmp_path / "dataset")
     recipe = recipe_of(3)
     save_bundle(train(dataset, recipe), recipe, dataset, tmp_path / "run" / "bundle")
@@ -373,7 +373,7 @@ def test_on_a_gpu_ranks_are_those_of_evaluate_and_items_come_and_go(
 ) -> None:
     kept: list[PerQuery] = []
     options = EvaluateOptions(regimes=("catalogue",), queries=300, cutoffs=(10,))
-    evaluate_runs([run], dataset, options, Handling("cuda"), keep=lambda _, __, v: kept.append(v))
+    evaluate_runs([run], dataset, options, ComputeOptions("cuda"), keep=lambda _, __, v: kept.append(v))
     retriever = Retriever.open(run, device="cuda")
     requests, chosen = [], []
     for query, event in enumerate(kept[0].event.tolist()):

@@ -62,7 +62,7 @@ def test_a_recipe_is_sized_by_the_formula_of_its_stage(tmp_path: Path) -> None:
 
 def test_a_dataset_decides_fields_lengths_and_the_cache(tmp_path: Path) -> None:
     world = World(WorldConfig(num_users=200, num_items=80, events_per_user=10, max_events_per_user=32))
-    options = PrepareOptions(seq_len=32, text_len=12)
+    options = PrepareOptions(seq_len=32, text_len=12, test_share=0)
     prepare_world(world, schema_of(world), tmp_path / "dataset", options, lambda _what, _share: None)
     request = ("--flops", "1e13", "--share", "0.06", "--data-ratio", "15", "--dataset", str(tmp_path / "dataset"))
     cell = json.loads(run(*request, "--json"))

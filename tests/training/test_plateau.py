@@ -24,7 +24,9 @@ QUERIES, EVALUATION_BATCH = 4_000, 64
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("plateau")
     world = World(WorldConfig(num_users=20_000, num_items=2_000, seed=1))
-    options = PrepareOptions(seq_len=64, text_len=24, vocabulary_size=1_024, validation_share=0.05, threads=1)
+    options = PrepareOptions(
+        seq_len=64, text_len=24, vocabulary_size=1_024, validation_share=0.05, test_share=0, threads=1
+    )
     prepare_world(world, schema_of(world), folder / "dataset", options, lambda _what, _share: None)
     return Dataset.open(folder / "dataset")
 

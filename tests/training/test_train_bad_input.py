@@ -69,7 +69,9 @@ def test_more_negatives_than_items_are_refused(
 @pytest.mark.parametrize("share, message", [(1e-9, "no validation windows"), (1 - 1e-9, "no training windows")])
 def test_an_empty_split_is_refused(recipe_of: Callable[..., Any], tmp_path: Path, share: float, message: str) -> None:
     world = World(WorldConfig(num_users=20, num_items=50, events_per_user=12))
-    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=300, validation_share=share, threads=1)
+    options = PrepareOptions(
+        seq_len=32, text_len=6, vocabulary_size=300, validation_share=share, test_share=0, threads=1
+    )
     schema = WORLD_SCHEMA.model_copy(update={"world": world.config})
     prepare_world(world, schema, tmp_path / "dataset", options, lambda *_: None)
     with pytest.raises(DataError, match=message):

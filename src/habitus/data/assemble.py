@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from habitus.data.arrays import write_array
-from habitus.data.event_columns import EventChunk, EventPlan, Users, write_events
+from habitus.data.event_columns import EventChunk, EventPlan, write_events
 from habitus.data.item_columns import write_items
 from habitus.data.manifest import MANIFEST_FILE, DatasetManifest, SplitCounts, list_files
 from habitus.data.survey import ItemSurvey
-from habitus.data.windows import Windows, pack, training_segments, validation_segments
+from habitus.data.windows import pack
 from habitus.events import Schema
 from habitus.progress import Progress
+from habitus.store import SPLIT_NAMES
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,12 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
 
     progress("cutting windows", 0.0)
     users = events.users
-    train = training_segments(users.starts, users.train_lengths, parts.seq_len)
-    validation = validation_segments(users.starts, users.lengths, users.train_lengths, parts.seq_len)
-    train_left_out = int(users.train_lengths.sum() - train["length"].sum())
-    validation_left_out = int((users.lengths - users.train_lengths).sum()) - _num_held_out(validation, users)
-    train_windows, validation_windows = pack(train, parts.seq_len), pack(validation, parts.seq_len)
+    has_test = users.validation_lengths is not None
+    sides = {
+        side: SplitCounts.of(users, side, pack(users.segments(side, parts.seq_len), parts.seq_len))
+        for side in SPLIT_NAMES
+        if side != "test" or has_test
+    }
     progress("computing checksums", 0.0)
     manifest = DatasetManifest(
         seq_len=parts.seq_len,
@@ -61,10 +61,9 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         num_events=events.num_events,
         num_items=parts.survey.stream.num_items,
         time_span=events.time_span,
-        train=_write_windows(stage / "train", train_windows, users.train_lengths > 0, train_left_out),
-        validation=_write_windows(
-            stage / "validation", validation_windows, users.lengths > users.train_lengths, validation_left_out
-        ),
+        train=sides["train"],
+        validation=sides["validation"],
+        test=sides.get("test"),
         item_fields_filled=parts.survey.filled(),
         event_fields_filled=events.filled,
         dropped={key: count for key, count in parts.dropped.items() if count},
@@ -73,28 +72,6 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
     ).with_checksum()
     manifest.write(stage / MANIFEST_FILE)
     return manifest
-
-
-def _num_held_out(segments: np.ndarray, users: Users) -> int:
-    """How many held-out events stand in the segments; with time and last, training events do so too, as context."""
-    ends = segments["start"] + segments["length"]
-    first = users.starts[segments["user"]] + users.train_lengths[segments["user"]]
-    return int(np.maximum(ends - np.maximum(segments["start"], first), 0).sum())
-
-
-def _write_windows(folder: Path, windows: Windows, has_events: np.ndarray, left_out: int) -> SplitCounts:
-    write_array(folder / "segments.npy", windows.segments)
-    write_array(folder / "windows.npy", windows.offsets)
-    lengths = windows.segments["length"].astype(np.int64)
-    return SplitCounts(
-        users=int(has_events.sum()),
-        events=int(lengths.sum()),
-        queries=int((lengths - windows.segments["first_target"]).sum()),
-        segments=len(lengths),
-        windows=len(windows.offsets) - 1,
-        max_segments=int(np.diff(windows.offsets).max(initial=0)),
-        left_out=left_out,
-    )
 
 
 def _write_ids(batches: Iterable[pa.RecordBatch], stage: Path) -> None:

@@ -1,8 +1,9 @@
 """A prepared dataset, opened by memory map; any batch can be produced again from (seed, epoch, position)."""
 
+from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -15,23 +16,27 @@ from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
 from habitus.data.item_columns import item_file
 from habitus.data.manifest import DatasetManifest, SplitCounts, verify_files
-from habitus.data.windows import SEGMENT, Windows
+from habitus.data.windows import SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
-from habitus.errors import DataError
+from habitus.errors import ConfigError, DataError
 from habitus.events import Schema
 from habitus.randomness import Stream, permute_index, shuffle_keys
-from habitus.store import SPLIT_NAMES, SplitName
+from habitus.store import SplitName
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
 class Dataset:
-    """The folder that `prepare` wrote. Arrays are mapped, not read; ids are int64 throughout."""
+    """The folder that `prepare` wrote. Arrays are mapped, not read; ids are int64 throughout.
 
-    def __init__(self, path: Path, manifest: DatasetManifest) -> None:
+    Windows are cut when a side is first used, at `seq_len` events, which is the manifest's unless another is given.
+    """
+
+    def __init__(self, path: Path, manifest: DatasetManifest, seq_len: int | None = None) -> None:
         self.path = path
         self.manifest = manifest
+        self.seq_len = _check_seq_len(manifest.seq_len if seq_len is None else seq_len)
         self.encoders = Encoders.read(path / "encoders.json")
         self.records = map_array(path / "events" / "records.npy")
         # Views of the records. Index them; .take() of a view copies the whole column first.
@@ -44,20 +49,28 @@ class Dataset:
         self._item_fields = {
             spec.name: map_array(path / item_file(number)) for number, spec in enumerate(self.fields.item)
         }
-        self._windows = {
-            name: Windows(map_array(path / name / "segments.npy"), map_array(path / name / "windows.npy"))
-            for name in ("train", "validation")
-        }
+        self._sides: dict[SplitName, _Side] = {}
         _keep_freed_memory()
-        self._tables = {name: _segment_table(windows, self.seq_len) for name, windows in self._windows.items()}
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: bool = True) -> "Dataset":
-        """The dataset in a folder. `verify` hashes every file; without it only sizes are compared."""
+    def open(cls, path: str | Path, seq_len: int | None = None, *, verify: bool = True) -> "Dataset":
+        """The dataset in a folder, in windows of `seq_len` events, or of its own length.
+
+        `verify` hashes every file; without it only sizes are compared.
+        """
         path = Path(path)
         manifest = DatasetManifest.open(path)
         verify_files(path, manifest, contents=verify)
-        return cls(path, manifest)
+        return cls(path, manifest, seq_len)
+
+    def with_seq_len(self, seq_len: int) -> "Dataset":
+        """The same dataset in windows of `seq_len` events."""
+        if seq_len == self.seq_len:
+            return self
+        other = copy(self)
+        other.seq_len = _check_seq_len(seq_len)
+        other._sides = {}
+        return other
 
     def __repr__(self) -> str:
         return text_table(f"Dataset {self.path}", self._summary())
@@ -66,7 +79,7 @@ class Dataset:
         return html_table(f"Dataset {self.path}", self._summary())
 
     def _summary(self) -> list[tuple[str, str]]:
-        sides = [(name, self.counts(name)) for name in SPLIT_NAMES]
+        sides = [(name, self.counts(name)) for name in self.manifest.sides()]
         return [
             ("events", f"{self.num_events:,} of {self.num_users:,} users on {self.num_items:,} items"),
             *((name, f"{side.users:,} users, {side.windows:,} windows of {self.seq_len}") for name, side in sides),
@@ -81,10 +94,6 @@ class Dataset:
     @property
     def schema(self) -> Schema:
         return self.manifest.schema_
-
-    @property
-    def seq_len(self) -> int:
-        return self.manifest.seq_len
 
     @property
     def num_items(self) -> int:
@@ -102,11 +111,47 @@ class Dataset:
     def checksum(self) -> str:
         return self.manifest.checksum
 
+    @property
+    def has_test(self) -> bool:
+        return self.manifest.test is not None
+
     def counts(self, split: SplitName) -> SplitCounts:
-        return {"train": self.manifest.train, "validation": self.manifest.validation}[split]
+        """Users, events, queries and windows of a side."""
+        if self.seq_len != self.manifest.seq_len:
+            return self._side(split).counts
+        sides = self.manifest.sides()
+        return sides[split] if split in sides else self._refuse_side(split)
 
     def windows(self, split: SplitName) -> Windows:
-        return self._windows[split]
+        return self._side(split).windows
+
+    @cached_property
+    def user_parts(self) -> UserParts:
+        """Where the sides of each user's history are."""
+        users = self.path / "users"
+        return UserParts(
+            starts=self.user_offsets[:-1],
+            lengths=np.diff(self.user_offsets),
+            train_lengths=map_array(users / "train_length.npy"),
+            validation_lengths=map_array(users / "validation_length.npy") if self.has_test else None,
+        )
+
+    def _side(self, split: SplitName) -> "_Side":
+        """A side's windows, cut when they are first needed."""
+        if split not in self.manifest.sides():
+            self._refuse_side(split)
+        if split not in self._sides:
+            windows = pack(self.user_parts.segments(split, self.seq_len), self.seq_len)
+            counts = SplitCounts.of(self.user_parts, split, windows)
+            self._sides[split] = _Side(windows, counts, _segment_table(windows, self.seq_len))
+        return self._sides[split]
+
+    def _refuse_side(self, split: SplitName) -> NoReturn:
+        raise DataError(
+            f"{self.path} has no {split} side",
+            expected=f"one of its sides: {', '.join(self.manifest.sides())}",
+            next_step="prepare the log again with --test-share above 0",
+        )
 
     @cached_property
     def item_train_counts(self) -> np.ndarray:
@@ -169,14 +214,14 @@ class Dataset:
 
     def event_rows(self, split: SplitName, windows: np.ndarray) -> np.ndarray:
         """The row of the log behind each slot of the given windows, int64 [B, L]; -1 in empty slots."""
-        layout = self._tables[split].layout(windows)
+        layout = self._side(split).table.layout(windows)
         rows = layout.rows()
         rows[np.repeat(layout.users < 0, layout.lengths)] = -1
         return rows.reshape(len(windows), self.seq_len)
 
     def gather(self, split: SplitName, windows: np.ndarray) -> Batch:
         """The given windows of a split as a batch, in the given order."""
-        layout = self._tables[split].layout(windows)
+        layout = self._side(split).table.layout(windows)
         shape = len(windows), self.seq_len
         lengths, begin, within = layout.lengths, layout.begin, layout.within
         is_tail = layout.users < 0
@@ -214,6 +259,12 @@ class Dataset:
             users=users,
             fields={name: values.reshape(shape) for name, values in fields.items()},
         )
+
+
+def _check_seq_len(seq_len: int) -> int:
+    if seq_len < 2:
+        raise ConfigError(f"seq_len is {seq_len}", expected="at least 2: an event, and the one that it predicts")
+    return seq_len
 
 
 def _keep_freed_memory() -> None:
@@ -277,6 +328,14 @@ class _SegmentTable(NamedTuple):
             first_target=self.first_target[chosen],
             users=self.user[chosen],
         )
+
+
+class _Side(NamedTuple):
+    """One side of the split, cut into windows."""
+
+    windows: Windows
+    counts: SplitCounts
+    table: _SegmentTable
 
 
 def _segment_table(windows: Windows, seq_len: int) -> _SegmentTable:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from habitus.data.dataset import Dataset
+from habitus.store import SplitName
 from habitus.typed import Typed
 
 _CHUNK_EVENTS = 1 << 22
@@ -59,6 +60,7 @@ class Description(Typed):
     repetition: tuple[Repetition, ...]
     train: SplitSize
     validation: SplitSize
+    test: SplitSize | None = None  # absent where there is no test side
     item_fields_filled: dict[str, float]
     event_fields_filled: dict[str, float]
     dropped: dict[str, int]
@@ -89,6 +91,7 @@ def describe(dataset: Dataset) -> Description:
         repetition=_repetition(dataset),
         train=_split_size(dataset, "train"),
         validation=_split_size(dataset, "validation"),
+        test=_split_size(dataset, "test") if dataset.has_test else None,
         item_fields_filled={n: c / dataset.num_items for n, c in manifest.item_fields_filled.items()},
         event_fields_filled={n: c / dataset.num_events for n, c in manifest.event_fields_filled.items()},
         dropped=manifest.dropped,
@@ -137,6 +140,7 @@ def _user_blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 def _repetition(dataset: Dataset) -> tuple[Repetition, ...]:
     counts = dataset.item_train_counts.astype(np.float64)
     total = counts.sum()
+    events_in_windows = dataset.counts("train").events
     if total == 0:
         return ()
     concentration = float((counts / total) @ (counts / total))  # chance that two events show the same item
@@ -144,15 +148,15 @@ def _repetition(dataset: Dataset) -> tuple[Repetition, ...]:
     return tuple(
         Repetition(
             events=size,
-            window_epochs=size / dataset.manifest.train.events if dataset.manifest.train.events else 0.0,
+            window_epochs=size / events_in_windows if events_in_windows else 0.0,
             times_item_of_an_event_is_seen=1 + (size - 1) * concentration,
         )
         for size in sizes
     )
 
 
-def _split_size(dataset: Dataset, name: str) -> SplitSize:
-    counts = dataset.manifest.train if name == "train" else dataset.manifest.validation
+def _split_size(dataset: Dataset, name: SplitName) -> SplitSize:
+    counts = dataset.counts(name)
     return SplitSize(
         users=counts.users,
         events=counts.events,

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from habitus.data.arrays import ArrayWriter, write_array
 from habitus.data.column_surveys import Moments
 from habitus.data.fields import Field
-from habitus.data.split import Split
+from habitus.data.split import TRAIN, VALIDATION, EventPlaces, Split
+from habitus.data.windows import UserParts
 from habitus.events import GAP, HOUR, WEEKDAY, TimeUnit
 
 EVENT_CHUNK_ROWS = 1 << 20
@@ -33,19 +34,10 @@ class EventChunk:
 
 
 @dataclass
-class Users:
-    """Where each user's events are, and how many of them train."""
-
-    starts: np.ndarray  # int64 [U]: first event
-    lengths: np.ndarray  # int64 [U]
-    train_lengths: np.ndarray  # int64 [U]: how many of them, from the first, train
-
-
-@dataclass
 class WrittenEvents:
     """What is known once all events are written."""
 
-    users: Users
+    users: UserParts
     fields: tuple[Field, ...]
     num_events: int
     filled: dict[str, int]
@@ -94,8 +86,8 @@ def write_events(chunks: Iterable[EventChunk], plan: EventPlan, stage: Path) -> 
     with records, times, _IdWriter(stage / "users" / "ids.parquet") as ids:
         writer = _EventWriter(plan, stage, records, times, ids)
         before: EventChunk | None = None
-        for chunk, after in _with_next(chunks):
-            writer.append(chunk, before, after)
+        for chunk, following in _with_following(chunks):
+            writer.append(chunk, before, following)
             before = chunk
         return writer.finish()
 
@@ -149,34 +141,38 @@ class _EventWriter:
     first_time: int = np.iinfo(np.int64).max
     last_time: int = np.iinfo(np.int64).min
     starts: list[np.ndarray] = field(default_factory=list)
-    train_counts: list[np.ndarray] = field(default_factory=list)
+    train_lengths: list[np.ndarray] = field(default_factory=list)
+    validation_lengths: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.specs = self.plan.specs()
         self.moments = {spec.name: Moments() for spec in self.specs if spec.kind == "number"}
         self.filled = {spec.name: 0 for spec in self.specs}
         self.item_counts = np.zeros(self.plan.num_items, np.int64)
-        self.train_user = True  # of the last user of the chunk before
+        self.last_user_side = TRAIN  # of the last user of the chunk before
+        self.last_user_events = 0  # so far
 
-    def append(self, chunk: EventChunk, before: EventChunk | None, after: EventChunk | None) -> None:
+    def append(self, chunk: EventChunk, before: EventChunk | None, following: list[pa.Scalar]) -> None:
+        """Take in the next chunk; `following` are the users of up to two events after it."""
         size = len(chunk.items)
         changes = pc.not_equal(chunk.users.slice(1), chunk.users.slice(0, size - 1)).to_numpy(zero_copy_only=False)
         is_first = np.concatenate([[before is None or before.users[-1] != chunk.users[0]], changes])
-        is_last = np.concatenate([changes, [after is None or after.users[0] != chunk.users[-1]]])
         new_ids = chunk.users.filter(pa.array(is_first))
         self.ids.append(new_ids)
 
-        new_train = self.plan.split.train_users(new_ids)
+        split = self.plan.split
         user = np.cumsum(is_first)  # 0: the user that the chunk before ended with
-        train_user = np.concatenate([[self.train_user], new_train])
-        trains = self.plan.split.trains(train_user[user], chunk.times, is_last)
-        self.train_user = bool(train_user[user[-1]])
-        counts = np.bincount(user[trains], minlength=len(new_ids) + 1)
-        if self.train_counts:
-            self.train_counts[-1][-1] += counts[0]
+        user_sides = np.append(np.int8(self.last_user_side), split.user_sides(new_ids))
+        num_after = sum(1 for other in following if other == chunk.users[-1])
+        places = EventPlaces(is_first, self.last_user_events, num_after)
+        sides = split.event_sides(user_sides[user], chunk.times, places)
+        self.last_user_side = int(user_sides[user[-1]])
+        self.last_user_events = int(np.argmax(is_first[::-1])) + 1 if len(new_ids) else self.last_user_events + size
+        trains = sides == TRAIN
+        self._add_lengths(self.train_lengths, user[trains], len(new_ids))
+        if split.test_share:
+            self._add_lengths(self.validation_lengths, user[sides == VALIDATION], len(new_ids))
         self.starts.append(self.num_events + np.flatnonzero(is_first))
-        if len(new_ids):
-            self.train_counts.append(counts[1:])
 
         np.add.at(self.item_counts, chunk.items[trains], 1)
         previous = np.concatenate([[before.times[-1] if before is not None else 0], chunk.times[:-1]])
@@ -194,6 +190,15 @@ class _EventWriter:
         self.first_time = min(self.first_time, int(chunk.times.min()))
         self.last_time = max(self.last_time, int(chunk.times.max()))
 
+    @staticmethod
+    def _add_lengths(lengths: list[np.ndarray], user: np.ndarray, num_new: int) -> None:
+        """Count a side's events by user; those of user 0 belong to the last user of the chunk before."""
+        counts = np.bincount(user, minlength=num_new + 1)
+        if lengths:
+            lengths[-1][-1] += counts[0]
+        if num_new:
+            lengths.append(counts[1:])
+
     def _count(self, spec: Field, values: np.ndarray, trains: np.ndarray) -> None:
         if spec.kind == "number":
             self.moments[spec.name].add(values[trains])
@@ -204,14 +209,18 @@ class _EventWriter:
     def finish(self) -> WrittenEvents:
         starts = np.concatenate(self.starts).astype(np.int64)
         lengths = np.diff(np.append(starts, self.num_events))
-        train_lengths = np.concatenate(self.train_counts).astype(np.int64)
+        train_lengths = np.concatenate(self.train_lengths).astype(np.int64)
+        validation_lengths = None
         write_array(self.stage / "users" / "offsets.npy", np.append(starts, np.int64(self.num_events)))
         write_array(self.stage / "users" / "train_length.npy", train_lengths)
+        if self.validation_lengths:
+            validation_lengths = np.concatenate(self.validation_lengths).astype(np.int64)
+            write_array(self.stage / "users" / "validation_length.npy", validation_lengths)
         write_array(self.stage / "items" / "train_count.npy", self.item_counts)
         specs = tuple(
             self.moments[spec.name].to_field(spec.name) if spec.kind == "number" else spec for spec in self.specs
         )
-        users = Users(starts, lengths, train_lengths)
+        users = UserParts(starts, lengths, train_lengths, validation_lengths)
         return WrittenEvents(users, specs, self.num_events, self.filled, (self.first_time, self.last_time))
 
 
@@ -223,11 +232,18 @@ def clock_fields(times: np.ndarray, previous: np.ndarray, is_first: np.ndarray) 
     return {GAP: gap, HOUR: hours % 24 + 1, WEEKDAY: (hours // 24 + _EPOCH_WEEKDAY) % 7 + 1}
 
 
-def _with_next(chunks: Iterable[EventChunk]) -> Iterator[tuple[EventChunk, EventChunk | None]]:
-    held: EventChunk | None = None
+def _with_following(chunks: Iterable[EventChunk]) -> Iterator[tuple[EventChunk, list[pa.Scalar]]]:
+    """Each chunk with the users of the two events after it; fewer at the end."""
+    held: list[EventChunk] = []
     for chunk in chunks:
-        if held is not None:
-            yield held, chunk
-        held = chunk
-    if held is not None:
-        yield held, None
+        held.append(chunk)
+        while len(held) > 1 and sum(len(later.items) for later in held[1:]) >= 2:
+            yield held[0], _first_users(held[1:])
+            del held[0]
+    while held:
+        yield held[0], _first_users(held[1:])
+        del held[0]
+
+
+def _first_users(chunks: list[EventChunk]) -> list[pa.Scalar]:
+    return [user for chunk in chunks for user in chunk.users.slice(0, 2)][:2]

@@ -4,7 +4,10 @@ Byte for byte what `prepare` makes of the world's files, for machines where Duck
 whose event log nobody wants to keep.
 """
 
+import math
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +40,7 @@ def prepare_world(
     )
     progress("surveying items", 0.0)
     survey = survey_items(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
-    split = split_of(options)
-    if options.split == "time":
-        split = split.model_copy(update={"time_cut_us": _time_cut(world, options)})
+    split = split_of(options).with_cuts(_EventTimes(world, options.threads).time_at)
     plan = EventPlan(
         schema.events.fields, _event_values(world, schema), schema.events.time_unit, stream.num_items, split
     )
@@ -99,10 +100,19 @@ def _event_values(world: World, schema: Schema) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(occurring)) for name, occurring in values.items()}
 
 
-def _time_cut(world: World, options: PrepareOptions) -> int:
-    """The time at which the last share of the events begins; holds all times at once."""
-    times = np.concatenate(
-        [table["timestamp"].cast(pa.int64()).to_numpy() for table in world.event_blocks(threads=options.threads)]
-    )
-    place = max(int(np.ceil(len(times) * (1 - options.validation_share))) - 1, 0)
-    return int(np.partition(times, place)[place])
+class _EventTimes:
+    """The times of all events at once, generated when a cut is first needed."""
+
+    def __init__(self, world: World, threads: int) -> None:
+        self.world, self.threads = world, threads
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        blocks = self.world.event_blocks(threads=self.threads)
+        return np.concatenate([table["timestamp"].cast(pa.int64()).to_numpy() for table in blocks])
+
+    def time_at(self, share: float) -> int:
+        """The time at which that share of the events has passed, as DuckDB's quantile_disc has it."""
+        # The share as it is written, since DuckDB reads it as a decimal number: 0.8 of 5 events are exactly 4.
+        place = max(math.ceil(len(self.times) * Decimal(str(share))) - 1, 0)
+        return int(np.partition(self.times, place)[place])

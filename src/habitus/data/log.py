@@ -122,9 +122,9 @@ class EventLog:
             )
         self.dropped["event_rows"] = self.events.num_rows - num_usable
 
-    def time_cut(self, validation_share: float) -> int:
-        """The time, in microseconds, at which the last `validation_share` of the events begins."""
-        cut = self._rows(f"SELECT quantile_disc(t, {1 - validation_share}) FROM joined WHERE {self._usable()}")
+    def time_at(self, share: float) -> int:
+        """The time, in microseconds, at which that share of the events has passed."""
+        cut = self._rows(f"SELECT quantile_disc(t, {share}) FROM joined WHERE {self._usable()}")
         return int(cut[0][0])
 
     def event_values(self) -> dict[str, tuple[str, ...]]:

@@ -4,16 +4,25 @@ import json
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 from pydantic import Field
 
 from habitus.data.split import Split
+from habitus.data.windows import UserParts, Windows
 from habitus.errors import DataError
 from habitus.events import Schema
 from habitus.files import sha256_of
+from habitus.store import SplitName
 from habitus.typed import Typed, content_hash
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: a test side, and windows that are cut on opening
+READABLE_VERSIONS = (1, 2)
 MANIFEST_FILE = "manifest.json"
+_REMEDIES: dict[SplitName, str] = {
+    "train": "nothing can be trained on it; prepare a longer log, or with smaller --validation-share and --test-share",
+    "validation": "nothing can be evaluated on it; prepare a longer log, or with a larger --validation-share",
+    "test": "'evaluate --side test' cannot be used; prepare a longer log, or with a larger --test-share",
+}
 
 
 class FileEntry(Typed):
@@ -34,6 +43,21 @@ class SplitCounts(Typed):
         description="Events of this side that stand alone after cutting, so that they are in no window."
     )
 
+    @classmethod
+    def of(cls, users: UserParts, side: SplitName, windows: Windows) -> Self:
+        """The counts of a side, given its windows."""
+        begins, ends = users.part(side)
+        lengths = windows.segments["length"].astype(np.int64)
+        return cls(
+            users=int((ends > begins).sum()),
+            events=int(lengths.sum()),
+            queries=int((lengths - windows.segments["first_target"]).sum()),
+            segments=len(lengths),
+            windows=len(windows.offsets) - 1,
+            max_segments=int(np.diff(windows.offsets).max(initial=0)),
+            left_out=int((ends - begins).sum()) - users.num_covered(side, windows.segments),
+        )
+
     def fill(self, seq_len: int) -> float:
         """The share of slots that hold an event."""
         return self.events / (self.windows * seq_len) if self.windows else 0.0
@@ -43,7 +67,7 @@ class DatasetManifest(Typed):
     """manifest.json. Nothing in it depends on when or where the dataset was made."""
 
     format_version: int = FORMAT_VERSION
-    seq_len: int
+    seq_len: int = Field(description="Windows hold so many events unless a length is given on opening.")
     seed: int
     split: Split
     schema_: Schema = Field(alias="schema")
@@ -53,12 +77,27 @@ class DatasetManifest(Typed):
     time_span: tuple[int, int]
     train: SplitCounts
     validation: SplitCounts
+    test: SplitCounts | None = Field(None, description="Absent where there is no test side.")
     item_fields_filled: dict[str, int]
     event_fields_filled: dict[str, int]
     dropped: dict[str, int]
     versions: dict[str, str]
     files: dict[str, FileEntry]
     checksum: str = Field("", description="The dataset's identity: this manifest, and so all bytes of all files.")
+
+    def sides(self) -> dict[SplitName, SplitCounts]:
+        """The sides of the split that exist, with their counts at the dataset's own seq_len."""
+        counts: dict[SplitName, SplitCounts] = {"train": self.train, "validation": self.validation}
+        return counts if self.test is None else {**counts, "test": self.test}
+
+    def warnings(self) -> list[str]:
+        """What a user should know before training: sides without a query."""
+        return [
+            f"the {side} side has no queries: it holds {counts.users:,} of {self.num_users:,} users, "
+            f"none with an event to predict and one before it; {_REMEDIES[side]}"
+            for side, counts in self.sides().items()
+            if counts.queries == 0
+        ]
 
     def with_checksum(self) -> Self:
         """This manifest with its checksum."""
@@ -81,10 +120,10 @@ class DatasetManifest(Typed):
             version = json.loads(path.read_text(encoding="utf-8")).get("format_version")
         except (ValueError, AttributeError) as error:
             raise DataError(f"{path} cannot be read: {error}", next_step="prepare the dataset again") from error
-        if version != FORMAT_VERSION:
+        if version not in READABLE_VERSIONS:
             raise DataError(
                 f"{folder} has format version {version}",
-                expected=f"version {FORMAT_VERSION}",
+                expected=f"version {' or '.join(map(str, READABLE_VERSIONS))}",
                 next_step="prepare the dataset again with this version of habitus",
             )
         manifest = cls.read(path)

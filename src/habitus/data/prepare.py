@@ -48,6 +48,7 @@ class PrepareOptions:
     vocabulary_size: int = 8192
     split: SplitKind = "user"
     validation_share: float = 0.1
+    test_share: float = 0.1  # 0: no test side
     on_bad: Literal["error", "drop"] = "error"
     memory: str = "4GiB"
     threads: int = os.cpu_count() or 1
@@ -120,12 +121,24 @@ def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
             "split 'time' needs real times, but the schema says time_unit = 'order'",
             expected="split user or last for a log that has positions only",
         )
-    split_of(options)
+    split = split_of(options)
+    if split.kind != "last" and split.validation_share + split.test_share >= 1:
+        raise ConfigError(
+            f"validation_share is {split.validation_share} and test_share {split.test_share}: nothing is left to train",
+            expected="shares that sum to less than 1",
+            next_step="lower one of them; --test-share 0 leaves the test side out",
+        )
     parse_bytes(options.memory)
 
 
 def split_of(options: PrepareOptions) -> Split:
-    values = {"kind": options.split, "validation_share": options.validation_share, "seed": options.seed}
+    """The split that the options name, without the cuts of 'time', which depend on the log."""
+    values = {
+        "kind": options.split,
+        "validation_share": options.validation_share,
+        "test_share": options.test_share,
+        "seed": options.seed,
+    }
     return Split.parse(values, "the split's options")
 
 
@@ -154,9 +167,7 @@ def _read(
     dropped = dict(log.dropped)
     dropped |= {f"items.{p.column}: {p.what}": p.rows for p in survey.problems()}
     progress("surveying events", 0.0)
-    split = split_of(options)
-    if options.split == "time":
-        split = split.model_copy(update={"time_cut_us": log.time_cut(options.validation_share)})
+    split = split_of(options).with_cuts(log.time_at)
     plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)
     parts = Assembly(schema, options.seq_len, options.seed, survey, item_ids, plan, dropped)
     return log, parts

@@ -1,12 +1,17 @@
 """Windows of events: histories cut at seq_len, short ones packed several to a window.
 
 A segment is a stretch of one user's events that attention may look across. A window is seq_len slots that hold
-one or more segments and, at its end, perhaps empty slots.
+one or more segments and, at its end, perhaps empty slots. Windows are not stored: they follow from where each user's
+parts end, and are cut when a dataset is opened.
 """
 
+from bisect import bisect_left, insort
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from habitus.store import SplitName
 
 # start: first event of the segment; first_target: offset from which its events count as targets.
 SEGMENT = np.dtype([("start", "<i8"), ("user", "<i8"), ("length", "<i4"), ("first_target", "<i4")])
@@ -17,6 +22,39 @@ class Windows(NamedTuple):
 
     segments: np.ndarray
     offsets: np.ndarray
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """Where each user's events are: training events first, then validation events, then test events."""
+
+    starts: np.ndarray  # int64 [U]: first event
+    lengths: np.ndarray  # int64 [U]
+    train_lengths: np.ndarray  # int64 [U]
+    validation_lengths: np.ndarray | None  # int64 [U]; None: there is no test side
+
+    def part(self, side: SplitName) -> tuple[np.ndarray, np.ndarray]:
+        """Where the side's events begin and end, in each user's history."""
+        validation_end = (
+            self.lengths if self.validation_lengths is None else self.train_lengths + self.validation_lengths
+        )
+        if side == "train":
+            return np.zeros_like(self.train_lengths), self.train_lengths
+        return (self.train_lengths, validation_end) if side == "validation" else (validation_end, self.lengths)
+
+    def segments(self, side: SplitName, seq_len: int) -> np.ndarray:
+        """The side's segments. Training histories are cut from the beginning, held-out ones from the end."""
+        begins, ends = self.part(side)
+        if side == "train":
+            return training_segments(self.starts, ends, seq_len)
+        return held_out_segments(self.starts, begins, ends, seq_len)
+
+    def num_covered(self, side: SplitName, segments: np.ndarray) -> int:
+        """How many of the side's events stand in its segments, which may hold earlier events too, as context."""
+        begins, _ = self.part(side)
+        first = self.starts[segments["user"]] + begins[segments["user"]]
+        ends = segments["start"] + segments["length"]
+        return int(np.maximum(ends - np.maximum(segments["start"], first), 0).sum())
 
 
 def training_segments(starts: np.ndarray, train_lengths: np.ndarray, seq_len: int) -> np.ndarray:
@@ -32,53 +70,57 @@ def training_segments(starts: np.ndarray, train_lengths: np.ndarray, seq_len: in
     return segments[segments["length"] > 1]  # one event alone predicts nothing and helps nobody
 
 
-def validation_segments(starts: np.ndarray, lengths: np.ndarray, train_lengths: np.ndarray, seq_len: int) -> np.ndarray:
-    """Stretches that hold validation targets, cut from each user's end so that these see most history."""
-    held_out = lengths - train_lengths
-    pieces = np.where(held_out > 0, -(-held_out // seq_len), 0)
+def held_out_segments(starts: np.ndarray, begins: np.ndarray, ends: np.ndarray, seq_len: int) -> np.ndarray:
+    """Stretches that hold the events begins..ends of each history as targets, cut from the end, so that these see
+    most of what came before them."""
+    pieces = -(-(ends - begins) // seq_len)
     user = np.repeat(np.arange(len(starts)), pieces)
     piece = np.arange(len(user)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    end = lengths[user] - piece * seq_len
+    end = ends[user] - piece * seq_len
     begin = np.maximum(end - seq_len, 0)
     segments = np.empty(len(user), SEGMENT)
     segments["start"] = starts[user] + begin
     segments["user"] = user
     segments["length"] = end - begin
-    segments["first_target"] = np.maximum(train_lengths[user] - begin, 1)
+    segments["first_target"] = np.maximum(begins[user] - begin, 1)
     return segments[segments["first_target"] < segments["length"]]
 
 
 def pack(segments: np.ndarray, seq_len: int) -> Windows:
     """Segments put into windows, best fit first, longest segments first.
 
-    All segments of one length are placed at once, so the work grows with seq_len² and not with the number
+    All segments of one length are placed at once, so the work in Python grows with seq_len and not with the number
     of users. The result depends on nothing but the segments.
     """
     lengths = segments["length"].astype(np.int64)
-    order = np.argsort(-lengths, kind="stable")
+    # Radix sort, which NumPy has for 16 bits, is ten times faster; the order is the same.
+    order = np.argsort((-lengths).astype(np.int16) if seq_len < 2**15 else -lengths, kind="stable")
     window_of = np.empty(len(segments), np.int64)
     open_windows: dict[int, list[np.ndarray]] = {}  # free slots -> windows
+    rooms: list[int] = []  # its keys, sorted
     num_windows = 0
     ends = np.cumsum(np.bincount(lengths, minlength=seq_len + 1)[::-1])
     for length in range(seq_len, 0, -1):
-        place = seq_len - length
-        waiting = order[ends[place - 1] if place else 0 : ends[place]]
+        rank = seq_len - length
+        waiting = order[ends[rank - 1] if rank else 0 : ends[rank]]
         while len(waiting):
-            room = min((free for free in open_windows if free >= length), default=None)
-            if room is None:
+            place = bisect_left(rooms, length)
+            if place == len(rooms):
                 fresh = -(-len(waiting) // (seq_len // length))
                 chosen = np.arange(num_windows, num_windows + fresh)
                 num_windows += fresh
                 room = seq_len
             else:
+                room = rooms.pop(place)
                 chosen = np.concatenate(open_windows.pop(room))
             taken, spare = chosen[: len(waiting)], chosen[len(waiting) :]
             window_of[waiting[: len(taken)]] = taken
             waiting = waiting[len(taken) :]
-            if len(spare):
-                open_windows.setdefault(room, []).append(spare)
-            if room > length:
-                open_windows.setdefault(room - length, []).append(taken)
+            for free, freed in ((room, spare), (room - length, taken)):
+                if free and len(freed):
+                    if free not in open_windows:
+                        insort(rooms, free)
+                    open_windows.setdefault(free, []).append(freed)
     by_window = np.argsort(window_of, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(window_of, minlength=num_windows))]).astype(np.int64)
     return Windows(segments[by_window], offsets)

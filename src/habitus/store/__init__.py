@@ -68,12 +68,20 @@ from habitus.store.plan import (
     QuantitySource,
     RegisteredPlan,
 )
-from habitus.store.splits import SPLIT_KINDS, SPLIT_NAMES, SplitKind, SplitName
+from habitus.store.splits import (
+    EVALUATION_SIDES,
+    SPLIT_KINDS,
+    SPLIT_NAMES,
+    EvaluationSide,
+    SplitKind,
+    SplitName,
+)
 
 __all__ = [
     "AXES",
     "CORRELATED_REGIMES",
     "CUTOFFS",
+    "EVALUATION_SIDES",
     "GPUS",
     "HISTORIES",
     "HISTORY_SLICE",
@@ -99,6 +107,7 @@ __all__ = [
     "Difference",
     "Direction",
     "EvaluationFiles",
+    "EvaluationSide",
     "Exclusion",
     "Extrapolation",
     "Forecast",

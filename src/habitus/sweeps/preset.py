@@ -214,6 +214,7 @@ def preset_dataset(preset: Preset, out: Path, *, seed: int = 0, threads: int = 1
             num_users=size.num_users, num_items=size.num_items, events_per_user=size.events_per_user, seed=seed
         )
         schema = WORLD_SCHEMA.model_copy(update={"world": config})
-        options = PrepareOptions(seq_len=size.seq_len, text_len=size.text_len, threads=threads)
+        # No test side: a world's oracle says how good a run is, and all users but the validation ones train.
+        options = PrepareOptions(seq_len=size.seq_len, text_len=size.text_len, test_share=0, threads=threads)
         prepare_world(World(config), schema, out, options, lambda _what, _done: None)
     return Dataset.open(out, verify=False)
