@@ -59,13 +59,13 @@ def plain_block(block: Block, x: Tensor, mask: Tensor | None, angles: Tensor | N
     q, k, v = F.linear(norm(x, block.attention_norm.weight), block.qkv.weight).chunk(3, -1)
     q, k, v = (part.unflatten(-1, (block.heads, -1)).transpose(1, 2) for part in (q, k, v))  # [batch, H, length, d]
     if angles is not None:
-        q, k = _turn(q, angles), _turn(k, angles)
+        q, k = _apply_rope(q, angles), _apply_rope(k, angles)
     out = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=mask, is_causal=mask is None)
     x = x + F.linear(out.transpose(1, 2).flatten(2), block.attention_out.weight)
     return x + F.linear(F.gelu(F.linear(norm(x, block.mlp_norm.weight), block.mlp_up.weight)), block.mlp_out.weight)
 
 
-def _turn(x: Tensor, angles: Tensor) -> Tensor:
+def _apply_rope(x: Tensor, angles: Tensor) -> Tensor:
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     left, right = x.chunk(2, -1)
     return torch.cat((left * cos - right * sin, left * sin + right * cos), -1).to(x.dtype)

@@ -92,8 +92,8 @@ def test_pieces_are_the_rows_they_name_across_shards(dataset: Dataset, make_run,
     whole = torch.cat(cache.shards)
     for start, stop in ((0, 300), (69, 71), (70, 140), (5, 5), (290, 300)):
         pieces = cache.pieces(start, stop)
-        found = torch.cat(pieces) if pieces else whole[:0]
-        assert torch.equal(found, whole[start:stop])
+        joined = torch.cat(pieces) if pieces else whole[:0]
+        assert torch.equal(joined, whole[start:stop])
 
 
 @pytest.fixture

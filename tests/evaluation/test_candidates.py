@@ -40,15 +40,15 @@ def test_scores_equal_a_full_sort(
     cut = int(draw.integers(0, num_candidates + 1))
     pieces = [piece.bfloat16() for piece in (table[:cut], table[cut:])]
     rows = table[torch.from_numpy(targets)]
-    found = candidate_scores(
+    result = candidate_scores(
         queries, Candidates(pieces, 0, num_candidates), rows, k, ranks=Ranks(), memory_bytes=memory_bytes
     )
     expected = dense_scores((queries.double() @ table.double().T).numpy(), targets, k, None)
-    assert np.array_equal(found.rank, expected.rank)
-    assert np.array_equal(found.top, expected.top)
-    np.testing.assert_allclose(found.loss, expected.loss, atol=1e-6)
+    assert np.array_equal(result.rank, expected.rank)
+    assert np.array_equal(result.top, expected.top)
+    np.testing.assert_allclose(result.loss, expected.loss, atol=1e-6)
     # A difference of sums in which scores of up to 20 were float32.
-    np.testing.assert_allclose(found.entropy, expected.entropy, atol=2e-5)
+    np.testing.assert_allclose(result.entropy, expected.entropy, atol=2e-5)
     for width in (0, k):
         fewer = candidate_scores(
             queries,
@@ -70,15 +70,15 @@ def test_many_tiles_and_large_scores_equal_a_full_sort() -> None:
     queries = 30 * torch.randn(300, 16, generator=draw)  # scores of a few hundred
     targets = np.random.default_rng(0).integers(0, 20_000, 300)
     rows = table[torch.from_numpy(targets)]
-    found = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 100, ranks=Ranks())
+    result = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 100, ranks=Ranks())
     expected = dense_scores((queries.double() @ table.double().T).numpy(), targets, 100, None)
-    assert (found.rank == expected.rank).mean() > 0.99  # float32 against float64: neighbours may swap
-    assert (found.top == expected.top).mean() > 0.99
-    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-5, atol=1e-4)
+    assert (result.rank == expected.rank).mean() > 0.99  # float32 against float64: neighbours may swap
+    assert (result.top == expected.top).mean() > 0.99
+    np.testing.assert_allclose(result.loss, expected.loss, rtol=1e-5, atol=1e-4)
     ranked = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 0, ranks=Ranks(), losses=False)
-    assert np.array_equal(ranked.rank, found.rank)  # the same kernel and tiles: to the last tie
+    assert np.array_equal(ranked.rank, result.rank)  # the same kernel and tiles: to the last tie
     listed = candidate_scores(queries, Candidates([table], 0, 20_000), rows, 100, ranks=Ranks(), losses=False)
-    assert np.array_equal(listed.rank, found.rank) and np.array_equal(listed.top, found.top)
+    assert np.array_equal(listed.rank, result.rank) and np.array_equal(listed.top, result.top)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_sample_of_the_first_block_never_shows_in_the_lists(order: str, k: int
     targets = draw.integers(0, 4500, len(signs))
     table, queries = torch.from_numpy(scores), torch.from_numpy(signs)
     for pieces in ([table], [table[:4400], table[4400:]]):
-        found = candidate_scores(
+        result = candidate_scores(
             queries,
             Candidates(pieces, 0, 4500),
             table[torch.from_numpy(targets)],
@@ -117,8 +117,8 @@ def test_a_sample_of_the_first_block_never_shows_in_the_lists(order: str, k: int
             losses=False,
         )
         expected = dense_scores(signs.astype(np.float64) @ scores.T.astype(np.float64), targets, k, None)
-        assert np.array_equal(found.rank, expected.rank)
-        assert np.array_equal(found.top, expected.top)
+        assert np.array_equal(result.rank, expected.rank)
+        assert np.array_equal(result.top, expected.top)
 
 
 def test_a_sample_that_promised_too_much_is_made_up_for() -> None:

@@ -32,28 +32,30 @@ def drawn(seed: int, strength: float) -> tuple[QueryBatch, torch.Tensor, torch.T
         np.zeros((WINDOWS, 2), np.int64),
         {},
     )
-    wanted = targets[windows, slots]
+    target_rows = targets[windows, slots]
     nothing = np.zeros(len(windows), np.int64)
-    asked = QueryBatch(
-        0, batch, windows, slots, wanted, nothing, nothing, positions[windows, slots] + 1, np.unique(wanted)
+    query_batch = QueryBatch(
+        0, batch, windows, slots, target_rows, nothing, nothing, positions[windows, slots] + 1, np.unique(target_rows)
     )
     table = torch.from_numpy(random.normal(size=(ITEMS, WIDTH)).astype(np.float32))
     table[9] = table[3]  # equal items, in the past and out of it
     table[30] = table[3]
     queries = torch.from_numpy(random.normal(size=(WINDOWS, SLOTS, WIDTH)).astype(np.float32))
-    said = torch.from_numpy(random.normal(size=(WINDOWS, SLOTS, SLOTS)).astype(np.float32)) + strength
+    past_weights = torch.from_numpy(random.normal(size=(WINDOWS, SLOTS, SLOTS)).astype(np.float32)) + strength
     same = segments[:, :, None] == segments[:, None, :]
-    seen = torch.from_numpy(same) & torch.ones(SLOTS, SLOTS, dtype=torch.bool).tril()
-    return asked, table, queries, torch.where(seen, said, MASKED_COPY_SCORE)
+    is_visible = torch.from_numpy(same) & torch.ones(SLOTS, SLOTS, dtype=torch.bool).tril()
+    return query_batch, table, queries, torch.where(is_visible, past_weights, MASKED_COPY_SCORE)
 
 
-def in_full(asked: QueryBatch, table: torch.Tensor, queries: torch.Tensor, said: torch.Tensor) -> np.ndarray:
+def in_full(
+    query_batch: QueryBatch, table: torch.Tensor, queries: torch.Tensor, past_weights: torch.Tensor
+) -> np.ndarray:
     """log(exp<q, e_v> + sum over the visible events of v of exp(a)), one query and event after another."""
     rows = []
-    for window, slot, history in zip(asked.windows, asked.slots, asked.histories, strict=True):
+    for window, slot, history in zip(query_batch.windows, query_batch.slots, query_batch.histories, strict=True):
         scores = (table.double() @ queries[window, slot].double()).exp()
         for event in range(slot + 1 - history, slot + 1):
-            scores[asked.batch.items[window, event]] += said[window, slot, event].double().exp()
+            scores[query_batch.batch.items[window, event]] += past_weights[window, slot, event].double().exp()
         rows.append(scores.log().numpy())
     return np.stack(rows)
 
@@ -61,24 +63,26 @@ def in_full(asked: QueryBatch, table: torch.Tensor, queries: torch.Tensor, said:
 @pytest.mark.parametrize("strength", [-30.0, -2.0, 1.0, 8.0])
 @pytest.mark.parametrize("pool", ["catalogue", "batch"])
 def test_the_past_is_heard_as_if_every_score_had_been_written_out(strength: float, pool: str) -> None:
-    asked, table, queries, said = drawn(3, strength)
-    chosen = None if pool == "catalogue" else asked.pool
+    query_batch, table, queries, past_weights = drawn(3, strength)
+    chosen = None if pool == "catalogue" else query_batch.pool
     rows = np.arange(ITEMS) if chosen is None else chosen
-    places = np.searchsorted(rows, asked.targets)
-    # What is too small to be seen in float32 changes no rank: twins stay tied.
-    heard = said if strength > -20 else torch.full_like(said, -torch.inf)
-    expected = dense_scores(in_full(asked, table, queries, heard)[:, rows], places, 6, None)
-    wanted = table[torch.from_numpy(asked.targets)]
-    past = score_past(asked, said, queries, table[torch.from_numpy(asked.batch.items)], wanted, chosen)
-    vectors = queries[torch.from_numpy(asked.windows), torch.from_numpy(asked.slots)]
-    found = candidate_scores(
-        vectors, Candidates([table[torch.from_numpy(rows)]], 0, len(rows)), wanted, 6, ranks=Ranks(), past=past
+    places = np.searchsorted(rows, query_batch.targets)
+    # What is too small to be is_visible in float32 changes no rank: twins stay tied.
+    visible_scores = past_weights if strength > -20 else torch.full_like(past_weights, -torch.inf)
+    expected = dense_scores(in_full(query_batch, table, queries, visible_scores)[:, rows], places, 6, None)
+    target_rows = table[torch.from_numpy(query_batch.targets)]
+    past = score_past(
+        query_batch, past_weights, queries, table[torch.from_numpy(query_batch.batch.items)], target_rows, chosen
     )
-    assert found.loss is not None and found.entropy is not None
-    np.testing.assert_allclose(found.loss, expected.loss, atol=2e-6)
-    np.testing.assert_allclose(found.entropy, expected.entropy, atol=1e-5)
-    np.testing.assert_array_equal(found.rank, expected.rank)
-    np.testing.assert_array_equal(found.top, expected.top)
+    vectors = queries[torch.from_numpy(query_batch.windows), torch.from_numpy(query_batch.slots)]
+    result = candidate_scores(
+        vectors, Candidates([table[torch.from_numpy(rows)]], 0, len(rows)), target_rows, 6, ranks=Ranks(), past=past
+    )
+    assert result.loss is not None and result.entropy is not None
+    np.testing.assert_allclose(result.loss, expected.loss, atol=2e-6)
+    np.testing.assert_allclose(result.entropy, expected.entropy, atol=1e-5)
+    np.testing.assert_array_equal(result.rank, expected.rank)
+    np.testing.assert_array_equal(result.top, expected.top)
 
 
 def test_ranks_move_by_hand() -> None:
@@ -88,14 +92,14 @@ def test_ranks_move_by_hand() -> None:
         np.zeros((1, 3), np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int64), {},
     )  # fmt: skip
     one = np.zeros(1, np.int64)
-    asked = QueryBatch(0, batch, one, one + 2, np.array([1]), one, one, one + 3, np.arange(3))
+    query_batch = QueryBatch(0, batch, one, one + 2, np.array([1]), one, one, one + 3, np.arange(3))
     table = torch.tensor([[0.0], [0.0], [1.0]])
     queries = torch.ones(1, 3, 1)
-    said = torch.full((1, 3, 3), MASKED_COPY_SCORE)
-    said[0, 2] = torch.tensor([0.0, np.log(4.0), 0.0])  # item 0: 1 + 1 + 1 = 3; item 1: 1 + 4 = 5; item 2: e
-    past = score_past(asked, said, queries, table[torch.tensor([[0, 1, 0]])], table[[1]], None)
-    found = candidate_scores(queries[0, 2:], Candidates([table], 0, 3), table[[1]], 3, ranks=Ranks(), past=past)
-    assert found.rank.tolist() == [1]
-    assert found.top.tolist() == [[1, 0, 2]]
-    assert found.loss is not None
-    assert found.loss[0] == pytest.approx(np.log((3 + 5 + np.e) / 5), abs=1e-6)
+    past_weights = torch.full((1, 3, 3), MASKED_COPY_SCORE)
+    past_weights[0, 2] = torch.tensor([0.0, np.log(4.0), 0.0])  # item 0: 1 + 1 + 1 = 3; item 1: 1 + 4 = 5; item 2: e
+    past = score_past(query_batch, past_weights, queries, table[torch.tensor([[0, 1, 0]])], table[[1]], None)
+    result = candidate_scores(queries[0, 2:], Candidates([table], 0, 3), table[[1]], 3, ranks=Ranks(), past=past)
+    assert result.rank.tolist() == [1]
+    assert result.top.tolist() == [[1, 0, 2]]
+    assert result.loss is not None
+    assert result.loss[0] == pytest.approx(np.log((3 + 5 + np.e) / 5), abs=1e-6)

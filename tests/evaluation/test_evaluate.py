@@ -32,15 +32,15 @@ def scorer_of(run: Path, dataset: Dataset, **options: object) -> ModelScorer:
 
 
 def values_of(dataset: Dataset, scorer, options: EvaluateOptions = OPTIONS):  # type: ignore[no-untyped-def]
-    kept: dict[str, PerQuery] = {}
-    found = evaluate(dataset, scorer, options, keep=kept.__setitem__)
-    return found, kept
+    per_query: dict[str, PerQuery] = {}
+    result = evaluate(dataset, scorer, options, keep=per_query.__setitem__)
+    return result, per_query
 
 
 def test_every_query_is_scored_as_float64_logits_say(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
     run = make_run(60)
     scorer = scorer_of(run, dataset)
-    found, kept = values_of(dataset, scorer)
+    result, per_query = values_of(dataset, scorer)
     vectors = torch.cat(scorer.cache.shards).double()  # type: ignore[union-attr]
     place = 0
     for batch in QuerySet(dataset, OPTIONS.queries, OPTIONS.batch_sequences, OPTIONS.seed):
@@ -51,29 +51,31 @@ def test_every_query_is_scored_as_float64_logits_say(dataset: Dataset, make_run)
             loss = torch.nn.functional.cross_entropy(logits, wanted, reduction="none").numpy()
             log_p = logits.log_softmax(1)
             rows = slice(place, place + len(wanted))
-            np.testing.assert_allclose(kept[regime].loss[rows], loss, rtol=2e-5, atol=2e-5)
-            np.testing.assert_allclose(kept[regime].entropy[rows], -(log_p.exp() * log_p).sum(1), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(per_query[regime].loss[rows], loss, rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(
+                per_query[regime].entropy[rows], -(log_p.exp() * log_p).sum(1), rtol=1e-4, atol=1e-4
+            )
             ranks = (logits >= logits.gather(1, wanted[:, None])).sum(1).numpy()
-            assert (kept[regime].rank[rows] == ranks).mean() > 0.999
+            assert (per_query[regime].rank[rows] == ranks).mean() > 0.999
         place += len(batch.targets)
-    assert found.metrics["batch/loss"].n == OPTIONS.queries == place
-    for name, values in kept.items():
-        assert found.metrics[f"{name}/recall@10"].value == pytest.approx(recall(values.rank, 10).mean())
-        assert found.metrics[f"{name}/ndcg@10"].se == pytest.approx(
+    assert result.metrics["batch/loss"].n == OPTIONS.queries == place
+    for name, values in per_query.items():
+        assert result.metrics[f"{name}/recall@10"].value == pytest.approx(recall(values.rank, 10).mean())
+        assert result.metrics[f"{name}/ndcg@10"].se == pytest.approx(
             means(ndcg(values.rank, 10)[None], values.user)[0].se
         )
 
 
 def test_slices_are_exactly_the_queries_they_name(dataset: Dataset, tmp_path: Path) -> None:
-    found, kept = values_of(dataset, Popularity(dataset))
-    values = kept["catalogue"]
+    result, per_query = values_of(dataset, Popularity(dataset))
+    values = per_query["catalogue"]
     with PerQueryFile(tmp_path / "queries.parquet") as file:
         file.add("popularity", "catalogue", values)
     table = pq.read_table(tmp_path / "queries.parquet").to_pydict()
     offsets = dataset.user_offsets
     for history in OPTIONS.histories:
         ranks = [r for r, h in zip(table["rank"], table["history"], strict=True) if h == history]
-        metric = found.metrics[f"catalogue/recall@10/history={history}"]
+        metric = result.metrics[f"catalogue/recall@10/history={history}"]
         assert metric.n == len(ranks) > 0
         assert metric.value == pytest.approx(np.mean([r <= 10 for r in ranks]))
     repeats = 0
@@ -85,8 +87,8 @@ def test_slices_are_exactly_the_queries_they_name(dataset: Dataset, tmp_path: Pa
         assert repeat == (target in dataset.items[event + 1 - history : event + 1])
         assert cold == (dataset.item_train_counts[target] == 0)
         repeats += repeat
-    assert found.metrics["catalogue/loss/repeat"].n == repeats > 0
-    assert found.metrics["catalogue/loss/first"].n == len(table["rank"]) - repeats
+    assert result.metrics["catalogue/loss/repeat"].n == repeats > 0
+    assert result.metrics["catalogue/loss/first"].n == len(table["rank"]) - repeats
 
 
 def test_numbers_do_not_depend_on_how_they_were_computed(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -140,37 +142,37 @@ def test_shuffling_the_catalogue_changes_nothing(dataset: Dataset, make_run) -> 
 
 
 def test_an_untrained_model_is_nearly_uniform(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
-    found, kept = values_of(dataset, scorer_of(make_run(1), dataset))
-    pool = kept["batch"].candidates
+    result, per_query = values_of(dataset, scorer_of(make_run(1), dataset))
+    pool = per_query["batch"].candidates
     # A query starts near the event that it follows, which in this world is worth some 0.2 nats.
-    assert found.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items) - 0.2, abs=0.15)
-    assert found.metrics["batch/loss"].value == pytest.approx(np.log(pool).mean() - 0.2, abs=0.15)
-    recall_at_10 = found.metrics["catalogue/recall@10"]
+    assert result.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items) - 0.2, abs=0.15)
+    assert result.metrics["batch/loss"].value == pytest.approx(np.log(pool).mean() - 0.2, abs=0.15)
+    recall_at_10 = result.metrics["catalogue/recall@10"]
     assert recall_at_10.se is not None
     # An embedder at its start is not blind, so this is a band and not a test of chance.
     assert 0.2 * 10 / dataset.num_items < recall_at_10.value < 10 * 10 / dataset.num_items
     chance = (10 / pool).mean()
-    assert 0.3 * chance < found.metrics["batch/recall@10"].value < 6 * chance
+    assert 0.3 * chance < result.metrics["batch/recall@10"].value < 6 * chance
 
 
 def test_a_blind_scorer_is_exactly_uniform_and_always_last(dataset: Dataset) -> None:
     blind = Popularity(dataset)
     blind.logits = np.zeros(dataset.num_items)
-    found, kept = values_of(dataset, blind)
-    assert found.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items))
-    assert found.metrics["catalogue/entropy"].value == pytest.approx(math.log(dataset.num_items))
-    assert found.metrics["catalogue/recall@100"].value == 0
-    assert np.array_equal(kept["batch"].rank, kept["batch"].candidates)
-    assert found.metrics["batch/recall@10"].value == 0
-    assert found.metrics["batch/loss"].value == pytest.approx(np.log(kept["batch"].candidates).mean())
+    result, per_query = values_of(dataset, blind)
+    assert result.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items))
+    assert result.metrics["catalogue/entropy"].value == pytest.approx(math.log(dataset.num_items))
+    assert result.metrics["catalogue/recall@100"].value == 0
+    assert np.array_equal(per_query["batch"].rank, per_query["batch"].candidates)
+    assert result.metrics["batch/recall@10"].value == 0
+    assert result.metrics["batch/loss"].value == pytest.approx(np.log(per_query["batch"].candidates).mean())
 
 
 def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: World, make_run) -> None:  # type: ignore[no-untyped-def]
     oracle, _ = values_of(dataset, OracleScorer(dataset), replace(OPTIONS, queries=4000))
     best = oracle.metrics["catalogue/loss"]
     for scorer in [*baselines(dataset)[:-1], scorer_of(make_run(60), dataset)]:
-        found, _ = values_of(dataset, scorer, replace(OPTIONS, queries=4000))
-        loss, recalled = found.metrics["catalogue/loss"], found.metrics["catalogue/recall@10"]
+        result, _ = values_of(dataset, scorer, replace(OPTIONS, queries=4000))
+        loss, recalled = result.metrics["catalogue/loss"], result.metrics["catalogue/recall@10"]
         assert loss.value > best.value
         assert recalled.value < oracle.metrics["catalogue/recall@10"].value + 2 * (recalled.se or 0)
     # The oracle's loss is the entropy of its conditional, up to sampling, and that is the world's floor.
@@ -182,8 +184,8 @@ def test_no_baseline_and_no_model_beats_the_oracle(dataset: Dataset, world: Worl
 
 def test_the_oracle_wins_query_by_query_and_its_loss_is_its_entropy(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
     options = replace(OPTIONS, queries=4000, regimes=("catalogue",))
-    _, kept = values_of(dataset, OracleScorer(dataset), options)
-    oracle = kept["catalogue"]
+    _, per_query = values_of(dataset, OracleScorer(dataset), options)
+    oracle = per_query["catalogue"]
     assert oracle.loss is not None
     assert oracle.entropy is not None
     (surprise,) = means(
@@ -236,8 +238,8 @@ def test_few_queries_per_user_are_drawn_from_all_of_theirs_and_give_smaller_erro
     assert limited.checksum() != plain.checksum()
     errors = []
     for per_user in (2, None):
-        found = evaluate(dataset, Popularity(dataset), replace(OPTIONS, queries=400, per_user=per_user))
-        errors.append(found.metrics["catalogue/loss"].se)
+        result = evaluate(dataset, Popularity(dataset), replace(OPTIONS, queries=400, per_user=per_user))
+        errors.append(result.metrics["catalogue/loss"].se)
     assert errors[0] < 0.8 * errors[1]
     with pytest.raises(ConfigError, match="0 queries per user"):
         evaluate(dataset, Popularity(dataset), replace(OPTIONS, per_user=0))
@@ -251,18 +253,18 @@ def test_a_subset_of_the_catalogue_is_fixed_and_holds_every_target(dataset: Data
     assert len(subset) == 280
     assert np.isin(queries.targets(), subset).all()
     assert np.array_equal(subset, catalogue_subset(dataset, queries, options))
-    found, kept = values_of(dataset, Popularity(dataset), options)
-    assert found.specification["catalogue"].candidates == 280
-    assert np.isin(kept["catalogue"].top, subset).all()
+    result, per_query = values_of(dataset, Popularity(dataset), options)
+    assert result.specification["catalogue"].candidates == 280
+    assert np.isin(per_query["catalogue"].top, subset).all()
     with pytest.raises(ConfigError, match="catalogue_items is 3"):
         catalogue_subset(dataset, queries, replace(options, catalogue_items=3))
 
 
 def test_excluding_the_history_ranks_among_unseen_items_only(dataset: Dataset) -> None:
     scorer = Popularity(dataset)
-    found, kept = values_of(dataset, scorer, replace(OPTIONS, exclude_history=True, regimes=("catalogue",)))
-    assert "catalogue/loss" not in found.metrics
-    values = kept["catalogue"]
+    result, per_query = values_of(dataset, scorer, replace(OPTIONS, exclude_history=True, regimes=("catalogue",)))
+    assert "catalogue/loss" not in result.metrics
+    values = per_query["catalogue"]
     place = 0
     for batch in QuerySet(dataset, OPTIONS.queries, OPTIONS.batch_sequences, OPTIONS.seed):
         for query in range(len(batch.targets)):
@@ -300,7 +302,13 @@ def test_an_empty_validation_split_is_refused(dataset: Dataset, tmp_path: Path) 
 
     tiny = World(WorldConfig(num_users=3, num_items=20, events_per_user=6, seed=1))
     for seed in range(20):
-        prepare_world(tiny, WORLD_SCHEMA, tmp_path / str(seed), PrepareOptions(seed=seed, threads=1), lambda *_: None)
+        prepare_world(
+            tiny,
+            WORLD_SCHEMA,
+            tmp_path / str(seed),
+            PrepareOptions(seed=seed, test_share=0, threads=1),
+            lambda *_: None,
+        )
         small = Dataset.open(tmp_path / str(seed))
         if small.counts("validation").windows == 0:
             with pytest.raises(DataError, match="no validation windows"):

@@ -39,7 +39,7 @@ def habitus(*arguments: object) -> str:
 
 
 def test_a_run_is_evaluated_and_written(run: Path, dataset: Dataset, tmp_path: Path) -> None:
-    files = ["--out", tmp_path / "found.csv", "--per-query", tmp_path / "queries.parquet"]
+    files = ["--out", tmp_path / "evaluations.csv", "--per-query", tmp_path / "queries.parquet"]
     shown = habitus("evaluate", run, "--data", dataset.path, *SMALL, *files)
     assert "recall@100" in shown
     assert "history=20" in shown
@@ -47,7 +47,7 @@ def test_a_run_is_evaluated_and_written(run: Path, dataset: Dataset, tmp_path: P
     again = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, "--json"))
     [direct] = evaluate_runs([run], dataset, EvaluateOptions(queries=500, batch_sequences=8))
     assert again[0]["metrics"] == direct.to_values()["metrics"]
-    table = pyarrow.csv.read_csv(tmp_path / "found.csv").to_pylist()
+    table = pyarrow.csv.read_csv(tmp_path / "evaluations.csv").to_pylist()
     values = {f"{row['regime']}/{row['metric']}": row["value"] for row in table}
     assert values["catalogue/loss"] == pytest.approx(direct.metrics["catalogue/loss"].value)
     queries = pq.read_table(tmp_path / "queries.parquet")
@@ -63,10 +63,10 @@ def test_baselines_need_no_run(dataset: Dataset) -> None:
 
 
 def test_history_can_be_left_out(run: Path, dataset: Dataset) -> None:
-    found = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, "--exclude-history", "--json"))
-    assert "catalogue/loss" not in found[0]["metrics"]
-    assert found[0]["metrics"]["catalogue/recall@10"]["n"] < 500
-    assert "catalogue/recall@10/repeat" not in found[0]["metrics"]
+    evaluations = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, "--exclude-history", "--json"))
+    assert "catalogue/loss" not in evaluations[0]["metrics"]
+    assert evaluations[0]["metrics"]["catalogue/recall@10"]["n"] < 500
+    assert "catalogue/recall@10/repeat" not in evaluations[0]["metrics"]
 
 
 def test_only_the_metrics_asked_for_are_computed_and_are_the_same(run: Path, dataset: Dataset, tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_only_the_metrics_asked_for_are_computed_and_are_the_same(run: Path, dat
     for groups, absent in (("ranking", ("loss", "coverage")), ("ranking,coverage", ("loss",)), ("loss", ("recall",))):
         file = tmp_path / f"{groups}.parquet"
         asked = ["--metrics", groups, "--json", "--baselines", "--per-query", file]
-        found = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, *asked))
-        assert [one["scorer"] for one in found] == [one["scorer"] for one in every]
-        for one, whole in zip(found, every, strict=True):
+        evaluations = json.loads(habitus("evaluate", run, "--data", dataset.path, *SMALL, *asked))
+        assert [one["scorer"] for one in evaluations] == [one["scorer"] for one in every]
+        for one, whole in zip(evaluations, every, strict=True):
             assert one["metrics"]
             for name, metric in one["metrics"].items():
                 assert metric == whole["metrics"][name]
@@ -100,7 +100,7 @@ def test_only_the_metrics_asked_for_are_computed_and_are_the_same(run: Path, dat
         (["RUN", "--data", "DATA", "--cutoffs", "0,10"], "k = 0"),
         (["RUN", "--data", "DATA", "--cutoffs", "ten"], "--cutoffs is 'ten'"),
         (["RUN", "--data", "DATA", "--histories", "3,100"], "history length of 100"),
-        (["RUN", "--data", "DATA", "--out", "found.txt"], "unknown suffix"),
+        (["RUN", "--data", "DATA", "--out", "evaluations.txt"], "unknown suffix"),
         (["RUN", "--data", "DATA", "--per-query", "nowhere/q.parquet"], "nowhere does not exist"),
         (["RUN", "--data", "DATA", "--device", "tpu9"], "tpu9"),
     ],
@@ -151,13 +151,13 @@ def test_the_same_numbers_from_one_two_and_three_processes(run: Path, dataset: D
     alone = pq.read_table(tmp_path / "one.parquet")
     shutil.rmtree(run / "catalogue")  # two processes build the cache themselves; three find it
     for processes in (2, 3):
-        found = torchrun(processes, run, dataset, tmp_path / f"{processes}.parquet")
-        assert found["regime"].tolist() == alone["regime"].to_pylist()
-        assert np.array_equal(found["event"], alone["event"].to_numpy())
-        assert np.array_equal(found["rank"], alone["rank"].to_numpy())
-        assert np.array_equal(found["top"], np.array(alone["top"].to_pylist()))
-        np.testing.assert_allclose(found["loss"], alone["loss"].to_numpy(), rtol=0, atol=1e-6)
-        np.testing.assert_allclose(found["entropy"], alone["entropy"].to_numpy(), rtol=0, atol=1e-6)
+        evaluations = torchrun(processes, run, dataset, tmp_path / f"{processes}.parquet")
+        assert evaluations["regime"].tolist() == alone["regime"].to_pylist()
+        assert np.array_equal(evaluations["event"], alone["event"].to_numpy())
+        assert np.array_equal(evaluations["rank"], alone["rank"].to_numpy())
+        assert np.array_equal(evaluations["top"], np.array(alone["top"].to_pylist()))
+        np.testing.assert_allclose(evaluations["loss"], alone["loss"].to_numpy(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(evaluations["entropy"], alone["entropy"].to_numpy(), rtol=0, atol=1e-6)
 
 
 def test_names_that_cannot_be_written_are_refused_before_any_work(run: Path, dataset: Dataset, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_folders_that_are_read_only_are_refused_before_any_work(
 ) -> None:
     # Permissions do not bind every user that runs tests.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
-    for option, name in (("--out", "found.json"), ("--per-query", "found.parquet")):
+    for option, name in (("--out", "evaluations.json"), ("--per-query", "evaluations.parquet")):
         with pytest.raises(ConfigError, match="cannot be written to"):
             habitus("evaluate", run, "--data", dataset.path, *SMALL, option, tmp_path / name)
     with pytest.raises(DataError, match="cannot be written to"):

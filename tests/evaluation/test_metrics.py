@@ -50,9 +50,9 @@ def test_a_cutoff_of_zero_is_refused(metric) -> None:  # type: ignore[no-untyped
 def test_the_standard_error_takes_a_user_as_one_draw() -> None:
     # Two users, three queries each, all equal within a user: it is two draws, not six.
     values, users = np.array([1.0, 1, 1, 0, 0, 0]), np.array([7, 7, 7, 9, 9, 9])
-    (found,) = means(values[None], users)
-    assert found.value == 0.5
-    assert found.se == pytest.approx(0.5)  # sqrt(2/1 · (1.5² + 1.5²)) / 6
+    (estimate,) = means(values[None], users)
+    assert estimate.value == 0.5
+    assert estimate.se == pytest.approx(0.5)  # sqrt(2/1 · (1.5² + 1.5²)) / 6
     assert means(values[None], np.arange(6))[0].se == pytest.approx(values.std(ddof=1) / 6**0.5)
     assert means(np.array([[3.0]]), np.array([1]))[0].se is None
     with pytest.raises(ConfigError, match="no queries"):

@@ -37,7 +37,7 @@ def store(dataset: Dataset, make_run, tmp_path_factory: pytest.TempPathFactory) 
 def test_a_store_is_scored_cell_by_cell_on_the_same_queries(store: Path, dataset: Dataset) -> None:
     notes: list[str] = []
     users = {}
-    found = evaluate_runs(
+    evaluations = evaluate_runs(
         [store],
         dataset,
         OPTIONS,
@@ -45,18 +45,18 @@ def test_a_store_is_scored_cell_by_cell_on_the_same_queries(store: Path, dataset
         note=notes.append,
         keep=lambda scorer, regime, values: users.__setitem__((scorer, regime), values.event.tolist()),
     )
-    names = [one.scorer for one in found]
+    names = [one.scorer for one in evaluations]
     assert [Path(name).name for name in names[:2]] == ["aaaa", "bbbb"]
     assert names[2:] == ["popularity", "recent popularity", "repeat recent", "item to item", "oracle"]
-    assert len({one.specification["batch"].query_set_checksum for one in found}) == 1
+    assert len({one.specification["batch"].query_set_checksum for one in evaluations}) == 1
     assert len({tuple(events) for events in users.values()}) == 1
-    assert len(users) == 2 * len(found)
+    assert len(users) == 2 * len(evaluations)
     assert any("has no embedding cache" in note and "300 items" in note for note in notes)
     assert any("1 of 3 cells have no bundle" in note for note in notes)
     # Stage 2 freezes the embedder: its cache is the parent's, and with the same weights so is every number.
     assert any("whose cache is used" in note for note in notes)
     assert not (store / "cells" / "bbbb" / "catalogue").exists()
-    assert found[0].metrics == found[1].metrics
+    assert evaluations[0].metrics == evaluations[1].metrics
 
 
 def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
@@ -76,8 +76,8 @@ def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
     shutil.copytree(copy / "cells" / "bbbb" / "bundle", copy / "cells" / "bbbb" / "checkpoints" / "step-00000005")
     (copy / "cells" / "aaaa" / "checkpoints" / ".step-00000030.partial").mkdir()
     notes: list[str] = []
-    found = evaluate_runs([copy], dataset, OPTIONS, checkpoints=True, note=notes.append)
-    names = ["/".join(Path(one.scorer).relative_to(copy / "cells").parts) for one in found]
+    evaluations = evaluate_runs([copy], dataset, OPTIONS, checkpoints=True, note=notes.append)
+    names = ["/".join(Path(one.scorer).relative_to(copy / "cells").parts) for one in evaluations]
     assert names == [
         "aaaa/checkpoints/step-00000001",
         "aaaa/checkpoints/step-00000020",
@@ -86,8 +86,8 @@ def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
         "bbbb",
         "cccc/checkpoints/step-00000020",
     ]
-    assert len({one.specification["batch"].query_set_checksum for one in found}) == 1
-    losses = dict(zip(names, (one.metrics["catalogue/loss"].value for one in found), strict=True))
+    assert len({one.specification["batch"].query_set_checksum for one in evaluations}) == 1
+    losses = dict(zip(names, (one.metrics["catalogue/loss"].value for one in evaluations), strict=True))
     assert losses["aaaa/checkpoints/step-00000001"] > losses["aaaa/checkpoints/step-00000020"] > losses["aaaa"]
     assert losses["aaaa/checkpoints/step-00000020"] == losses["cccc/checkpoints/step-00000020"]
     # The embedder of stage 2 is frozen: checkpoint and run share the parent's vectors. Stage 1 has its own each time.
@@ -96,7 +96,7 @@ def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
     assert len([note for note in notes if "whose cache is used" in note]) == 2
     assert (copy / "cells" / "aaaa" / "checkpoints" / "step-00000001" / "catalogue" / "manifest.json").exists()
     [alone] = evaluate_runs([copy / "cells" / "cccc" / "checkpoints" / "step-00000020"], dataset, OPTIONS)
-    assert alone.metrics == found[-1].metrics
+    assert alone.metrics == evaluations[-1].metrics
     [run, _] = evaluate_runs([copy / "cells" / "bbbb"], dataset, OPTIONS, checkpoints=True)
     assert run.scorer.endswith("step-00000005")
     (tmp_path / "empty" / "cells" / "dddd").mkdir(parents=True)
@@ -105,12 +105,12 @@ def test_checkpoints_are_scored_with_their_runs_on_the_same_queries(
 
 
 def test_the_tidy_table_holds_every_metric_of_every_run(store: Path, dataset: Dataset) -> None:
-    found = evaluate_runs([store], dataset, OPTIONS)
-    table = metrics_table(found)
+    evaluations = evaluate_runs([store], dataset, OPTIONS)
+    table = metrics_table(evaluations)
     assert table.column_names == ["run", "regime", "metric", "value", "se", "n"]
-    assert table.num_rows == sum(len(one.metrics) for one in found)
+    assert table.num_rows == sum(len(one.metrics) for one in evaluations)
     rows = {(row["run"], row["regime"], row["metric"]): row for row in table.to_pylist()}
-    for one in found:
+    for one in evaluations:
         for name in ("catalogue/ndcg@10/history=5", "batch/loss", "catalogue/coverage_union@10"):
             regime, _, metric = name.partition("/")
             row = rows[one.scorer, regime, metric]
@@ -122,10 +122,12 @@ def test_the_tidy_table_holds_every_metric_of_every_run(store: Path, dataset: Da
 
 
 def test_only_histories_that_fit_the_window_are_sliced(dataset: Dataset, make_run) -> None:  # type: ignore[no-untyped-def]
-    [found] = evaluate_runs([make_run(1)], dataset, OPTIONS)
+    [evaluations] = evaluate_runs([make_run(1)], dataset, OPTIONS)
     fitting = [length for length in HISTORIES if length < dataset.seq_len]
     assert fitting == [3, 5, 10, 20]
-    assert {name.split("/")[2] for name in found.metrics if "history" in name} == {f"history={n}" for n in fitting}
+    assert {name.split("/")[2] for name in evaluations.metrics if "history" in name} == {
+        f"history={n}" for n in fitting
+    }
 
 
 def test_a_batch_evaluation_builds_no_cache(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -143,15 +145,15 @@ def test_a_run_of_another_dataset_is_refused_unless_it_is_meant(
     tmp_path: Path,
 ) -> None:
     schema = WORLD_SCHEMA.model_copy(update={"world": world.config})
-    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=400, validation_share=0.5, threads=1)
+    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=400, validation_share=0.5, test_share=0, threads=1)
     prepare_world(world, schema, tmp_path / "split", options, lambda *_: None)
     other = Dataset.open(tmp_path / "split")
     run = tmp_path / "run"
     shutil.copytree(make_run(60) / "bundle", run / "bundle")
     with pytest.raises(ModelError, match=r"trained on another dataset(.|\n)*--other-dataset"):
         evaluate_runs([run], other, OPTIONS)
-    [found] = evaluate_runs([run], other, OPTIONS, ComputeOptions(other_dataset=True))
-    assert found.dataset_checksum == other.checksum
+    [evaluations] = evaluate_runs([run], other, OPTIONS, ComputeOptions(other_dataset=True))
+    assert evaluations.dataset_checksum == other.checksum
     assert (run / f"catalogue-{other.checksum[:12]}" / "manifest.json").exists()
     # Another world has other brands and prices: the same option does not let it through.
     strange = World(WorldConfig(num_users=50, num_items=80, events_per_user=24, seed=9))

@@ -89,8 +89,8 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def made() -> SimpleNamespace:
-    """`made.items`, `made.batch` and `made.fields`: the generators above."""
+def samples() -> SimpleNamespace:
+    """`samples.items`, `samples.batch` and `samples.fields`: the generators above."""
     return SimpleNamespace(items=random_items, batch=random_batch, fields=ALL_FIELDS)
 
 

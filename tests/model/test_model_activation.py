@@ -14,12 +14,12 @@ def test_the_series_is_gelu(dtype: torch.dtype, device: str) -> None:
     spread = spread.to(device)
     ours, exact = spread.to(dtype).requires_grad_(), spread.to(dtype).double().requires_grad_()
     upstream = torch.randn(spread.shape, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    found, expected = gelu_by_series(ours), F.gelu(exact)
-    assert found.dtype == dtype
-    (slope,) = torch.autograd.grad(found, ours, upstream)
+    out, expected = gelu_by_series(ours), F.gelu(exact)
+    assert out.dtype == dtype
+    (slope,) = torch.autograd.grad(out, ours, upstream)
     (true_slope,) = torch.autograd.grad(expected, exact, upstream.double())
     unit = 0.0 if dtype == torch.float32 else 2.0**-8  # of rounding the result
-    assert ((found.double() - expected).abs() <= 3e-7 * exact.abs() + unit * expected.abs()).all()
+    assert ((out.double() - expected).abs() <= 3e-7 * exact.abs() + unit * expected.abs()).all()
     assert (
         (slope.double() - true_slope).abs() <= (1e-6 + unit * true_slope.abs()) * upstream.double().abs().clamp_min(1)
     ).all()

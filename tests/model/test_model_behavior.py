@@ -33,10 +33,10 @@ def taken(features: ItemFeatures, rows: np.ndarray) -> ItemFeatures:
 
 @pytest.mark.parametrize("change", ["item", "event field"])
 def test_changing_an_event_changes_no_earlier_query_and_no_other_user(
-    made: SimpleNamespace, shaken: Shake, change: str
+    samples: SimpleNamespace, shaken: Shake, change: str
 ) -> None:
-    model = shaken(BehaviorModel(made.fields, RECIPE))
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
+    model = shaken(BehaviorModel(samples.fields, RECIPE))
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
     before = queries_of(model, features, batch)
     for window, slot in [(0, 0), (0, 13), (1, 7), (2, 20)]:
         if change == "item":
@@ -57,9 +57,9 @@ def test_changing_an_event_changes_no_earlier_query_and_no_other_user(
         assert not torch.equal(before[window, last], after[window, last])
 
 
-def test_a_user_gets_the_same_queries_alone_and_packed_with_others(made: SimpleNamespace, shaken: Shake) -> None:
-    model = shaken(BehaviorModel(made.fields, RECIPE))
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
+def test_a_user_gets_the_same_queries_alone_and_packed_with_others(samples: SimpleNamespace, shaken: Shake) -> None:
+    model = shaken(BehaviorModel(samples.fields, RECIPE))
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
     together = queries_of(model, features, batch)
     for segment in range(int(batch.segments[1].max()) + 1):
         slots = np.flatnonzero(batch.segments[1] == segment)
@@ -76,9 +76,11 @@ def test_a_user_gets_the_same_queries_alone_and_packed_with_others(made: SimpleN
         torch.testing.assert_close(queries_of(model, features, alone)[0], together[1, slots], rtol=1e-4, atol=1e-5)
 
 
-def test_items_embed_to_the_same_vectors_whatever_their_order_and_company(made: SimpleNamespace, shaken: Shake) -> None:
-    model = shaken(BehaviorModel(made.fields, RECIPE))
-    features = made.items(made.fields, N)
+def test_items_embed_to_the_same_vectors_whatever_their_order_and_company(
+    samples: SimpleNamespace, shaken: Shake
+) -> None:
+    model = shaken(BehaviorModel(samples.fields, RECIPE))
+    features = samples.items(samples.fields, N)
     embed = lambda f: model.embed_items(item_tensors(f, RECIPE)).detach()  # noqa: E731
     together = embed(features)
     order = np.random.default_rng(1).permutation(N)
@@ -91,9 +93,9 @@ def test_items_embed_to_the_same_vectors_whatever_their_order_and_company(made: 
     torch.testing.assert_close(embed(wider), together, rtol=1e-4, atol=1e-5)
 
 
-def test_every_field_of_an_item_reaches_its_vector(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)  # as it starts: nothing may be dead then
-    features = made.items(made.fields, 8, missing=0.0)
+def test_every_field_of_an_item_reaches_its_vector(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)  # as it starts: nothing may be dead then
+    features = samples.items(samples.fields, 8, missing=0.0)
     before = model.embed_items(item_tensors(features, RECIPE))
     assert features.tokens is not None
     tokens = features.tokens.copy()
@@ -112,8 +114,8 @@ def _other(values: np.ndarray) -> np.ndarray:
     return values * 2 + 1 if values.ndim == 1 else values[:, ::-1].copy()
 
 
-def test_missing_values_have_representations_of_their_own(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
+def test_missing_values_have_representations_of_their_own(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
     rows = 2
     here = ItemFeatures(
         np.zeros((rows, 12), np.int32),
@@ -134,26 +136,26 @@ def test_missing_values_have_representations_of_their_own(made: SimpleNamespace)
         assert grad is not None and grad.abs().max() > 0
 
 
-def test_numbers_however_large_stay_finite(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
-    features = made.items(made.fields, 4, missing=0.0)
+def test_numbers_however_large_stay_finite(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
+    features = samples.items(samples.fields, 4, missing=0.0)
     features.fields["price"][:] = [1e30, -1e30, np.inf, 0.0]
     assert model.embed_items(item_tensors(features, RECIPE)).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["text", "category", "number", "vector"])
-def test_any_one_kind_of_field_makes_a_model(made: SimpleNamespace, kind: str) -> None:
-    fields = Fields(item=tuple(f for f in made.fields.item if f.kind == kind), event=(), text_len=12)
+def test_any_one_kind_of_field_makes_a_model(samples: SimpleNamespace, kind: str) -> None:
+    fields = Fields(item=tuple(f for f in samples.fields.item if f.kind == kind), event=(), text_len=12)
     model = BehaviorModel(fields, RECIPE)
-    found = queries_of(model, made.items(fields, N), made.batch(fields, B, L, N))
-    assert found.shape == (B, L, 24) and found.isfinite().all()
+    result = queries_of(model, samples.items(fields, N), samples.batch(fields, B, L, N))
+    assert result.shape == (B, L, 24) and result.isfinite().all()
 
 
-def test_vectors_and_queries_have_the_promised_size(made: SimpleNamespace, shaken: Shake) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
+def test_vectors_and_queries_have_the_promised_size(samples: SimpleNamespace, shaken: Shake) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
     shaken(model.embedder)
     shaken(model.contextualizer.blocks)
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
     vectors = model.embed_items(item_tensors(features, RECIPE))
     torch.testing.assert_close(vectors.square().mean(1), torch.ones(N), rtol=1e-3, atol=0)
     queries = queries_of(model, features, batch)
@@ -162,10 +164,10 @@ def test_vectors_and_queries_have_the_promised_size(made: SimpleNamespace, shake
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
 def test_the_model_is_its_plain_twin_forwards_and_backwards(
-    made: SimpleNamespace, plain: ModuleType, shaken: Shake, precision: torch.dtype
+    samples: SimpleNamespace, plain: ModuleType, shaken: Shake, precision: torch.dtype
 ) -> None:
-    model = shaken(BehaviorModel(made.fields, RECIPE))
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
+    model = shaken(BehaviorModel(samples.fields, RECIPE))
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
     items, windows = item_tensors(features, RECIPE), batch_tensors(batch)
     weights = torch.randn(B, L, 24, generator=torch.Generator().manual_seed(0))
     assert features.tokens is not None
@@ -190,19 +192,19 @@ def relative_error(ours: torch.Tensor | None, reference: torch.Tensor | None) ->
     return ((ours - reference).norm() / reference.norm()).item()
 
 
-def test_a_frozen_embedder_gets_no_gradient_and_stays_out_of_the_groups(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE).freeze()
-    vectors = model.embed_items(item_tensors(made.items(made.fields, N), RECIPE))
-    windows = batch_tensors(made.batch(made.fields, B, L, N))
+def test_a_frozen_embedder_gets_no_gradient_and_stays_out_of_the_groups(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE).freeze()
+    vectors = model.embed_items(item_tensors(samples.items(samples.fields, N), RECIPE))
+    windows = batch_tensors(samples.batch(samples.fields, B, L, N))
     model.queries(windows, vectors[windows.items]).square().mean().backward()
     assert all(p.grad is None for p in model.embedder.parameters())
     assert model.contextualizer.output.weight.grad is not None
     assert all(info.name.startswith("contextualizer.") for info in model.parameter_groups())
 
 
-def test_a_code_beyond_its_table_counts_as_unknown(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
-    features = made.items(made.fields, 3, missing=0.0)
+def test_a_code_beyond_its_table_counts_as_unknown(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
+    features = samples.items(samples.fields, 3, missing=0.0)
     features.fields["group"][:] = [0, 7, 1000]  # the table has codes 0..6
     features.fields["brand"][:] = 1
     for name in ("price", "image"):
@@ -212,9 +214,9 @@ def test_a_code_beyond_its_table_counts_as_unknown(made: SimpleNamespace) -> Non
     torch.testing.assert_close(vectors[1:], vectors[:1].expand(2, -1))
 
 
-def test_text_beyond_the_limit_is_left_out(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
-    features = made.items(made.fields, 5)
+def test_text_beyond_the_limit_is_left_out(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
+    features = samples.items(samples.fields, 5)
     assert features.tokens is not None
     longer = np.concatenate([np.full((5, 12), 3, np.int32), np.full((5, 4), 9, np.int32)], 1)
     cut = ItemFeatures(longer[:, :12], features.fields)
@@ -222,9 +224,9 @@ def test_text_beyond_the_limit_is_left_out(made: SimpleNamespace) -> None:
     assert torch.equal(vectors, model.embed_items(item_tensors(cut, RECIPE)))
 
 
-def test_what_does_not_fit_is_refused_by_name(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
+def test_what_does_not_fit_is_refused_by_name(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
     windows = batch_tensors(batch)
     with pytest.raises(ModelError, match=r"event embeddings have shape \(3, 32, 23\)"):
         model.queries(windows, torch.zeros(B, L, 23))
@@ -242,6 +244,6 @@ def test_what_does_not_fit_is_refused_by_name(made: SimpleNamespace) -> None:
         BehaviorModel(Fields(item=(), event=()), RECIPE)
     image = (Field(name="photo", kind="vector", size=3),)
     with pytest.raises(ModelError, match="event field 'photo' is a vector"):
-        BehaviorModel(Fields(item=made.fields.item, event=image, text_len=12), RECIPE)
+        BehaviorModel(Fields(item=samples.fields.item, event=image, text_len=12), RECIPE)
     with pytest.raises(ModelError, match="tokens do not fit a capacity of 3"):
         item_tensors(features, RECIPE, token_capacity=3)

@@ -16,7 +16,7 @@ from habitus.recipe import ModelRecipe
 
 @pytest.mark.slow
 def test_every_contextualizer_of_a_process_is_compiled_for_its_own_sizes(
-    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    samples: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs: list[tuple[bool, list[Any]]] = []
     in_contextualizer = False
@@ -28,12 +28,12 @@ def test_every_contextualizer_of_a_process_is_compiled_for_its_own_sizes(
     usual = torch.compile
     monkeypatch.setattr(torch, "compile", lambda *given, **options: usual(*given, **options, backend=look))
     torch._dynamo.reset()
-    fields = Fields(item=made.fields.item[1:2], event=(), text_len=12)
+    fields = Fields(item=samples.fields.item[1:2], event=(), text_len=12)
     for width, B, items in ((32, 2, 30), (64, 3, 40), (96, 4, 50)):
         recipe = ModelRecipe(joint_dim=16, width=width, depth=2, text_len=12, head_dim=32)
         model = BehaviorModel(fields, recipe)
-        plain, windows = BehaviorModel(fields, recipe), batch_tensors(made.batch(fields, B, 16, items))
-        features = item_tensors(made.items(fields, items), recipe)
+        plain, windows = BehaviorModel(fields, recipe), batch_tensors(samples.batch(fields, B, 16, items))
+        features = item_tensors(samples.items(fields, items), recipe)
         model.compile_blocks()
         in_contextualizer = False
         vectors = model.embed_items(features)
@@ -48,7 +48,7 @@ def test_every_contextualizer_of_a_process_is_compiled_for_its_own_sizes(
 
 
 def test_what_comes_after_the_text_s_layers_is_one_piece_for_every_kind_of_field(
-    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    samples: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
@@ -60,18 +60,18 @@ def test_what_comes_after_the_text_s_layers_is_one_piece_for_every_kind_of_field
     monkeypatch.setattr(torch, "compile", lambda *given, **options: usual(*given, **options, backend=look))
     torch._dynamo.reset()
     recipe = ModelRecipe(joint_dim=16, width=32, depth=1, text_len=12, text_depth=2, head_dim=32)
-    plain = BehaviorModel(made.fields, recipe)
-    assert {field.kind for field in made.fields.item} == {"text", "category", "number", "vector"}
-    features = item_tensors(made.items(made.fields, 20), recipe)
+    plain = BehaviorModel(samples.fields, recipe)
+    assert {field.kind for field in samples.fields.item} == {"text", "category", "number", "vector"}
+    features = item_tensors(samples.items(samples.fields, 20), recipe)
     compiled = plain.twin().compile_blocks()
     torch.testing.assert_close(compiled.embed_items(features), plain.embed_items(features))
     # The tokens' places, a layer, and the rest: nothing of it is left to be run an operation at a time.
     assert len(graphs) == 3
 
 
-def test_a_twin_has_the_same_parameters_and_is_compiled_alone(made: SimpleNamespace) -> None:
+def test_a_twin_has_the_same_parameters_and_is_compiled_alone(samples: SimpleNamespace) -> None:
     recipe = ModelRecipe(joint_dim=16, width=32, depth=2, text_len=12, head_dim=32, copying=True)
-    model = BehaviorModel(made.fields, recipe)
+    model = BehaviorModel(samples.fields, recipe)
     twin = model.twin()
     pairs = list(zip(model.named_parameters(), twin.named_parameters(), strict=True))
     assert all(name == other and tensor is same for (name, tensor), (other, same) in pairs)
@@ -103,6 +103,6 @@ def test_rows_with_room_at_their_end_pass_a_layer_as_others_do(
     assert wide.shape == (22, room)
     assert not wide[:, width:].any()
     torch.testing.assert_close(wide[:, :width], plain, atol=1e-5, rtol=1e-5)
-    found = torch.autograd.grad((wide[:, :width] * weights).sum(), [x, *block.parameters()])
-    for got, truth in zip(found, expected, strict=True):
+    result = torch.autograd.grad((wide[:, :width] * weights).sum(), [x, *block.parameters()])
+    for got, truth in zip(result, expected, strict=True):
         torch.testing.assert_close(got, truth, atol=1e-4, rtol=1e-4)

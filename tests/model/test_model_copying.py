@@ -18,23 +18,23 @@ Shake = Callable[[torch.nn.Module], torch.nn.Module]
 
 
 def contextualize(
-    made: SimpleNamespace, shaken: Shake, items: np.ndarray | None = None
+    samples: SimpleNamespace, shaken: Shake, items: np.ndarray | None = None
 ) -> tuple[BehaviorModel, torch.Tensor]:
     """A model with shaken weights and its copy scores of a batch, whose items may be replaced."""
     recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16, copying=True)
-    model = BehaviorModel(made.fields, recipe, seed=1)
+    model = BehaviorModel(samples.fields, recipe, seed=1)
     shaken(model)
-    batch = made.batch(made.fields, 3, 20, 9, seed=5)
+    batch = samples.batch(samples.fields, 3, 20, 9, seed=5)
     tensors = batch_tensors(batch)
-    vectors = model.embed_items(item_tensors(made.items(made.fields, 9), recipe))
+    vectors = model.embed_items(item_tensors(samples.items(samples.fields, 9), recipe))
     output = model.contextualize(tensors, vectors[tensors.items if items is None else torch.from_numpy(items)])
     assert output.copy_scores is not None
     return model, output.copy_scores
 
 
-def test_a_query_copies_from_its_own_users_past_and_nothing_else(made: SimpleNamespace, shaken: Shake) -> None:
-    _, scores = contextualize(made, shaken)
-    segments = made.batch(made.fields, 3, 20, 9, seed=5).segments
+def test_a_query_copies_from_its_own_users_past_and_nothing_else(samples: SimpleNamespace, shaken: Shake) -> None:
+    _, scores = contextualize(samples, shaken)
+    segments = samples.batch(samples.fields, 3, 20, 9, seed=5).segments
     for window in range(3):
         for query in range(20):
             for event in range(20):
@@ -42,22 +42,24 @@ def test_a_query_copies_from_its_own_users_past_and_nothing_else(made: SimpleNam
                 assert (scores[window, query, event] > MASKED / 2) == visible
 
 
-def test_later_events_change_no_earlier_copy_score(made: SimpleNamespace, shaken: Shake) -> None:
-    items = made.batch(made.fields, 3, 20, 9, seed=5).items
+def test_later_events_change_no_earlier_copy_score(samples: SimpleNamespace, shaken: Shake) -> None:
+    items = samples.batch(samples.fields, 3, 20, 9, seed=5).items
     changed = items.copy()
     changed[:, 12:] = (changed[:, 12:] + 1) % 9
-    _, before = contextualize(made, shaken)
-    _, after = contextualize(made, shaken, changed)
+    _, before = contextualize(samples, shaken)
+    _, after = contextualize(samples, shaken, changed)
     torch.testing.assert_close(before[:, :12], after[:, :12], rtol=0, atol=0)
     assert (before[:, 12:] - after[:, 12:]).abs().max() > 1e-3
 
 
-def test_a_fresh_model_gives_every_event_the_weight_of_a_candidate_that_scores_nothing(made: SimpleNamespace) -> None:
+def test_a_fresh_model_gives_every_event_the_weight_of_a_candidate_that_scores_nothing(
+    samples: SimpleNamespace,
+) -> None:
     recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16, copying=True)
-    _, scores = contextualize(made, lambda model: model)
+    _, scores = contextualize(samples, lambda model: model)
     assert set(scores.unique().tolist()) == {0.0, MASKED}
-    assert BehaviorModel(made.fields, recipe).contextualizer.copying is not None
-    assert BehaviorModel(made.fields, recipe.model_copy(update={"copying": False})).contextualizer.copying is None
+    assert BehaviorModel(samples.fields, recipe).contextualizer.copying is not None
+    assert BehaviorModel(samples.fields, recipe.model_copy(update={"copying": False})).contextualizer.copying is None
 
 
 def test_the_lag_is_read_off_a_line_between_knots() -> None:

@@ -77,13 +77,13 @@ def counter_with_cpu_attention() -> FlopCounterMode:
 @pytest.mark.parametrize("with_fields", [True, False], ids=["all-fields", "text-only"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["stage-1", "stage-2"])
 def test_executed_flops_agree_with_pytorchs_counter_within_two_per_cent(
-    made: SimpleNamespace, with_fields: bool, frozen: bool
+    samples: SimpleNamespace, with_fields: bool, frozen: bool
 ) -> None:
-    fields = made.fields if with_fields else Fields(item=made.fields.item[:1], event=(), text_len=12)
+    fields = samples.fields if with_fields else Fields(item=samples.fields.item[:1], event=(), text_len=12)
     recipe = ModelRecipe(joint_dim=48, text_len=12, text_depth=3, width=64, depth=3, head_dim=16)
     model = BehaviorModel(fields, recipe)
     n, B, L = 150, 4, 64
-    features, batch = made.items(fields, n), made.batch(fields, B, L, n)
+    features, batch = samples.items(fields, n), samples.batch(fields, B, L, n)
     lengths = (features.tokens != 0).sum(1)
     items, windows = item_tensors(features, recipe), batch_tensors(batch)
     if frozen:
@@ -113,11 +113,11 @@ def test_executed_flops_agree_with_pytorchs_counter_within_two_per_cent(
     assert ours == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def test_activation_bytes_are_what_autograd_keeps_of_the_layers(made: SimpleNamespace) -> None:
+def test_activation_bytes_are_what_autograd_keeps_of_the_layers(samples: SimpleNamespace) -> None:
     recipe = ModelRecipe(joint_dim=64, text_len=12, text_depth=4, width=128, depth=6, head_dim=32)
-    model = BehaviorModel(made.fields, recipe)
+    model = BehaviorModel(samples.fields, recipe)
     n, B, L = 200, 4, 64
-    features, batch = made.items(made.fields, n), made.batch(made.fields, B, L, n)
+    features, batch = samples.items(samples.fields, n), samples.batch(samples.fields, B, L, n)
     items, windows = item_tensors(features, recipe), batch_tensors(batch)
     owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
@@ -142,5 +142,5 @@ def test_activation_bytes_are_what_autograd_keeps_of_the_layers(made: SimpleName
         queries=0,
         candidates=0,
     )
-    ours = activation_bytes(recipe, Inputs.of(made.fields), work, "fp32")
+    ours = activation_bytes(recipe, Inputs.of(samples.fields), work, "fp32")
     assert ours == pytest.approx(sum(kept.values()), rel=0.15)

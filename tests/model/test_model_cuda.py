@@ -69,8 +69,8 @@ def test_packed_attention_is_attention(heads: int, size: int, causal: bool, dtyp
     assert torch.equal(gradient, again)  # no atomics: the same bits every time
 
 
-def test_packing_on_the_device_is_packing_on_the_host(made: SimpleNamespace) -> None:
-    tokens = torch.from_numpy(made.items(made.fields, N).tokens)
+def test_packing_on_the_device_is_packing_on_the_host(samples: SimpleNamespace) -> None:
+    tokens = torch.from_numpy(samples.items(samples.fields, N).tokens)
     ours, exact = pack_text(tokens.cuda(), capacity=N * 12), pack_text(tokens.cuda())
     count = int((tokens != 0).sum())
     assert len(ours.tokens) == N * 12 and len(exact.tokens) == count
@@ -89,10 +89,12 @@ def forward(model: BehaviorModel, features: ItemFeatures, batch: Batch, device: 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_cuda_and_cpu_give_the_same_queries_and_gradients(made: SimpleNamespace, shaken: Shake, precision: str) -> None:
+def test_cuda_and_cpu_give_the_same_queries_and_gradients(
+    samples: SimpleNamespace, shaken: Shake, precision: str
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
-    model = shaken(BehaviorModel(made.fields, RECIPE))
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
+    model = shaken(BehaviorModel(samples.fields, RECIPE))
     on_cpu = forward(model, features, batch, "cpu")
     weights = torch.randn(on_cpu.shape, generator=torch.Generator().manual_seed(1))
     (on_cpu * weights).sum().backward()
@@ -108,9 +110,9 @@ def test_cuda_and_cpu_give_the_same_queries_and_gradients(made: SimpleNamespace,
         assert relative_error(parameter.grad.cpu(), expected[name]) < 4 * bound, name
 
 
-def test_no_leak_between_users_or_from_the_future_on_cuda(made: SimpleNamespace, shaken: Shake) -> None:
-    features, batch = made.items(made.fields, N), made.batch(made.fields, B, L, N)
-    model = shaken(BehaviorModel(made.fields, RECIPE)).cuda()
+def test_no_leak_between_users_or_from_the_future_on_cuda(samples: SimpleNamespace, shaken: Shake) -> None:
+    features, batch = samples.items(samples.fields, N), samples.batch(samples.fields, B, L, N)
+    model = shaken(BehaviorModel(samples.fields, RECIPE)).cuda()
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
         before = forward(model, features, batch, "cuda")
         items = batch.items.copy()
@@ -125,12 +127,12 @@ def test_no_leak_between_users_or_from_the_future_on_cuda(made: SimpleNamespace,
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_captured_step_replays_on_other_texts_and_other_users(
-    made: SimpleNamespace, shaken: Shake, compiled: bool
+    samples: SimpleNamespace, shaken: Shake, compiled: bool
 ) -> None:
     # Each kind of field is a graph of its own to compile: text and one event field show all that capture could break.
-    fields = Fields(item=made.fields.item[:1], event=made.fields.event[1:2], text_len=made.fields.text_len)
+    fields = Fields(item=samples.fields.item[:1], event=samples.fields.event[1:2], text_len=samples.fields.text_len)
     model = shaken(BehaviorModel(fields, RECIPE)).cuda()
-    steps = [(made.items(fields, N, seed), made.batch(fields, B, L, N, seed)) for seed in (1, 2)]
+    steps = [(samples.items(fields, N, seed), samples.batch(fields, B, L, N, seed)) for seed in (1, 2)]
     with torch.autocast("cuda", dtype=torch.bfloat16):
         expected = [step_gradients(model, *step) for step in steps]
     if compiled:
@@ -178,9 +180,9 @@ def step_gradients(model: BehaviorModel, features: ItemFeatures, batch: Batch) -
     return queries.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def test_a_model_starts_the_same_on_either_device(made: SimpleNamespace) -> None:
-    on_cpu = BehaviorModel(made.fields, RECIPE, seed=3)
+def test_a_model_starts_the_same_on_either_device(samples: SimpleNamespace) -> None:
+    on_cpu = BehaviorModel(samples.fields, RECIPE, seed=3)
     with torch.device("cuda"):
-        on_cuda = BehaviorModel(made.fields, RECIPE, seed=3)
+        on_cuda = BehaviorModel(samples.fields, RECIPE, seed=3)
     for ours, theirs in zip(on_cpu.parameters(), on_cuda.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.cpu(), rtol=1e-5, atol=1e-7)

@@ -45,11 +45,11 @@ def test_a_step_may_be_a_tensor_and_rows_may_be_drawn_apart() -> None:
         assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts]))
 
 
-def test_without_noise_nothing_is_dropped(made: SimpleNamespace) -> None:
+def test_without_noise_nothing_is_dropped(samples: SimpleNamespace) -> None:
     recipe = ModelRecipe(joint_dim=16, text_len=12, text_depth=1, width=32, depth=2, head_dim=16)
-    model = BehaviorModel(made.fields, recipe)
-    batch = batch_tensors(made.batch(made.fields, 3, 20, 9))
-    vectors = model.embed_items(item_tensors(made.items(made.fields, 9), recipe))[batch.items]
+    model = BehaviorModel(samples.fields, recipe)
+    batch = batch_tensors(samples.batch(samples.fields, 3, 20, 9))
+    vectors = model.embed_items(item_tensors(samples.items(samples.fields, 9), recipe))[batch.items]
     plain = model.queries(batch, vectors)
     assert torch.equal(plain, model.queries(batch, vectors))
     mask = draw_dropout_mask(0, 0, 0, batch.items.numel(), 0.3, CPU)

@@ -16,14 +16,14 @@ from habitus.recipe import ModelRecipe
 RECIPE = ModelRecipe(joint_dim=64, text_len=12, text_depth=2, width=128, depth=2, head_dim=32)
 
 
-def test_a_seed_and_a_name_decide_a_parameter_and_nothing_else_does(made: SimpleNamespace) -> None:
-    one, again = BehaviorModel(made.fields, RECIPE, seed=5), BehaviorModel(made.fields, RECIPE, seed=5)
+def test_a_seed_and_a_name_decide_a_parameter_and_nothing_else_does(samples: SimpleNamespace) -> None:
+    one, again = BehaviorModel(samples.fields, RECIPE, seed=5), BehaviorModel(samples.fields, RECIPE, seed=5)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), again.parameters(), strict=True))
-    other = BehaviorModel(made.fields, RECIPE, seed=6)
+    other = BehaviorModel(samples.fields, RECIPE, seed=6)
     assert not torch.equal(one.contextualizer.input.weight, other.contextualizer.input.weight)
     # A model with fewer fields and more layers shares the draws of every parameter it has in common.
     deeper = RECIPE.model_copy(update={"depth": 3})
-    fewer = BehaviorModel(Fields(item=made.fields.item[:1], event=(), text_len=12), deeper, seed=5)
+    fewer = BehaviorModel(Fields(item=samples.fields.item[:1], event=(), text_len=12), deeper, seed=5)
     for name in ("embedder.text.tokens", "contextualizer.blocks.1.qkv.weight"):
         assert torch.equal(one.get_parameter(name), fewer.get_parameter(name))
 
@@ -48,8 +48,8 @@ def test_a_draw_depends_on_nothing_that_is_drawn_beside_it(monkeypatch: pytest.M
     assert not torch.equal(together["a"], together["b"][:10])
 
 
-def test_sizes_at_the_start(made: SimpleNamespace) -> None:
-    model = BehaviorModel(made.fields, RECIPE)
+def test_sizes_at_the_start(samples: SimpleNamespace) -> None:
+    model = BehaviorModel(samples.fields, RECIPE)
     block = model.contextualizer.blocks[0]
     assert block.qkv.weight.std().item() == pytest.approx(128**-0.5, rel=0.02)
     assert block.mlp_up.weight.std().item() == pytest.approx(128**-0.5, rel=0.02)
@@ -59,7 +59,7 @@ def test_sizes_at_the_start(made: SimpleNamespace) -> None:
     assert model.contextualizer.gain.item() == pytest.approx(0.1)
 
 
-def test_the_group_table_says_what_an_optimizer_needs(made: SimpleNamespace) -> None:
+def test_the_group_table_says_what_an_optimizer_needs(samples: SimpleNamespace) -> None:
     expected = {
         "embedder.text.tokens": ("embedding", False, False, 1),
         "embedder.text.positions": ("embedding", False, False, 1),
@@ -76,9 +76,9 @@ def test_the_group_table_says_what_an_optimizer_needs(made: SimpleNamespace) -> 
         "contextualizer.output.weight": ("output", True, False, 1),
         "contextualizer.gain": ("gain", False, False, 1),
     }
-    groups = {info.name: info for info in BehaviorModel(made.fields, RECIPE).parameter_groups()}
-    found = {n: (groups[n].role, groups[n].weight_decay, groups[n].muon, groups[n].stacked) for n in expected}
-    assert found == expected
+    groups = {info.name: info for info in BehaviorModel(samples.fields, RECIPE).parameter_groups()}
+    result = {n: (groups[n].role, groups[n].weight_decay, groups[n].muon, groups[n].stacked) for n in expected}
+    assert result == expected
     assert all(info.parameter.ndim == 2 for info in groups.values() if info.muon)
 
 
@@ -87,9 +87,9 @@ def test_the_group_table_says_what_an_optimizer_needs(made: SimpleNamespace) -> 
     [("default", 1, 1, 1, 1), ("mup_lr", 1 / 128, 1 / 512, 1 / 128, 1), ("mup", 1, 0.25, 1, 1)],
 )
 def test_rate_multipliers(
-    made: SimpleNamespace, init: str, up: float, down: float, output: float, table: float
+    samples: SimpleNamespace, init: str, up: float, down: float, output: float, table: float
 ) -> None:
-    model = BehaviorModel(made.fields, RECIPE.model_copy(update={"init": init}))
+    model = BehaviorModel(samples.fields, RECIPE.model_copy(update={"init": init}))
     rates = {info.name: info.lr_multiplier for info in model.parameter_groups()}
     assert rates["contextualizer.blocks.0.mlp_up.weight"] == up
     assert rates["contextualizer.blocks.0.mlp_out.weight"] == down

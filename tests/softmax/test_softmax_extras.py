@@ -39,8 +39,8 @@ def slow(h, table, drawn, targets, *, log_q=None, weights=None):
     return loss.detach(), torch.stack(entropies).detach(), to_h, to_table
 
 
-def relative(found, truth):
-    return ((found.double() - truth).norm() / truth.norm()).item()
+def relative(result, truth):
+    return ((result.double() - truth).norm() / truth.norm()).item()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -64,8 +64,8 @@ def test_loss_entropy_and_all_gradients_agree_with_float64(backend, with_log_q, 
     (loss * weights).sum().backward()
     truth = slow(h, table, drawn, targets, log_q=log_q, weights=weights)
     bound = 1e-5 if dtype == torch.float32 or with_log_q else 1e-13  # log_q is float32
-    for found, wanted in zip((loss.detach(), entropy, h.grad, table.grad), truth, strict=True):
-        assert relative(found, wanted) < bound
+    for result, wanted in zip((loss.detach(), entropy, h.grad, table.grad), truth, strict=True):
+        assert relative(result, wanted) < bound
 
 
 def test_one_extra_and_one_target_by_hand():
@@ -124,8 +124,8 @@ def test_many_shards_change_rounding_only(monkeypatch):
     loss, entropy, *_ = extras_softmax(h, table[drawn], table[targets], targets_among(targets, drawn), entropy=True)
     loss.sum().backward()
     truth = slow(h, table, drawn, targets)
-    for found, wanted in zip((loss.detach(), entropy, h.grad), truth[:3], strict=True):
-        assert relative(found, wanted) < 1e-5
+    for result, wanted in zip((loss.detach(), entropy, h.grad), truth[:3], strict=True):
+        assert relative(result, wanted) < 1e-5
 
 
 def test_bfloat16_is_rounded_only_at_the_end():

@@ -158,10 +158,10 @@ def test_ranks_and_top_k_equal_a_full_sort(d, case):
     order = torch.sort(z, dim=1, descending=True, stable=True)
     reached = (z >= z.gather(1, y[:, None])).sum(1)
     for memory in (1 << 20, 1 << 29):
-        found = catalogue_scores(h, e, y, k=k, memory_bytes=memory)
-        assert torch.equal(found.rank, reached)
-        assert torch.equal(found.top_items, order.indices[:, :k])
-        assert torch.equal(found.top_scores, order.values[:, :k])
+        result = catalogue_scores(h, e, y, k=k, memory_bytes=memory)
+        assert torch.equal(result.rank, reached)
+        assert torch.equal(result.top_items, order.indices[:, :k])
+        assert torch.equal(result.top_scores, order.values[:, :k])
         assert torch.equal(ranks(h, e, y, memory_bytes=memory), reached)
     if case == "constant":
         assert (reached == V).all()
@@ -173,10 +173,10 @@ def test_rising_scores_overflow_the_slots_and_are_still_exact():
     e = torch.zeros(V, 64, device="cuda", dtype=torch.bfloat16)
     e[:, 0] = torch.arange(V, device="cuda") // 200
     e[:, 1] = torch.arange(V, device="cuda") % 200 / 256
-    found = top_k(h, e, 10)
+    result = top_k(h, e, 10)
     z = e[:, 0].float() + e[:, 1].float()
     order = torch.sort(z, descending=True, stable=True)
-    assert torch.equal(found.items, order.indices[:10].expand(200, 10))
+    assert torch.equal(result.items, order.indices[:10].expand(200, 10))
 
 
 @pytest.mark.parametrize("place", ["host", "mapped", "pieces"])

@@ -23,10 +23,10 @@ def relative(a, b):
     return ((a.double() - b).norm() / b.norm()).item()
 
 
-def close(found, truth, scores):
+def close(result, truth, scores):
     """Within 1e-5 relative, or within a few float32 spacings of the scores, which no float32 sum can beat."""
     spacing = 2.0**-21 * scores.abs().max()
-    return ((found.double() - truth).abs() <= 1e-5 * truth.abs().clamp_min(1) + spacing).all()
+    return ((result.double() - truth).abs() <= 1e-5 * truth.abs().clamp_min(1) + spacing).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -188,16 +188,16 @@ def test_kept_scores_come_block_by_block(scores_per_block, monkeypatch, twin):
 
 
 def test_more_scores_than_are_kept_give_the_same(monkeypatch):
-    found = []
+    result = []
     for most in (37 * 501, 37 * 501 - 1):
         monkeypatch.setattr(cached_scores, "MAX_CACHED_SCORES", most)
         cached_scores._spare_buffers.clear()
         h, e, y = draw()
         loss = candidate_softmax(h, e, y).loss
         loss.sum().backward()
-        found.append((loss, h.grad, e.grad, len(cached_scores._spare_buffers)))
-    assert [used for *_, used in found] == [1, 0]
-    for one, other in zip(found[0][:3], found[1][:3], strict=True):
+        result.append((loss, h.grad, e.grad, len(cached_scores._spare_buffers)))
+    assert [used for *_, used in result] == [1, 0]
+    for one, other in zip(result[0][:3], result[1][:3], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -207,13 +207,13 @@ def test_kept_memory_is_used_again_and_by_one_at_a_time():
     expected = torch.autograd.grad(candidate_softmax(h, e, y, backend="cpu").loss.sum(), (h, e))
     first, second = (candidate_softmax(h, e, y).loss.sum() for _ in range(2))  # both are alive
     for _ in range(2):  # the second walk over a graph no longer has what was kept
-        found = torch.autograd.grad(first, (h, e), retain_graph=True)
-        for one, other in zip(found, expected, strict=True):
+        result = torch.autograd.grad(first, (h, e), retain_graph=True)
+        for one, other in zip(result, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
         other_h, other_e, other_y = draw(seed=2)
         candidate_softmax(other_h, other_e, other_y).loss.sum().backward()  # writes where the first one was
-    found = torch.autograd.grad(second, (h, e))
-    for one, other in zip(found, expected, strict=True):
+    result = torch.autograd.grad(second, (h, e))
+    for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     place = cached_scores._spare_buffers[0].data_ptr()
     candidate_softmax(h, e, y).loss.sum().backward()

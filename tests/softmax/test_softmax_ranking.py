@@ -45,17 +45,17 @@ def test_all_read_outs_equal_a_full_sort(case, shape, columns, monkeypatch, twin
     h, e, y = draw(*shape, case)
     k = min(100, shape[1])
     order, reached = sorted_by_hand(h, e, y)
-    found = catalogue_scores(h, e, y, k=k)
-    assert torch.equal(found.rank, reached)
-    assert torch.equal(found.top_items, order.indices[:, :k])
-    assert torch.equal(found.top_scores, order.values[:, :k])
+    result = catalogue_scores(h, e, y, k=k)
+    assert torch.equal(result.rank, reached)
+    assert torch.equal(result.top_items, order.indices[:, :k])
+    assert torch.equal(result.top_scores, order.values[:, :k])
     assert torch.equal(ranks(h, e, y), reached)
     truth = twin(h, e, y)
     slack = 1e-5 + 2.0**-22 * truth.scores.abs().max()
-    assert ((found.loss - truth.loss).abs() <= slack * truth.loss.clamp_min(1)).all()
-    assert ((found.entropy - truth.entropy).abs() <= 1e-5 * truth.entropy.clamp_min(1) + slack).all()
+    assert ((result.loss - truth.loss).abs() <= slack * truth.loss.clamp_min(1)).all()
+    assert ((result.entropy - truth.entropy).abs() <= 1e-5 * truth.entropy.clamp_min(1) + slack).all()
     if case in ("constant", "zero"):
-        assert (found.rank == shape[1]).all()
+        assert (result.rank == shape[1]).all()
 
 
 def test_ranks_and_order_by_hand():
@@ -99,13 +99,13 @@ def test_bias_and_valid_rows_count_in_every_read_out(twin):
     h, e, y = draw(30, 700, 8)
     log_q = torch.randn(700)
     y = y % 500
-    found = catalogue_scores(h, e, y, k=20, log_q=log_q, num_valid=500)
+    result = catalogue_scores(h, e, y, k=20, log_q=log_q, num_valid=500)
     truth = twin(h, e[:500], y, log_q=log_q[:500])
     z = truth.scores
-    assert torch.allclose(found.loss.double(), truth.loss, atol=1e-5)
-    assert torch.allclose(found.entropy.double(), truth.entropy, atol=1e-5)
-    assert torch.equal(found.rank, (z >= z.gather(1, y[:, None])).sum(1))
-    assert torch.equal(found.top_items, z.topk(20, dim=1).indices)
+    assert torch.allclose(result.loss.double(), truth.loss, atol=1e-5)
+    assert torch.allclose(result.entropy.double(), truth.entropy, atol=1e-5)
+    assert torch.equal(result.rank, (z >= z.gather(1, y[:, None])).sum(1))
+    assert torch.equal(result.top_items, z.topk(20, dim=1).indices)
 
 
 @pytest.mark.parametrize("d", [16, 300])
@@ -116,9 +116,9 @@ def test_ties_survive_any_tile_and_any_layout(d, dtype):
     expected = catalogue_scores(h, e, y, k=20)
     for candidates in (e, e.T.contiguous().T, e.repeat_interleave(2, dim=0)[::2], [e[:333], e[333:]]):
         for memory_bytes in (1 << 29, 1 << 20):
-            found = catalogue_scores(h, candidates, y, k=20, memory_bytes=memory_bytes)
-            assert torch.equal(found.rank, expected.rank)
-            assert torch.equal(found.top_items, expected.top_items)
+            result = catalogue_scores(h, candidates, y, k=20, memory_bytes=memory_bytes)
+            assert torch.equal(result.rank, expected.rank)
+            assert torch.equal(result.top_items, expected.top_items)
 
 
 def test_an_array_that_runs_backwards_is_a_table():

@@ -124,7 +124,7 @@ def _trial(backend: SoftmaxBackend, device: torch.device, dtype: torch.dtype, d:
 
 
 def forward(backend: str, queries: Tensor, candidates: Tensor, bias: Tensor | None, need_mean: bool) -> PartialSoftmax:
-    """The average choice [M, d] ([0, d]: not needed, or left to `backward`), log-sum-exp [M] and entropy [M]."""
+    """The average candidate [M, d] ([0, d]: not needed, or left to `backward`), log-sum-exp [M] and entropy [M]."""
     with torch.autocast(queries.device.type, enabled=False):
         if backend == SoftmaxBackend.TRITON:
             lse, entropy = tiled_forward(queries, candidates, bias)

@@ -197,7 +197,7 @@ def tiled_backward(
 
 
 def merge_sums(parts: Sums) -> Sums:
-    """The sums [M] over parts [S, M], in float64 from two parts on: float32 sums of many shard_ranges would drift."""
+    """The sums [M] over parts [S, M], in float64 from two parts on: float32 sums of many shards would drift."""
     if len(parts.top) == 1:
         return Sums(*(column[0] for column in parts))
     tops = parts.top.double()
