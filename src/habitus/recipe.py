@@ -1,14 +1,30 @@
 """The Recipe: everything that determines one stage of one run, and nothing else."""
 
 from operator import not_
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from habitus.typed import Typed, content_hash
+from habitus.typed import Typed, content_hash, suggest_name
 
-Optimizer = Literal["adamw", "muon"]
-OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
+
+class OptimizerKind(NamedTuple):
+    """What others than training need to know of an optimizer."""
+
+    hidden_moments: int  # state tensors per matrix of a transformer layer; AdamW moves all else
+
+
+# A new optimizer is a line here, and how it moves those matrices in `habitus.training.optimizers`.
+OPTIMIZERS = {"adamw": OptimizerKind(hidden_moments=2), "muon": OptimizerKind(hidden_moments=1)}
+
+
+def _check_optimizer(name: str) -> str:
+    if name not in OPTIMIZERS:
+        raise ValueError(f"not an optimizer ({suggest_name(name, list(OPTIMIZERS))})")
+    return name
+
+
+Optimizer = Annotated[str, AfterValidator(_check_optimizer)]
 Init = Literal["default", "mup_lr", "mup"]
 Schedule = Literal["cosine", "constant"]
 Precision = Literal["bf16", "fp32"]

@@ -82,8 +82,8 @@ def _with_plan_bytes(cell: Cell, fixed: FixedSettings) -> Cell:
         stage=cell.stage,
         num_negatives=cell.num_negatives,
         inputs=fixed.dataset.inputs,
-        precision=fixed.precision,  # type: ignore[arg-type]
-        optimizer=fixed.optimizer,  # type: ignore[arg-type]
+        precision=fixed.precision,
+        optimizer=fixed.optimizer,
         wanted=cell.wanted,
         catalogue_items=fixed.dataset.num_items,
     )
@@ -185,8 +185,8 @@ def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: FixedSettings)
         stage=2,
         num_negatives=capped,
         inputs=fixed.dataset.inputs,
-        precision=fixed.precision,  # type: ignore[arg-type]
-        optimizer=fixed.optimizer,  # type: ignore[arg-type]
+        precision=fixed.precision,
+        optimizer=fixed.optimizer,
         catalogue_items=catalogue,
     )
     return StageTwoCell(cell, K, affordable, catalogue)

@@ -3,15 +3,12 @@
 Letters: h joint_dim, w width.
 """
 
-from habitus.recipe import ModelRecipe, Optimizer, Precision
+from habitus.recipe import OPTIMIZERS, ModelRecipe, Optimizer, Precision
 from habitus.sizing.executed import Workload
 from habitus.sizing.structure import Breakdown, Inputs
 
 _FLOAT32 = 4
 _BFLOAT16 = 2
-
-# Moments per parameter of the layers' matrices; the rest is AdamW's whatever the optimizer.
-_HIDDEN_MOMENTS: dict[Optimizer, int] = {"adamw": 2, "muon": 1}
 
 # Elements kept for the backward pass per token and unit of width, in one layer: the inputs of both norms and
 # their outputs (4), queries, keys and values (3), attention's output (1), the MLP before and after GELU (8).
@@ -49,7 +46,7 @@ def _optimizer_bytes(model: ModelRecipe, trained: int, optimizer: Optimizer, *, 
     hidden = 12 * model.width**2 * model.depth
     if embedder:
         hidden += 12 * model.joint_dim**2 * model.text_depth
-    return (2 * (trained - hidden) + _HIDDEN_MOMENTS[optimizer] * hidden) * _FLOAT32
+    return (2 * (trained - hidden) + OPTIMIZERS[optimizer].hidden_moments * hidden) * _FLOAT32
 
 
 def activation_bytes(model: ModelRecipe, inputs: Inputs, work: Workload, precision: Precision) -> int:

@@ -10,8 +10,9 @@ Gradients are expected to be reduced over all ranks already. Parameters may be D
 momentum of Muon work on the local shards, and Muon's update is gathered before it is orthogonalized.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,17 +40,17 @@ def build_optimizer(model: BehaviorModel, recipe: TrainRecipe) -> "Optimizer":
 
 
 class Optimizer:
-    """AdamW for everything, or Muon for hidden matrices and AdamW for the rest."""
+    """AdamW for everything, or another rule for the layers' matrices and AdamW for the rest."""
 
     def __init__(self, infos: Sequence[ParameterInfo], recipe: TrainRecipe) -> None:
-        muon = recipe.optimizer == "muon"
+        rule = HIDDEN_RULES[recipe.optimizer]
         self.infos = tuple(infos)
         self.recipe = recipe
         device = self.infos[0].parameter.device
         self.count = torch.zeros((), device=device)  # steps taken, float32 as the fused kernel wants it
         self.states: dict[str, Tensor] = {}
-        self._adam = [self._adam_group(group) for group in _group_alike(i for i in infos if not (muon and i.muon))]
-        self._muon = [self._muon_group(group) for group in _group_alike(i for i in infos if muon and i.muon)]
+        self._adam = [self._adam_group(group) for group in _group_alike(i for i in infos if not (rule and i.muon))]
+        self._hidden = [rule(self, group) for group in _group_alike(i for i in infos if i.muon)] if rule else []
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> None:
@@ -59,8 +60,8 @@ class Optimizer:
         self.count += 1
         for adam in self._adam:
             adam.step(lr, self.count)
-        for muon in self._muon:
-            muon.step(lr)
+        for hidden in self._hidden:
+            hidden.step(lr)
 
     def zero_grad(self, *, set_to_none: bool = True) -> None:
         """Forget the gradients; `set_to_none=False` writes zeros into the same memory, as a captured step needs."""
@@ -95,20 +96,17 @@ class Optimizer:
             tensor.copy_(tensors[name])
 
     def _adam_group(self, infos: list[ParameterInfo]) -> "_Adam":
-        firsts = [self._state(f"first.{info.name}", info.parameter) for info in infos]
-        seconds = [self._state(f"second.{info.name}", info.parameter) for info in infos]
-        return _Adam(*self._common(infos), firsts=firsts, seconds=seconds)
+        firsts = [self.make_state(f"first.{info.name}", info.parameter) for info in infos]
+        seconds = [self.make_state(f"second.{info.name}", info.parameter) for info in infos]
+        return _Adam(*self.group_settings(infos), firsts=firsts, seconds=seconds)
 
-    def _muon_group(self, infos: list[ParameterInfo]) -> "_Muon":
-        momenta = [self._state(f"momentum.{info.name}", info.parameter) for info in infos]
-        return _Muon(*self._common(infos), momenta=momenta, stacked=[info.stacked for info in infos])
-
-    def _common(self, infos: list[ParameterInfo]) -> tuple[list[nn.Parameter], float, float]:
+    def group_settings(self, infos: list[ParameterInfo]) -> tuple[list[nn.Parameter], float, float]:
+        """The parameters of a group, their rate multiplier and their weight decay."""
         decay = self.recipe.weight_decay if infos[0].weight_decay else 0.0
         return [info.parameter for info in infos], infos[0].lr_multiplier, decay
 
-    def _state(self, name: str, parameter: nn.Parameter) -> Tensor:
-        # A DTensor's state is sharded as it is.
+    def make_state(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """Zeros of a parameter's shape that checkpoints keep; a DTensor's are sharded as it is."""
         self.states[name] = torch.zeros_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
         return self.states[name]
 
@@ -176,6 +174,24 @@ class _Muon:
         if self.weight_decay:
             torch._foreach_mul_(own, 1 - rate * self.weight_decay)
         torch._foreach_sub_(own, updates)
+
+
+def _muon_group(optimizer: Optimizer, infos: list[ParameterInfo]) -> _Muon:
+    momenta = [optimizer.make_state(f"momentum.{info.name}", info.parameter) for info in infos]
+    return _Muon(*optimizer.group_settings(infos), momenta=momenta, stacked=[info.stacked for info in infos])
+
+
+class HiddenRule(Protocol):
+    """What moves a group of matrices of the transformer layers."""
+
+    def step(self, lr: float | Tensor) -> None: ...
+
+
+# By the names of `habitus.recipe.OPTIMIZERS`: what moves the layers' matrices, where it is not AdamW.
+HIDDEN_RULES: dict[str, Callable[[Optimizer, list[ParameterInfo]], HiddenRule] | None] = {
+    "adamw": None,
+    "muon": _muon_group,
+}
 
 
 def _orthogonalize_alike(updates: list[Tensor], stacked: list[int], rate: float | Tensor) -> list[Tensor]:
