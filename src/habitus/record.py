@@ -40,6 +40,8 @@ class EvaluationSpec(Typed):
     query_set_checksum: str
     batch_sequences: int
     candidates: int
+    # Absent for validation, so that Records written before there was a test side stay as they are.
+    side: Literal["validation", "test"] = Field("validation", exclude_if=lambda side: side == "validation")
 
 
 class TrajectoryPoint(Typed):

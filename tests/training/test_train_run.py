@@ -14,10 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from habitus.data import Dataset
-from habitus.errors import Interrupted, RunError
+from habitus.data import Dataset, PrepareOptions
+from habitus.data.from_world import prepare_world
+from habitus.errors import ConfigError, Interrupted, RunError
 from habitus.evaluation import ComputeOptions, evaluate_runs
 from habitus.evaluation.evaluation import EvaluateOptions
+from habitus.events.world import World, WorldConfig
+from habitus.events.world.writing import WORLD_SCHEMA
 from habitus.record import Record
 from habitus.sizing import Inputs, cell_of_recipe
 from habitus.training import TrainingProgress, TrainOptions, train
@@ -211,3 +214,44 @@ def test_the_journal_writes_what_json_cannot_hold_as_text(tmp_path: Path) -> Non
     journal.write({"step": 0, "loss": math.nan})
     journal.close()
     assert json.loads((tmp_path / "journal.jsonl").read_text()) == {"step": 0, "loss": "nan"}
+
+
+def test_a_recipe_chooses_its_own_window_length(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Training and evaluating at another seq_len is what a dataset prepared with it gives, to the bit."""
+    shop = World(WorldConfig(num_users=500, num_items=300, events_per_user=24, seed=2))
+    schema = WORLD_SCHEMA.model_copy(update={"world": shop.config})
+    options = PrepareOptions(seq_len=48, text_len=6, vocabulary_size=400, validation_share=0.2, test_share=0, threads=1)
+    prepare_world(shop, schema, tmp_path / "dataset", options, lambda *_: None)
+    recipe = recipe_of(steps=6, evaluate={"regimes": ["batch", "catalogue"]})
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"seq_len": 48})})
+    own = train(recipe, Dataset.open(tmp_path / "dataset"), tmp_path / "own", options=ONE)
+    other = train(recipe, dataset, tmp_path / "other", options=ONE)
+    assert own.train == other.train
+    assert own.metrics == other.metrics
+    assert own.slots_seen == other.slots_seen == 6 * 16 * 48
+    assert own.epochs == other.epochs
+    scored = EvaluateOptions(queries=400, batch_sequences=16)
+    (evaluation,) = evaluate_runs([tmp_path / "other"], dataset, scored, ComputeOptions("cpu"))
+    assert evaluation.metrics == other.metrics
+    assert other.evaluation is not None
+    assert evaluation.specification["batch"].query_set_checksum == other.evaluation.query_set_checksum
+    train(recipe_of(steps=2), dataset, tmp_path / "short", options=ONE)
+    with pytest.raises(ConfigError, match=r"32 in .*short, 48 in .*other(.|\n)*one data\.seq_len"):
+        evaluate_runs([tmp_path / "other", tmp_path / "short"], dataset, scored, ComputeOptions("cpu"))
+
+
+def test_a_run_is_evaluated_on_the_test_side_of_its_own_dataset(recipe_of: Callable[..., Any], tmp_path: Path) -> None:
+    shop = World(WorldConfig(num_users=300, num_items=100, events_per_user=20, seed=2))
+    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=400, threads=1)
+    prepare_world(shop, WORLD_SCHEMA, tmp_path / "dataset", options, lambda *_: None)
+    data = Dataset.open(tmp_path / "dataset")
+    record = train(recipe_of(steps=4), data, tmp_path / "run", options=ONE)
+    assert record.evaluation is not None
+    assert record.evaluation.side == "validation"
+    assert "side" not in json.loads((tmp_path / "run" / "record.json").read_text())["evaluation"]
+    scored = EvaluateOptions(queries=100, batch_sequences=16, side="test")
+    (evaluation,) = evaluate_runs([tmp_path / "run"], data, scored, ComputeOptions("cpu"))
+    assert evaluation.specification["batch"].side == "test"
+    assert np.isfinite(evaluation.metrics["catalogue/loss"].value)

@@ -59,7 +59,7 @@ class Run:
         return Retriever.open(self.path, data=None if self._dataset is None else self.dataset.path)
 
     def evaluate(self, dataset: Dataset | str | Path | None = None, **options: Any) -> "Evaluation":
-        """Metrics on validation queries; `options` as in `habitus.evaluate`."""
+        """Metrics on validation queries, or with side="test" on test queries; `options` as in `habitus.evaluate`."""
         from habitus.api.verbs import evaluate
 
         return evaluate(self.path, self.dataset if dataset is None else dataset, **options)[0]

@@ -53,17 +53,15 @@ def _tables(data: "Description") -> list["Table"]:
         ("events that repeat the user's item", f"{popularity.repeat_share:.1%}"),
         *((f"dropped: {what}", f"{count:,}") for what, count in data.dropped.items()),
     ]
+    sides = {"train": data.train, "validation": data.validation, **({"test": data.test} if data.test else {})}
     splits = [
-        (label, f"{train:,}", f"{held:,}")
-        for label, train, held in [
-            ("users", data.train.users, data.validation.users),
-            ("events in windows", data.train.events, data.validation.events),
-            ("queries", data.train.queries, data.validation.queries),
-            (f"windows of {data.seq_len}", data.train.windows, data.validation.windows),
-            ("events that stand alone", data.train.events_left_out, data.validation.events_left_out),
-        ]
+        ("users", *(f"{side.users:,}" for side in sides.values())),
+        ("events in windows", *(f"{side.events:,}" for side in sides.values())),
+        ("queries", *(f"{side.queries:,}" for side in sides.values())),
+        (f"windows of {data.seq_len}", *(f"{side.windows:,}" for side in sides.values())),
+        ("events that stand alone", *(f"{side.events_left_out:,}" for side in sides.values())),
+        ("slots filled", *(f"{side.slots_filled:.1%}" for side in sides.values())),
     ]
-    splits.append(("slots filled", f"{data.train.slots_filled:.1%}", f"{data.validation.slots_filled:.1%}"))
     repetition = [
         (f"{row.events:,}", f"{row.window_epochs:,.2f}", f"{row.times_item_of_an_event_is_seen:,.1f}")
         for row in data.repetition
@@ -72,7 +70,7 @@ def _tables(data: "Description") -> list["Table"]:
     fields += [("event", name, f"{share:.1%}") for name, share in data.event_fields_filled.items()]
     return [
         _table("The log", ["", ""], log),
-        _table("The split", ["", "train", "validation"], splits),
+        _table("The split", ["", *sides], splits),
         _table("Training on D events", ["D", "epochs over windows", "times an event's item is seen"], repetition),
         _table("Fields", ["of", "name", "filled"], fields),
     ]

@@ -29,7 +29,10 @@ def evaluate(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder that 'habitus prepare' wrote.")] = None,
     regime: Annotated[str, typer.Option(help="batch, catalogue or both.")] = "both",
-    queries: Annotated[int, typer.Option(help="Validation queries to score; fewer where there are fewer.")] = 20_000,
+    side: Annotated[
+        str, typer.Option(help="Users or events to score: validation, or test, which should choose nothing.")
+    ] = "validation",
+    queries: Annotated[int, typer.Option(help="Queries to score; fewer where there are fewer.")] = 20_000,
     per_user: Annotated[
         int | None,
         typer.Option(help="Queries of one user in one window at most: more users, smaller errors for as many queries."),
@@ -72,7 +75,7 @@ def evaluate(
 
     from habitus.data import Dataset
     from habitus.evaluation import ComputeOptions, EvaluateOptions, PerQueryFile, evaluate_runs, join_ranks
-    from habitus.store import METRIC_GROUPS
+    from habitus.store import EVALUATION_SIDES, METRIC_GROUPS
     from habitus.units import parse_bytes
 
     if data is None:
@@ -91,6 +94,7 @@ def evaluate(
         exclude_history=exclude_history,
         metrics=METRIC_GROUPS if metrics == "all" else tuple(metrics.split(",")),  # type: ignore[arg-type]
         seed=seed,
+        side=check_choice("side", side, EVALUATION_SIDES),
     )
     with join_ranks(device) as (ranks, resolved_device), ExitStack() as stack:
         progress = stack.enter_context(phases()) if ranks.is_first else None

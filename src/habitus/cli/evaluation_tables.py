@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from habitus.evaluation import Evaluation
-    from habitus.record import Metric
+    from habitus.record import EvaluationSpec, Metric
 
 SHOWN_CUTOFF = 10
 
@@ -25,10 +25,15 @@ def print_evaluations(evaluations: "list[Evaluation]") -> None:
         console.print(_slices(evaluations[0], regime) if len(evaluations) == 1 else _side_by_side(evaluations, regime))
         rate = spec.queries / max(evaluations[0].seconds[regime], 1e-9)
         console.print(
-            f"{spec.queries:,} queries against {spec.candidates:,} candidates"
+            f"{spec.queries:,} {_side(spec)}queries against {spec.candidates:,} candidates"
             f"{' on average' if regime == 'batch' else ''}, {rate:,.0f} queries/s\n",
             highlight=False,
         )
+
+
+def _side(spec: "EvaluationSpec") -> str:
+    """What stands before 'queries': nothing for validation, as everywhere."""
+    return "" if spec.side == "validation" else f"{spec.side} "
 
 
 def _all_metrics(evaluation: "Evaluation") -> "Table":

@@ -25,12 +25,13 @@ def prepare(
     seq_len: Annotated[int, typer.Option(help="Events per window.")] = 256,
     text_len: Annotated[int, typer.Option(help="Text tokens per item.")] = 24,
     vocabulary_size: Annotated[int, typer.Option(help="Text tokens at most.")] = 8192,
-    split: Annotated[str, typer.Option(help="What validates: user, time or last.")] = "user",
+    split: Annotated[str, typer.Option(help="What validates and tests: user, time or last.")] = "user",
     validation_share: Annotated[float, typer.Option(help="Of users, or of events by time.")] = 0.1,
+    test_share: Annotated[float, typer.Option(help="Likewise, for the final report only; 0: no test side.")] = 0.1,
     on_bad: Annotated[str, typer.Option(help="Bad rows: error, or drop and count them.")] = "error",
     memory: Annotated[str, typer.Option(help="Memory to keep to; more spills to disk.")] = "4GiB",
     threads: Annotated[int | None, typer.Option(help="Default: all cores.")] = None,
-    seed: Annotated[int, typer.Option(help="Chooses validation users.")] = 0,
+    seed: Annotated[int, typer.Option(help="Chooses validation and test users.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     import os
@@ -58,6 +59,7 @@ def prepare(
         vocabulary_size=vocabulary_size,
         split=check_choice("split", split, SPLIT_KINDS),
         validation_share=validation_share,
+        test_share=test_share,
         on_bad=check_choice("on-bad", on_bad, ("error", "drop")),
         memory=memory,
         threads=threads if threads is not None else os.cpu_count() or 1,
@@ -68,10 +70,14 @@ def prepare(
     if as_json:
         typer.echo(manifest.to_json())
         return
+    sides = manifest.sides().items()
     typer.echo(
-        f"{out}: {manifest.num_events:,} events of {manifest.num_users:,} users on {manifest.num_items:,} items, "
-        f"{manifest.train.windows:,} training and {manifest.validation.windows:,} validation windows"
+        f"{out}: {manifest.num_events:,} events of {manifest.num_users:,} users on {manifest.num_items:,} items; "
+        f"users: {', '.join(f'{counts.users:,} {side}' for side, counts in sides)}; "
+        f"windows: {', '.join(f'{counts.windows:,} {side}' for side, counts in sides)}"
     )
+    for warning in manifest.warnings():
+        typer.echo(f"  warning: {warning}")
     for what, count in manifest.dropped.items():
         typer.echo(f"  dropped {count:,} × {what}")
     typer.echo(f"Next: habitus describe {quote(str(out))}")

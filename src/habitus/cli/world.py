@@ -32,7 +32,8 @@ def world(
         bool, typer.Option("--prepared", help="Write the prepared dataset instead of the tables, without DuckDB.")
     ] = False,
     seq_len: Annotated[int, typer.Option(help="With --prepared: events per window.")] = 256,
-    split: Annotated[str, typer.Option(help="With --prepared: what validates: user, time or last.")] = "user",
+    split: Annotated[str, typer.Option(help="With --prepared: what validates and tests: user, time or last.")] = "user",
+    test_share: Annotated[float, typer.Option(help="With --prepared: as in 'habitus prepare'.")] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Make a synthetic shop whose best possible prediction is known exactly.
@@ -58,12 +59,17 @@ def world(
     options = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
     shop = World(_config(config, options, knobs or []))
     threads = threads or os.cpu_count() or 1
+    warnings: list[str] = []
     with phases() as progress:
         if prepared:
             prepare_options = PrepareOptions(
-                seq_len=seq_len, split=check_choice("split", split, SPLIT_KINDS), threads=threads
+                seq_len=seq_len,
+                split=check_choice("split", split, SPLIT_KINDS),
+                test_share=test_share,
+                threads=threads,
             )
-            num_events = prepare_world(shop, schema_of(shop), out, prepare_options, progress).num_events
+            manifest = prepare_world(shop, schema_of(shop), out, prepare_options, progress)
+            num_events, warnings = manifest.num_events, manifest.warnings()
             next_command = f"habitus describe {quote(str(out))}"
         else:
             num_events = write_world(shop, out, threads=threads, progress=progress)
@@ -78,6 +84,8 @@ def world(
         "next": next_command,
     }
     _print_summary(summary, as_json=as_json)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any:

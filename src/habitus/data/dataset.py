@@ -111,9 +111,9 @@ class Dataset:
     def checksum(self) -> str:
         return self.manifest.checksum
 
-    @property
-    def has_test(self) -> bool:
-        return self.manifest.test is not None
+    def has_side(self, split: SplitName) -> bool:
+        """Whether there is anything to predict on that side."""
+        return split in self.manifest.sides() and self.counts(split).queries > 0
 
     def counts(self, split: SplitName) -> SplitCounts:
         """Users, events, queries and windows of a side."""
@@ -133,7 +133,7 @@ class Dataset:
             starts=self.user_offsets[:-1],
             lengths=np.diff(self.user_offsets),
             train_lengths=map_array(users / "train_length.npy"),
-            validation_lengths=map_array(users / "validation_length.npy") if self.has_test else None,
+            validation_lengths=map_array(users / "validation_length.npy") if self.manifest.test else None,
         )
 
     def _side(self, split: SplitName) -> "_Side":
@@ -226,7 +226,7 @@ class Dataset:
         lengths, begin, within = layout.lengths, layout.begin, layout.within
         is_tail = layout.users < 0
         empty = np.flatnonzero(np.repeat(is_tail, lengths)) if is_tail.any() else None
-        records = self.records.take(layout.rows())
+        records = self.records.take(layout.rows(), mode="clip")  # an empty tail may be longer than the log
         items = np.ascontiguousarray(records[ITEM])
         targets = np.empty_like(items)
         targets[:-1] = items[1:]

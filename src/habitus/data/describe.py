@@ -91,7 +91,7 @@ def describe(dataset: Dataset) -> Description:
         repetition=_repetition(dataset),
         train=_split_size(dataset, "train"),
         validation=_split_size(dataset, "validation"),
-        test=_split_size(dataset, "test") if dataset.has_test else None,
+        test=_split_size(dataset, "test") if dataset.manifest.test else None,
         item_fields_filled={n: c / dataset.num_items for n, c in manifest.item_fields_filled.items()},
         event_fields_filled={n: c / dataset.num_events for n, c in manifest.event_fields_filled.items()},
         dropped=manifest.dropped,

@@ -18,7 +18,7 @@ from habitus.progress import Progress
 from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.recipe import Regime
 from habitus.record import EvaluationSpec, Metric
-from habitus.store import CUTOFFS, HISTORIES, METRIC_GROUPS, MetricGroup
+from habitus.store import CUTOFFS, EVALUATION_SIDES, HISTORIES, METRIC_GROUPS, EvaluationSide, MetricGroup
 from habitus.typed import Typed
 
 
@@ -36,6 +36,7 @@ class EvaluateOptions:
     exclude_history: bool = False
     metrics: tuple[MetricGroup, ...] = METRIC_GROUPS  # the others are not computed where that saves time
     seed: int = 0
+    side: EvaluationSide = "validation"  # everything is chosen on validation; test is for the final report
 
     def histories_in(self, seq_len: int) -> tuple[int, ...]:
         """The history lengths of the slices for windows of that many events."""
@@ -80,6 +81,7 @@ def evaluate(
             query_set_checksum=queries.checksum(),
             batch_sequences=options.batch_sequences,
             candidates=values.num_candidates,
+            side=options.side,
         )
         seconds[regime] = time.perf_counter() - began
         if keep is not None:
@@ -96,11 +98,13 @@ def evaluate(
 def query_set(dataset: Dataset, options: EvaluateOptions) -> QuerySet:
     """The queries that the options name; refuses options and datasets that cannot be evaluated."""
     check_options(dataset, options)
-    return QuerySet(dataset, options.queries, options.batch_sequences, options.seed, options.per_user)
+    return QuerySet(dataset, options.queries, options.batch_sequences, options.seed, options.per_user, options.side)
 
 
 def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
-    """Refuse regimes, cut-offs and slices that cannot be computed."""
+    """Refuse sides, regimes, cut-offs and slices that cannot be computed."""
+    if options.side not in EVALUATION_SIDES:
+        raise ConfigError(f"side is {options.side!r}", expected=" or ".join(EVALUATION_SIDES))
     unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
     if not options.regimes or unknown:
         raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
@@ -121,7 +125,7 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
             raise ConfigError(
                 f"a history length of {history}",
                 expected=f"1 to {dataset.seq_len - 1}: a window holds {dataset.seq_len} events, its target included",
-                next_step="leave that slice out, or prepare the dataset with a larger --seq-len",
+                next_step="leave that slice out; windows have the run's data.seq_len, or the --seq-len of 'prepare'",
             )
     if options.per_user is not None and options.per_user < 1:
         raise ConfigError(f"{options.per_user} queries per user", expected="1 or more, or none for all")

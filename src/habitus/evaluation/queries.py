@@ -1,4 +1,4 @@
-"""The queries of an evaluation: fixed by dataset, batch and seed, and the same for every model.
+"""The queries of an evaluation: fixed by dataset, side, batch and seed, and the same for every model.
 
 The evaluation batch is part of the metric: its windows form one batch-local candidate pool. How much of it is
 computed at a time is not.
@@ -13,6 +13,7 @@ import numpy as np
 from habitus.data import Batch, Dataset
 from habitus.errors import DataError
 from habitus.randomness import Stream, permute_index, shuffle_keys
+from habitus.store import EvaluationSide
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,35 @@ class QueryBatch:
 
 
 class QuerySet:
-    """The first `queries` queries of the validation windows in the order that `seed` draws.
+    """The first `queries` queries of the side's windows in the order that `seed` draws.
 
     With `per_user` a user has at most so many in a window, drawn by the seed as well: more users for the same count.
     """
 
     def __init__(
-        self, dataset: Dataset, queries: int, batch_sequences: int, seed: int, per_user: int | None = None
+        self,
+        dataset: Dataset,
+        queries: int,
+        batch_sequences: int,
+        seed: int,
+        per_user: int | None = None,
+        side: EvaluationSide = "validation",
     ) -> None:
         self.dataset = dataset
         self.batch_sequences = batch_sequences
         self.seed = seed
         self.per_user = per_user
-        num_windows = dataset.counts("validation").windows
+        self.side = side
+        counts = dataset.counts(side)
+        num_windows = counts.windows
         if num_windows == 0:
             raise DataError(
-                f"{dataset.path} has no validation windows",
-                expected="validation users with two events or more",
-                next_step="prepare again with another --split or a larger --validation-share",
+                f"{dataset.path} has no {side} windows: that side has {counts.users:,} of {dataset.num_users:,} users",
+                expected=f"{side} users with two events or more",
+                next_step=f"prepare again with another --split or a larger --{side}-share",
             )
         order = permute_index(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))
-        segments, offsets = dataset.windows("validation")
+        segments, offsets = dataset.windows(side)
         per_segment = segments["length"].astype(np.int64) - segments["first_target"]
         per_segment = per_segment if per_user is None else np.minimum(per_segment, per_user)
         per_window = np.add.reduceat(per_segment, offsets[:-1])[order]
@@ -84,6 +93,11 @@ class QuerySet:
         digest.update(f"{self.batch_sequences}:{self.num_queries}:{self.dataset.checksum}".encode())
         if self.per_user is not None:
             digest.update(f":{self.per_user}:{self.seed}".encode())
+        # Added later, and only where they say something: the checksums of before stay.
+        if self.side != "validation":
+            digest.update(f":{self.side}".encode())
+        if self.dataset.seq_len != self.dataset.manifest.seq_len:
+            digest.update(f":seq_len={self.dataset.seq_len}".encode())
         return digest.hexdigest()
 
     def _num_windows(self, per_window: np.ndarray, queries: int) -> int:
@@ -93,8 +107,8 @@ class QuerySet:
         return min(rounded_up, len(per_window))
 
     def _batch(self, number: int, windows: np.ndarray, limit: int) -> QueryBatch:
-        batch = self.dataset.gather("validation", windows)
-        rows = self.dataset.event_rows("validation", windows)
+        batch = self.dataset.gather(self.side, windows)
+        rows = self.dataset.event_rows(self.side, windows)
         window, slot = np.nonzero(batch.targets >= 0)
         pool = np.unique(batch.targets[window, slot])
         if self.per_user is not None:

@@ -1,6 +1,7 @@
 """Trained runs, one or all of a store, on identical queries: the input of every comparison between runs."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 import torch
 
 from habitus.data import Dataset
-from habitus.errors import ModelError, RunError
+from habitus.errors import ConfigError, HabitusError, ModelError, RunError
 from habitus.evaluation.baselines import baselines
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
@@ -25,6 +26,7 @@ from habitus.model import (
     load_bundle,
 )
 from habitus.progress import Note, Progress
+from habitus.recipe import Recipe
 from habitus.softmax import MEMORY_BYTES
 
 Keep = Callable[[str, str, PerQuery], None]
@@ -53,6 +55,7 @@ def evaluate_runs(
 ) -> list[Evaluation]:
     """One evaluation per run, then one per baseline if requested, all on the same queries.
 
+    Windows have the length of the runs' own `data.seq_len`, whatever that of `dataset` is.
     A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
     a run stands for its checkpoints too, in the order of their steps. `note` is called with what a user should
     know, such as that a cache is being built; `keep` with (scorer, regime, values per query).
@@ -60,6 +63,7 @@ def evaluate_runs(
     options, compute = options or EvaluateOptions(), compute or ComputeOptions()
     note = note or (lambda _: None)
     runs = find_runs(paths, note, checkpoints=checkpoints)
+    dataset = _with_seq_len_of(runs, dataset)
     # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
     queries = query_set(dataset, options)
     if "catalogue" in options.regimes:
@@ -128,6 +132,25 @@ def _with_checkpoints(run: Path) -> list[Path]:
     """What a run has to score, in the order in which it was trained."""
     checkpoints = [step for step in sorted((run / "checkpoints").glob("step-*")) if (step / "bundle.json").exists()]
     return [*checkpoints, run] if _has_bundle(run) else checkpoints
+
+
+def _with_seq_len_of(runs: list[Path], dataset: Dataset) -> Dataset:
+    """The dataset in windows of the length that the runs were trained with."""
+    lengths: dict[int, Path] = {}
+    for run in runs:
+        for folder in (run, run / "bundle"):
+            if (folder / "bundle.json").exists():
+                with suppress(HabitusError):  # a file that cannot be read is refused, by name, when the run is opened
+                    lengths.setdefault(Recipe.read(folder / "recipe.toml").data.seq_len, run)
+                break
+    if len(lengths) > 1:
+        raise ConfigError(
+            "the runs were trained with windows of different lengths: "
+            + ", ".join(f"{length} in {run}" for length, run in sorted(lengths.items())),
+            expected="runs with one data.seq_len: all are scored on the same queries",
+            next_step="evaluate the runs of each length by themselves",
+        )
+    return dataset.with_seq_len(next(iter(lengths))) if lengths else dataset
 
 
 def _has_bundle(run: Path) -> bool:

@@ -151,6 +151,7 @@ def _write_catalogue(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache, fo
 @torch.no_grad()
 def _sample_queries(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache) -> Tensor:
     """Some queries of the model, to measure approximate indexes with; of validation users if there are any."""
+    dataset = dataset.with_seq_len(bundle.recipe.data.seq_len)
     split: SplitName = "validation" if dataset.counts("validation").windows else "train"
     device, samples = bundle.device, []
     for position in range(dataset.num_batches(split, _SAMPLE_WINDOWS)):

@@ -39,6 +39,7 @@ def train(
     """
     out = Path(out)
     options.check()
+    dataset = dataset.with_seq_len(recipe.data.seq_len)
     check_recipe(recipe, dataset)
     parent_run = check_parent(recipe, dataset, parent)
     device = resolve_device(options.device)

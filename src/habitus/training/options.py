@@ -61,13 +61,8 @@ def evaluate_options(recipe: Recipe) -> EvaluateOptions:
 
 
 def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a recipe that this dataset cannot carry out."""
-    if recipe.data.seq_len != dataset.seq_len:
-        raise ConfigError(
-            f"the recipe has data.seq_len = {recipe.data.seq_len}, and {dataset.path} has windows of {dataset.seq_len}",
-            expected="a recipe for this dataset",
-            next_step=f"set data.seq_len={dataset.seq_len}, or prepare with --seq-len {recipe.data.seq_len}",
-        )
+    """Refuse a recipe that this dataset cannot carry out; windows have the recipe's data.seq_len."""
+    dataset = dataset.with_seq_len(recipe.data.seq_len)
     stored = dataset.fields.text_len
     if stored and recipe.model.text_len > stored:
         raise ConfigError(
