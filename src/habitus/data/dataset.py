@@ -15,7 +15,7 @@ from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
 from habitus.data.item_columns import item_file
-from habitus.data.manifest import DatasetManifest, SplitCounts, verify_files
+from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
 from habitus.data.windows import SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
@@ -47,7 +47,8 @@ class Dataset:
             spec.name: self.records[record_field(number)] for number, spec in enumerate(self.fields.event)
         }
         self._item_fields = {
-            spec.name: map_array(path / item_file(number)) for number, spec in enumerate(self.fields.item)
+            spec.name: map_array(require_file(path, manifest, item_file(number)))
+            for number, spec in enumerate(self.fields.item)
         }
         self._sides: dict[SplitName, _Side] = {}
         _keep_freed_memory()

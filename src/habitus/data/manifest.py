@@ -155,3 +155,12 @@ def verify_files(folder: Path, manifest: DatasetManifest, contents: bool) -> Non
         else:
             continue
         raise DataError(problem, expected="the files as preparation wrote them", next_step="prepare the dataset again")
+
+
+def require_file(folder: Path, manifest: DatasetManifest, name: str) -> Path:
+    """The path of a file of the dataset; refused where the manifest does not have it, as with item arrays in parts."""
+    if name not in manifest.files:
+        raise DataError(
+            f"{folder} has no {name}", next_step="use a newer version of habitus, or prepare the dataset again"
+        )
+    return folder / name
