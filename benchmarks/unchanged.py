@@ -6,7 +6,9 @@
 
 Only the command line and the files that it writes are looked at, so modules may be called what they like. Everything is
 tiny and seeded. On a CPU, with one thread, all that is compared must be equal to the bit; measured times, throughput,
-memory and names of workers are left out. The case `old files` gives files that the first checkout wrote to both.
+memory and names of workers are left out. Sentences may be worded anew where the numbers in them stay: the table says
+so, and it is no difference. Commands and options may be added, not removed. The case `old files` gives what the first
+checkout wrote to both.
 
 With --device cuda runs are trained as on any GPU: captured, in fp32 and bf16, and compiled. The first checkout trains
 twice, and what differs between its own two runs is the rounding that the second is allowed (ten times, and at least
@@ -30,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -229,6 +232,13 @@ class Rounded:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Values of which more may have come, but none may be lost."""
+
+    values: Any
+
+
+@dataclass(frozen=True)
 class Case:
     found: Callable[[Side], dict[str, Any]]  # what was compared → its values, as JSON holds them
     needs: tuple[str, ...] = ()
@@ -249,7 +259,15 @@ def compared(name: str, sides: list[Side]) -> Iterator[dict[str, Any]]:
     with ThreadPoolExecutor(len(sides)) as pool:
         answers = list(pool.map(lambda side: found_or_failed(name, side), sides))
     if failed := [answer for answer in answers if isinstance(answer, str)]:
-        yield {"case": name, "compared": "-", "values": 0, "equal": False, "largest": None, "where": failed}
+        yield {
+            "case": name,
+            "compared": "-",
+            "values": 0,
+            "equal": False,
+            "largest": None,
+            "where": failed,
+            "worded": [],
+        }
         return
     found = [answer for answer in answers if isinstance(answer, dict)]
     for what in dict.fromkeys(what for one in found for what in one):
@@ -269,12 +287,18 @@ def found_or_failed(name: str, side: Side) -> dict[str, Any] | str:
 def row(first: Any, again: Any, last: Any) -> dict[str, Any]:
     """How far the last value is from the first; `again` is a second value of the first side, where there is one."""
     least = first.least if isinstance(first, Rounded) else 0.0
-    first, again, last = (one.values if isinstance(one, Rounded) else one for one in (first, again, last))
-    largest, where = difference(first, last)
-    found = {"values": sum(1 for _ in leaves(first)), "largest": finite(largest), "where": where[:3]}
+    more_may_come = isinstance(first, Kept)
+    first, again, last = (one.values if isinstance(one, Rounded | Kept) else one for one in (first, again, last))
+    largest, where, worded = difference(first, last, more_may_come=more_may_come)
+    found = {
+        "values": sum(1 for _ in leaves(first)),
+        "largest": finite(largest),
+        "where": where[:3],
+        "worded": worded[:3],
+    }
     if again is None:
         return {**found, "equal": not where}
-    own, own_where = difference(first, again)
+    own, own_where, _ = difference(first, again)
     allowed = max(least, 10 * own) if own_where or least else 0.0
     within = not where or largest <= allowed or (not least and bool(own_where))  # not reproducible at all
     return {**found, "own": finite(own), "allowed": finite(allowed), "equal": within}
@@ -285,17 +309,28 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def difference(first: Any, last: Any) -> tuple[float, list[str]]:
-    """The largest relative difference of two values, and where they differ; other things than numbers differ by ∞."""
+def difference(first: Any, last: Any, *, more_may_come: bool = False) -> tuple[float, list[str], list[str]]:
+    """The largest relative difference of two values, where they differ, and where only their wording does.
+
+    What is neither a number nor worded differs by ∞.
+    """
     one, other = dict(leaves(first)), dict(leaves(last))
     apart: dict[str, float] = {}
-    for name in one | other:
+    worded = []
+    for name in one if more_may_come else one | other:
         x, y = one.get(name, ABSENT), other.get(name, ABSENT)
         if repr(x) == repr(y):  # tells 1 from 1.0, and takes NaN for itself
             continue
-        numbers = all(isinstance(v, int | float) and math.isfinite(v) and not isinstance(v, bool) for v in (x, y))
-        apart[name] = abs(x - y) / max(abs(x), abs(y), 1e-12) if numbers else math.inf
-    return max(apart.values(), default=0.0), list(apart)
+        if isinstance(x, str) and isinstance(y, str) and " " in x and " " in y and numbers(x) == numbers(y):
+            worded.append(name)
+            continue
+        numeric = all(isinstance(v, int | float) and math.isfinite(v) and not isinstance(v, bool) for v in (x, y))
+        apart[name] = abs(x - y) / max(abs(x), abs(y), 1e-12) if numeric else math.inf
+    return max(apart.values(), default=0.0), list(apart), worded
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", text)
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -312,14 +347,15 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def said(row: dict[str, Any]) -> str:
     if not row["where"]:
-        return "equal"
+        return "equal" if not row["worded"] else f"equal but for wording at {'; '.join(filter(None, row['worded']))}"
     largest = row["largest"]
     told = "differs" if largest is None else f"relative difference {largest:.2g}"
     if row.get("own") is not None:
         told += f", {row['own']:.2g} between two runs of the first"
     if row["equal"]:
         return f"{told}: rounding" if largest is not None else f"{told}, as two runs of the first do"
-    return f"CHANGED: {told} at {'; '.join(row['where'])}"
+    places = "; ".join(filter(None, row["where"]))
+    return f"CHANGED: {told}" + (f" at {places}" if places else "")
 
 
 # What is read --------------------------------------------------------------------------------------------------------
@@ -431,13 +467,15 @@ def command_line(side: Side) -> dict[str, Any]:
         "recommend nowhere --history [1]",
     )
     return {
-        "commands and options": {
-            name: sorted(set(re.findall(r"--[a-z][a-z0-9-]*|\[default: [^\]]*\]", text)))
-            for name, text in helps.items()
-        },
+        "commands and options": Kept(
+            {
+                name: dict.fromkeys(re.findall(r"--[a-z][a-z0-9-]*|\[default: [^\]]*\]", text), True)
+                for name, text in helps.items()
+            }
+        ),
         "refusals": {command: side.run(command, fails=True) for command in refused},
         "sizes": side.json("size --flops 1e17 --share 0.06 --data-ratio 15 --batch-sequences 256"),
-        "presets": {name: side.run(f"sweep share --preset {name} --print-preset") for name in PRESETS},
+        "presets": {name: tomllib.loads(side.run(f"sweep share --preset {name} --print-preset")) for name in PRESETS},
     }
 
 
@@ -708,9 +746,9 @@ def report(side: Side) -> dict[str, Any]:
     side.run("report curve.csv --out curve.html --png figures")
     side.run("report runs.csv --out runs.html")
     return {
-        "page of a CSV": checksum(side.folder / "curve.html"),
+        "page of a CSV": (side.folder / "curve.html").read_text(encoding="utf-8"),
         "figures as PNG": files(side.folder / "figures"),
-        "page of a study on a GPU": checksum(side.folder / "runs.html"),
+        "page of a study on a GPU": (side.folder / "runs.html").read_text(encoding="utf-8"),
     }
 
 
@@ -742,7 +780,7 @@ def old_files(side: Side) -> dict[str, Any]:
         "laws": read_json(side.folder / "old/laws.json"),
         "plan": side.json("plan --laws old/store --flops 1e10 --data old/dataset2"),
         "check of a registered plan": side.json("plan --check old/planned --against old/plan.json"),
-        "report": checksum(side.folder / "old/report.html"),
+        "report": (side.folder / "old/report.html").read_text(encoding="utf-8"),
     }
 
 
@@ -804,9 +842,9 @@ CASES = {
     "gpu data": Case(gpu_data, on_gpu=True),
     "gpu fp32": Case(lambda side: on_gpu(side, "fp32", "fp32"), ("gpu data",), on_gpu=True),
     "gpu bf16": Case(lambda side: on_gpu(side, "bf16", "bf16"), ("gpu data",), on_gpu=True),
-    "gpu compile": Case(lambda side: on_gpu(side, "compiled", "bf16", "--compile"), ("gpu data",), on_gpu=True),
     "gpu eager": Case(lambda side: on_gpu(side, "eager", "fp32", "--no-capture"), ("gpu data",), on_gpu=True),
     "gpu exact": Case(deterministic, ("gpu data",), on_gpu=True),
+    "gpu compile": Case(lambda side: on_gpu(side, "compiled", "bf16", "--compile"), ("gpu data",), on_gpu=True),
 }
 
 
