@@ -69,7 +69,7 @@ def describe(dataset: DatasetLike) -> "Description":
 
 def world(
     out: str | Path, *, prepared: bool = True, seq_len: int = 256, split: Literal["user", "time", "last"] = "user",
-    **knobs: Any,
+    test_share: float = 0.1, **knobs: Any,
 ) -> "Dataset | Path":  # fmt: skip
     """A synthetic shop with an exact oracle: its prepared dataset, or with prepared=False the folder of its tables."""
     from habitus.data import PrepareOptions, prepare_world
@@ -79,18 +79,30 @@ def world(
     if not prepared:
         write_world(shop, out, threads=os.cpu_count() or 1, progress=lambda *_: None)
         return Path(out)
-    prepare_world(shop, schema_of(shop), out, PrepareOptions(seq_len=seq_len, split=split), lambda *_: None)
+    options = PrepareOptions(seq_len=seq_len, split=split, test_share=test_share)
+    prepare_world(shop, schema_of(shop), out, options, lambda *_: None)
     return Dataset.open(out)
 
 
 def train(
-    recipe: RecipeLike | Sequence[RecipeLike], dataset: DatasetLike, out: str | Path, *,
-    parent: RunLike | None = None, **options: Any,
+    recipe: RecipeLike | Sequence[RecipeLike] | Dataset, dataset: DatasetLike | None = None,
+    out: str | Path | None = None, *, parent: RunLike | None = None, **options: Any,
 ) -> Run:  # fmt: skip
-    """The run trained from a recipe, or from a stage-1 and a stage-2 recipe in a row, in the folder `out`."""
+    """The run trained from a recipe, or from a stage-1 and a stage-2 recipe in a row, in the folder `out`.
+
+    `train(dataset, out="run")`, without a recipe, finds a model for the log within `hours`, chosen on validation.
+    """
+    if out is None:
+        raise ConfigError("no folder was given", expected="where the run is to be written, as in out='run'")
+    if dataset is None:
+        return _train_log(recipe, Path(out), options)
     from habitus.training import TrainOptions
     from habitus.training import train as train_stage
 
+    if isinstance(recipe, Dataset):
+        raise ConfigError(
+            "two datasets were given", expected="train(recipe, dataset, out=...) or train(dataset, out=...)"
+        )
     data, train_options = _dataset(dataset), _options(TrainOptions, options)
     stages = list(recipe) if isinstance(recipe, Sequence) and not isinstance(recipe, str) else [recipe]
     if len(stages) not in (1, 2):
@@ -104,6 +116,17 @@ def train(
         before = Run(folder, data)
     assert before is not None
     return before
+
+
+def _train_log(dataset: Any, out: Path, options: Mapping[str, Any]) -> Run:
+    from habitus.studies import LogTrainingOptions, train_log
+
+    if not isinstance(dataset, Dataset | str | Path):
+        raise ConfigError("a recipe was given without a dataset", expected="train(recipe, dataset, out=...)")
+    data = _dataset(dataset)
+    result = train_log(data, out, _options(LogTrainingOptions, options), note=print)
+    print("\n".join(result.table.lines()))
+    return Run(out / f"stage{result.stage}", data)
 
 
 def evaluate(

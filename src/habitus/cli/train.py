@@ -22,22 +22,35 @@ if TYPE_CHECKING:
 PREVIOUS = "previous"  # as train.parent: the stage-1 run that this one follows
 EXAMPLE = """
 
-Example: `habitus train stage1.toml stage2.toml --data dataset --out run train.steps=500`
+A good model for this log, without a recipe: `habitus train --data dataset --out run`
+
+Recipes of your own: `habitus train stage1.toml stage2.toml --data dataset --out run train.steps=500`
 
 Several processes: `torchrun --nproc-per-node 2 -m habitus train stage1.toml --data dataset --out run`
 """
 
 
-@app.command(help="Train one recipe, or stage 1 and stage 2 in a row, into a run folder." + EXAMPLE)
+@app.command(
+    help="Train a model for a log; or one recipe, or stage 1 and stage 2 in a row, into a run folder." + EXAMPLE
+)
 def train(
     recipes: Annotated[
-        list[str], typer.Argument(help="One or two recipes (.toml), then dotted overrides as in train.steps=500.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="One or two recipes (.toml), then dotted overrides as in train.steps=500; none: chosen for the log."
+        ),
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder that 'habitus prepare' wrote.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; with two recipes stage1 and stage2 stand in it.")
     ] = None,
     parent: Annotated[Path | None, typer.Option("--from", help="Stage-1 run that a stage-2 recipe continues.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Without a recipe: time to train in; by default minutes, see docs/any-log.md.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="Without a recipe: what candidates are chosen by, on validation users.")
+    ] = "catalogue/ndcg@10",
     resume: Annotated[
         bool,
         typer.Option(
@@ -74,10 +87,19 @@ def train(
     from habitus.data import Dataset
     from habitus.training import TrainOptions
 
-    files = [one for one in recipes if "=" not in one]
-    overrides = [one for one in recipes if "=" in one]
+    files = [one for one in recipes or [] if "=" not in one]
+    overrides = [one for one in recipes or [] if "=" in one]
     if data is None:
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
+    if not files and not overrides:
+        from habitus.cli.train_log import train_without_recipe
+
+        train_without_recipe(data, out, hours, metric, device, threads, as_json)
+        return
+    if hours is not None:
+        raise ConfigError(
+            "--hours and a recipe were given", expected="--hours without a recipe: its steps are its time"
+        )
     if not 1 <= len(files) <= 2:
         raise ConfigError(f"{len(files)} recipes were given", expected="one, or stage1.toml stage2.toml")
     if len(files) == 2 and parent is not None:
@@ -224,7 +246,7 @@ def _print_size(recipe: "Recipe", dataset: "Dataset", as_json: bool) -> None:
         return
     typer.echo(f"stage {recipe.train.stage}")
     _print_table(cell, assumed=False)
-    windows = dataset.counts("train").windows
+    windows = dataset.with_seq_len(recipe.data.seq_len).counts("train").windows
     typer.echo(f"epochs {recipe.train.steps * recipe.train.batch_sequences / windows:.3g} over {windows:,} windows")
 
 

@@ -1,16 +1,32 @@
-"""A budget and a metric to the next recipe: sizes, data, batch, negatives, memory and hours, each with interval and source."""
+"""A budget and a metric, or a log, to the next recipe: every number with its interval and its source."""
 
 from habitus.planning.hardware import affordable_flops
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
 from habitus.planning.plan import PlanOptions, plan
+from habitus.planning.portfolio import (
+    LEAST_PASSES,
+    SHAPES,
+    DeviceKind,
+    Shape,
+    stage1_recipe,
+    stage2_recipe,
+    usual_passes,
+)
 from habitus.planning.registration import check_plan, register_plan
 
 __all__ = [
+    "LEAST_PASSES",
+    "SHAPES",
+    "DeviceKind",
     "PlanOptions",
+    "Shape",
     "affordable_flops",
     "check_plan",
     "plan",
     "register_plan",
     "stage1_metrics",
+    "stage1_recipe",
     "stage2_metrics",
+    "stage2_recipe",
+    "usual_passes",
 ]

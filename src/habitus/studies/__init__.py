@@ -1,15 +1,23 @@
 """The verbs in a row: probe, sweep, fit, plan, report. An event log in; laws, a recipe and a page out."""
 
+from habitus.studies.log_table import TestTable
+from habitus.studies.log_training import CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import StudyProgress
 from habitus.studies.state import STATE_FILE, StudyState
 from habitus.studies.study import StudyResult, study
 
 __all__ = [
+    "CHOICE_FILE",
+    "DEFAULT_HOURS",
     "STATE_FILE",
+    "LogTraining",
+    "LogTrainingOptions",
     "StudyOptions",
     "StudyProgress",
     "StudyResult",
     "StudyState",
+    "TestTable",
     "study",
+    "train_log",
 ]

@@ -1,0 +1,59 @@
+"""habitus train without a recipe: what is printed while a model is found for a log."""
+
+import os
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import typer
+
+from habitus.cli.screen import phases
+from habitus.errors import ConfigError, Interrupted
+from habitus.units import format_seconds
+
+if TYPE_CHECKING:
+    from habitus.training import TrainingProgress
+
+
+def train_without_recipe(
+    data: Path, out: Path | None, hours: float | None, metric: str, device: str, threads: int | None, as_json: bool
+) -> None:
+    """Find, train and compare a model; a line per decision, then the table."""
+    from habitus.data import Dataset
+    from habitus.studies import LogTrainingOptions, train_log
+
+    if out is None:
+        raise ConfigError("no --out was given", expected="the run folder to write, as in --out run")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "several processes were started without a recipe",
+            expected="one process, or a recipe",
+            next_step="habitus train --data … --out … in one process writes stage1/recipe.toml",
+        )
+    options = LogTrainingOptions(hours=hours, metric=metric, device=device, threads=threads)
+    with phases() as bar:
+
+        def show(name: str, now: "TrainingProgress") -> None:
+            bar(f"{name}: step {now.step:,}" if now.phase == "training" else f"{name}: {now.phase}", now.share)
+
+        try:
+            result = train_log(
+                Dataset.open(data), out, options, progress=show, note=lambda text: typer.echo(text, err=as_json)
+            )
+        except Interrupted as stopped:
+            typer.echo(f"habitus: {stopped}; the same command continues", err=True)
+            raise typer.Exit(143) from stopped
+    if as_json:
+        typer.echo(result.to_json(), nl=False)
+        return
+    model, train = result.stage1.model, result.stage1.train
+    typer.echo(
+        f"model: joint_dim {model.joint_dim}, width {model.width}, depth {model.depth}, dropout {train.dropout:g}, "
+        f"{train.steps:,} steps of {train.batch_sequences} windows; {format_seconds(result.seconds)} in all"
+    )
+    typer.echo("")
+    for line in result.table.lines():
+        typer.echo(line)
+    if result.table.side != "test":
+        typer.echo("This dataset has no test side: the users above chose the model. Prepare with --test-share.")
+    typer.echo(f"\nNext: habitus serve {quote(str(out / f'stage{result.stage}'))} --data {quote(str(data))}")

@@ -1,0 +1,270 @@
+"""A good model for any log, without a recipe: a few candidates within a time, chosen on validation, reported on test.
+
+probe the speed ─▶ candidates: the usual passes, then more or fewer, then another shape ─▶ stage 2 ─▶ table
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from habitus.data import Dataset
+from habitus.errors import ConfigError, RunError
+from habitus.planning import LEAST_PASSES, SHAPES, DeviceKind, Shape, stage1_recipe, stage2_recipe, usual_passes
+from habitus.progress import Note
+from habitus.recipe import Recipe
+from habitus.record import Record
+from habitus.store import direction_of
+from habitus.studies.envelope import repeat_share
+from habitus.studies.log_table import TestTable, compare_on_test
+from habitus.typed import Typed
+from habitus.units import format_seconds
+
+if TYPE_CHECKING:
+    from habitus.training import TrainingProgress, TrainOptions
+
+CHOICE_FILE = "choice.json"
+DEFAULT_HOURS: dict[DeviceKind, float] = {"gpu": 0.04, "cpu": 0.13}
+_PROBE_STEPS: dict[DeviceKind, int] = {"gpu": 40, "cpu": 6}
+_STAGE2_RESERVE = 0.3  # of a candidate's time, kept for its second stage
+_GROWTH = 2.0  # from one number of passes to the next
+
+
+@dataclass(frozen=True)
+class LogTrainingOptions:
+    """Everything but the dataset and the folder."""
+
+    hours: float | None = None  # for candidates and stage 2; the closing table comes on top
+    metric: str = "catalogue/ndcg@10"  # candidates are chosen by it, on validation
+    device: str = "auto"
+    threads: int | None = None
+    seed: int = 0
+
+
+class Candidate(Typed):
+    """One recipe that was tried."""
+
+    shape: str
+    passes: float
+    steps: int
+    value: float
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape}-{self.passes:.3g}"
+
+
+class LogTraining(Typed):
+    """choice.json: what was tried, what was chosen, and how it does on users that chose nothing."""
+
+    metric: str
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+    stage: int
+    value: float
+    stage1: Recipe
+    table: TestTable
+    seconds: float
+
+
+def train_log(
+    dataset: Dataset,
+    out: str | Path,
+    options: LogTrainingOptions | None = None,
+    *,
+    progress: "Callable[[str, TrainingProgress], None] | None" = None,
+    note: Note | None = None,
+) -> LogTraining:
+    """Train on a log within a time and keep the best of what was tried; the same call continues where it stopped.
+
+    `out` then holds stage1, stage2 and choice.json. `note` is called with a line per decision.
+    """
+    options, note = options or LogTrainingOptions(), note or (lambda _: None)
+    search = _Search(dataset, Path(out), options, progress, note)
+    if (search.out / CHOICE_FILE).exists():
+        raise RunError(
+            f"{search.out} holds a finished training already ({CHOICE_FILE})",
+            expected="a new folder",
+            next_step="name another --out, or remove this one",
+        )
+    note(_describe_log(dataset))
+    chosen = search.finished_choice() or search.choose()
+    first = Record.read(search.out / "stage1" / "record.json")
+    stage, value = search.train_stage2(first, chosen)
+    note("comparing with baselines on test users")
+    table = compare_on_test(search.out / f"stage{stage}", dataset, options.device)
+    result = LogTraining(
+        metric=options.metric,
+        candidates=tuple(search.candidates),
+        chosen=chosen,
+        stage=stage,
+        value=value,
+        stage1=first.recipe,
+        table=table,
+        seconds=time.monotonic() - search.began,
+    )
+    result.write(search.out / CHOICE_FILE)
+    shutil.rmtree(search.out / "candidates", ignore_errors=True)
+    return result
+
+
+def _describe_log(dataset: Dataset) -> str:
+    counts = dataset.counts("train")
+    return (
+        f"log: {counts.events:,} training events of {counts.users:,} users on {dataset.num_items:,} items; "
+        f"{repeat_share(dataset):.0%} of next items are in the visible past"
+    )
+
+
+@dataclass
+class _Search:
+    """Candidates on one log, as far as the time goes."""
+
+    dataset: Dataset
+    out: Path
+    options: LogTrainingOptions
+    progress: "Callable[[str, TrainingProgress], None] | None"
+    note: Note
+    candidates: list[Candidate] = field(default_factory=list)
+    seconds_per_pass: float = 0.0
+    overhead_seconds: float = 0.0  # start and evaluation of one run
+
+    def __post_init__(self) -> None:
+        from habitus.evaluation import resolve_device
+
+        self.began = time.monotonic()
+        self.device: DeviceKind = "gpu" if resolve_device(self.options.device).type == "cuda" else "cpu"
+        hours = DEFAULT_HOURS[self.device] if self.options.hours is None else self.options.hours
+        if not 0 < hours < 1e6:
+            raise ConfigError(f"--hours {hours:g}", expected="a positive number of hours")
+        self.hours = hours
+        self.sign = 1.0 if direction_of(self.options.metric) == "max" else -1.0
+
+    @property
+    def seconds_left(self) -> float:
+        return self.hours * 3600 - (time.monotonic() - self.began)
+
+    def finished_choice(self) -> Candidate | None:
+        """The choice of an earlier call that stopped after it, if there was one."""
+        path = self.out / "stage1" / "candidate.json"
+        return Candidate.read(path) if path.exists() else None
+
+    def choose(self) -> Candidate:
+        """Probe, try candidates, and leave the best as stage1."""
+        self._probe()
+        deep, *others = SHAPES[self.device]
+        passes = min(usual_passes(self.dataset), self._affordable_passes())
+        best = self._try(deep, passes, "the usual passes for a log of this size")
+        more = self._search_passes(deep, best, _GROWTH, "more passes")
+        if more is best:
+            more = self._search_passes(deep, best, 1 / _GROWTH, "fewer passes")
+        best = more
+        for shape in others:
+            wanted = best.passes * shape.pass_factor
+            if self._fits(wanted):
+                best = self._better(best, self._try(shape, wanted, "another shape"))
+        self.note(
+            f"chosen: {best.shape}, {best.passes:.3g} passes, {self.options.metric} {best.value:.4f} on validation"
+        )
+        folder = self._folder(best)
+        best.write(folder / "candidate.json")
+        folder.rename(self.out / "stage1")
+        return best
+
+    def train_stage2(self, first: Record, chosen: Candidate) -> tuple[int, float]:
+        """The stage to serve and its metric: the second where it is better on validation."""
+        recipe = stage2_recipe(first.recipe, self.dataset)
+        record = self._train(recipe, self.out / "stage2", parent=self.out / "stage1", name="stage 2")
+        value = self._value(record)
+        better = self.sign * (value - chosen.value) > 0
+        self.note(
+            f"stage 2: {self.options.metric} {value:.4f}, {'better: kept' if better else 'not better: stage 1 stays'}"
+        )
+        return (2, value) if better else (1, chosen.value)
+
+    def _probe(self) -> None:
+        """Measure how fast the first shape trains here; refuse a time that does not pay one pass."""
+        shape = SHAPES[self.device][0]
+        recipe = stage1_recipe(shape, self.dataset, 1.0, self.device, seed=self.options.seed)
+        steps = min(recipe.train.steps, _PROBE_STEPS[self.device])
+        probe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
+        folder = self.out / "probe"
+        shutil.rmtree(folder, ignore_errors=True)
+        record = self._train(probe, folder, name="probe")
+        shutil.rmtree(folder)
+        assert record.seconds is not None
+        rate = record.throughput.get("events_per_second") or record.events_seen / max(record.seconds.train, 1e-3)
+        self.seconds_per_pass = self.dataset.counts("train").events / rate
+        self.overhead_seconds = record.seconds.warmup + record.seconds.evaluate
+        affordable = self._affordable_passes()
+        self.note(
+            f"device: {rate:,.0f} events/s, so a pass takes {format_seconds(self.seconds_per_pass)}; "
+            f"{self.hours:g} hours pay {affordable:.3g} passes"
+        )
+        if affordable < 1:
+            least = (self.seconds_per_pass * (1 + _STAGE2_RESERVE) + 2 * self.overhead_seconds) / 3600
+            raise ConfigError(
+                f"--hours {self.hours:g} does not pay one pass over {self.dataset.path}",
+                expected=f"at least {1.2 * least + (self.hours - self.seconds_left / 3600):.2g} hours on this device",
+            )
+
+    def _affordable_passes(self) -> float:
+        seconds = self.seconds_left - 2 * self.overhead_seconds
+        return max(0.0, seconds / (self.seconds_per_pass * (1 + _STAGE2_RESERVE)))
+
+    def _fits(self, passes: float) -> bool:
+        return passes <= self._affordable_passes() and passes >= LEAST_PASSES / 2
+
+    def _search_passes(self, shape: Shape, best: Candidate, factor: float, why: str) -> Candidate:
+        """Go on in one direction for as long as it helps and the time lasts."""
+        while self._fits(best.passes * factor):
+            candidate = self._try(shape, best.passes * factor, why)
+            if self._better(best, candidate) is best:
+                return best
+            best = candidate
+        return best
+
+    def _try(self, shape: Shape, passes: float, why: str) -> Candidate:
+        recipe = stage1_recipe(shape, self.dataset, passes, self.device, seed=self.options.seed)
+        candidate = Candidate(shape=shape.name, passes=passes, steps=recipe.train.steps, value=0.0, seconds=0.0)
+        began = time.monotonic()
+        record = self._train(recipe, self._folder(candidate), name=f"{shape.name}, {passes:.3g} passes")
+        seconds = time.monotonic() - began
+        candidate = candidate.model_copy(update={"value": self._value(record), "seconds": seconds})
+        self.note(
+            f"{shape.name}, {passes:.3g} passes ({why}): {self.options.metric} {candidate.value:.4f} on validation, "
+            f"{format_seconds(seconds)}"
+        )
+        self.candidates.append(candidate)
+        return candidate
+
+    def _better(self, first: Candidate, second: Candidate) -> Candidate:
+        return second if self.sign * (second.value - first.value) > 0 else first
+
+    def _folder(self, candidate: Candidate) -> Path:
+        return self.out / "candidates" / candidate.name
+
+    def _value(self, record: Record) -> float:
+        metric = record.metrics.get(self.options.metric)
+        if metric is None:
+            raise ConfigError(
+                f"{self.options.metric!r} is not measured", expected="a catalogue metric, as catalogue/ndcg@10"
+            )
+        return metric.value
+
+    def _train(self, recipe: Recipe, folder: Path, *, name: str, parent: Path | None = None) -> Record:
+        from habitus.training import train
+
+        show = None if self.progress is None else lambda now: self.progress(name, now)  # type: ignore[misc]
+        record = train(recipe, self.dataset, folder, parent=parent, options=self._train_options(), progress=show)
+        if record.status == "failed":
+            raise RunError(f"{folder}: {record.reason}", next_step="see the journal in the folder")
+        return record
+
+    def _train_options(self) -> "TrainOptions":
+        from habitus.training import TrainOptions
+
+        return TrainOptions(device=self.options.device, threads=self.options.threads, resume=True, compile=False)
