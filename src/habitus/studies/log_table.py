@@ -7,6 +7,7 @@ from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.record import Metric
+from habitus.store import EvaluationSide
 from habitus.typed import Typed
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def compare_on_test(run: Path, dataset: Dataset, device: str) -> TestTable:
         resolve_device,
     )
 
-    side = "test" if dataset.has_side("test") else "validation"
+    side: EvaluationSide = "test" if dataset.has_side("test") else "validation"
     options = EvaluateOptions(
         regimes=("catalogue",), queries=_QUERIES, per_user=_PER_USER, cutoffs=(10,), metrics=("loss", "ranking"),
         histories=(), side=side,
