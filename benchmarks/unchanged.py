@@ -347,15 +347,19 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def said(row: dict[str, Any]) -> str:
     if not row["where"]:
-        return "equal" if not row["worded"] else f"equal but for wording at {'; '.join(filter(None, row['worded']))}"
+        return f"equal but for wording{places(row['worded'])}" if row["worded"] else "equal"
     largest = row["largest"]
     told = "differs" if largest is None else f"relative difference {largest:.2g}"
     if row.get("own") is not None:
         told += f", {row['own']:.2g} between two runs of the first"
     if row["equal"]:
         return f"{told}: rounding" if largest is not None else f"{told}, as two runs of the first do"
-    places = "; ".join(filter(None, row["where"]))
-    return f"CHANGED: {told}" + (f" at {places}" if places else "")
+    return f"CHANGED: {told}{places(row['where'])}"
+
+
+def places(names: list[str]) -> str:
+    told = "; ".join(filter(None, names))
+    return f" at {told}" if told else ""
 
 
 # What is read --------------------------------------------------------------------------------------------------------

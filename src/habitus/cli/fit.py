@@ -36,7 +36,9 @@ def fit(
 
     target = out or (store / "laws.json" if store.is_dir() else store.with_suffix(".laws.json"))
     if out is not None and (target.suffix != ".json" or not target.parent.is_dir()):
-        raise ConfigError(f"--out {target} cannot be used", expected="a name that ends in .json, in a folder that exists")
+        raise ConfigError(
+            f"--out {target} cannot be used", expected="a name that ends in .json, in a folder that exists"
+        )
     laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats)
     laws.write(target)
     if json_output:

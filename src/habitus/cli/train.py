@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PREVIOUS = "previous"  # as train.parent: the stage-1 run that this one follows
 EXAMPLE = """
 
-A good model for this log, without a recipe: `habitus train --data dataset --out run`
+Example, a good model for this log without a recipe: `habitus train --data dataset --out run`
 
 Recipes of your own: `habitus train stage1.toml stage2.toml --data dataset --out run train.steps=500`
 

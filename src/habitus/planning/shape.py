@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from habitus.errors import ConfigError
 from habitus.planning.facts import DatasetProfile
+from habitus.recipe import Precision
 from habitus.sizing import (
     Cell,
     CellRequest,
@@ -33,7 +34,7 @@ class FixedSettings:
     text_depth: int = 4
     head_dim: int | None = None  # None: the solver's choice
     optimizer: str = "adamw"
-    precision: str = "bf16"
+    precision: Precision = "bf16"
     copying: bool = False
 
 
