@@ -16,6 +16,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -44,6 +45,7 @@ SUBSTITUTIONS = {
     "--laws out/study/store --flops 1e14": "--laws out/study/store --flops 4e9",
     "STORE --out report.html --plan": "runs.csv --out report.html --plan",  # a dozen PNGs instead of 140
     "train.steps=500": "train.steps=20",
+    "train --data dataset --out run": "train --data dataset --out run --hours 0.02 --device cpu",
     "torchrun ": "torchrun --standalone ",  # a port of its own
     "--nproc-per-node 8": "--nproc-per-node 2",
     "habitus serve ": "habitus serve --port 0 ",  # any free one
@@ -55,6 +57,7 @@ SUBSTITUTIONS = {
 # What lies in the folder before the first command of a page is run; the fixture `prepared` makes all of it.
 STARTS = {
     "README.md": "log items.parquet",
+    "docs/any-log.md": "log items.parquet schema.toml",
     "docs/evaluate.md": "dataset run store new.csv",
     "docs/faq.md": "log items.parquet stage1.toml stage2.toml log.parquet new.csv",
     "docs/http.md": "dataset run current token",
@@ -69,7 +72,14 @@ STARTS = {
     "docs/train.md": "dataset stage1.toml stage2.toml",
     "docs/world.md": "",
 }
-WITHOUT_COMMANDS = {"docs/model.md", "docs/scale.md", "docs/softmax.md", "docs/store.md", "docs/words.md"}
+WITHOUT_COMMANDS = {
+    "docs/architecture.md",
+    "docs/model.md",
+    "docs/scale.md",
+    "docs/softmax.md",
+    "docs/store.md",
+    "docs/words.md",
+}
 NOT_READ = {"docs/notebook.md"}  # says what was run once
 
 _VARIABLE = r"[A-Z_]+=(?:\$\([^)]*\)|\S+) "
@@ -196,7 +206,7 @@ def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All that the pages start from, by the names that they use, from what the README's commands left."""
     folder = tmp_path_factory.mktemp("prepared")
-    for name in ("log", "items.parquet", "dataset", "study"):
+    for name in ("log", "items.parquet", "schema.toml", "dataset", "study"):
         copy(readme / name, folder / name)
     copy(readme / "dataset", folder / "DATASET")
     for name in ("run", "RUN", "current"):
@@ -258,6 +268,27 @@ def write_runs(store: Path, path: Path) -> None:
 def test_the_commands_of_the_readme_lead_from_a_log_to_a_served_run(readme: Path) -> None:
     for name in ("schema.toml", "dataset/manifest.json", "study/report.html", "run/stage2/record.json"):
         assert (readme / name).exists(), name
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(readme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("log", "items.parquet", "schema.toml", "study"):
+        copy(readme / name, tmp_path / name)
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    smaller = {
+        'out="dataset")': 'out="dataset", seq_len=32, text_len=4)',
+        'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.02, device="cpu")',
+        '["item-1", "item-2"]': "[1, 2]",
+        "hb.plan(1e18": "hb.plan(4e9",
+    }
+    for old, new in smaller.items():
+        assert old in block
+        block = block.replace(old, new)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(block, names)  # a page of our own
+    assert names["plan"].metric == "catalogue/recall@10"
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ class Served:
     """`habitus serve RUN ...` on a free port, until `stop` or `kill`."""
 
     def __init__(self, run: Path, *options: str, logs: Path, environment: dict[str, str] | None = None) -> None:
-        self.log = logs / "server.log"
+        self.run, self.log = run, logs / "server.log"
         command = [sys.executable, "-m", "habitus", "serve", str(run), "--port", "0", "--device", "cpu", *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

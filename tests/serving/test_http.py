@@ -31,8 +31,9 @@ def served(trained_run: Path) -> Served:
 
 
 @pytest.fixture(scope="module")
-def retriever(trained_run: Path) -> Retriever:
-    return Retriever.open(trained_run, device="cpu", read_only=True)
+def retriever(served: Served) -> Retriever:
+    """On the server's own folder: other tests may have left items in it."""
+    return Retriever.open(served.run, device="cpu", read_only=True)
 
 
 def as_answer(found: Any) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ _QUERIES = 4_000
 _PER_USER = 8  # queries of one user in a window: more users, smaller errors
 
 
-class Difference(Typed):
+class BaselineDifference(Typed):
     """The model less a baseline; 95% over users."""
 
     value: float
@@ -31,7 +31,7 @@ class TableRow(Typed):
 
     scorer: str
     metrics: dict[str, Metric]
-    differences: dict[str, Difference] = Field(default_factory=dict)
+    differences: dict[str, BaselineDifference] = Field(default_factory=dict)
 
 
 class TestTable(Typed):
@@ -82,7 +82,7 @@ def compare_on_test(run: Path, dataset: Dataset, device: str) -> TestTable:
         differences = {}
         if number:
             pairs = {name: paired_difference(values[0], kept, name) for name in METRICS}
-            differences = {name: Difference(**pair._asdict()) for name, pair in pairs.items()}
+            differences = {name: BaselineDifference(**pair._asdict()) for name, pair in pairs.items()}
         rows.append(
             TableRow(
                 scorer="model" if number == 0 else evaluation.scorer,
@@ -94,7 +94,7 @@ def compare_on_test(run: Path, dataset: Dataset, device: str) -> TestTable:
     return TestTable(side=side, queries=len(values[0].rank), users=users, rows=tuple(rows))
 
 
-def _format(difference: Difference) -> str:
+def _format(difference: BaselineDifference) -> str:
     if difference.low is None or difference.high is None:
         return f"{difference.value:+.4f}"
     return f"{difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"

@@ -19,7 +19,7 @@ from habitus.softmax import Latch, candidate_pool, explain_cause, sample_negativ
 from habitus.training.batches import StepBatch, WindowOrder
 from habitus.training.compile import configure_compiler, load_compiler, mark_kernels_cached, pause_garbage_collection
 from habitus.training.device_batches import DeviceBatch, DeviceItems, load_events
-from habitus.training.loss import Candidates, ExtraCandidates, FrozenPools, LogQ, Losses, batch_losses
+from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients
 from habitus.training.prefetch import Prefetch, run_on_side_stream
 from habitus.training.schedule import learning_rate_at
@@ -206,7 +206,7 @@ class CapturedStage1:
         events = F.embedding(batch.event_places, vectors)
         # Distinct items have their targets first, so the head of the rows is the pool.
         num_targets, log_q = batch.counts[0], None if self.log_q is None else self.log_q[rows]
-        candidates = Candidates(vectors, part.target_places, num_targets, log_q, num_valid=num_targets)
+        candidates = TargetPool(vectors, part.target_places, num_targets, log_q, num_valid=num_targets)
         return batch_losses(self.model, part, events, [candidates], latch=latch, copy_mass=self.copy_mass)
 
 
@@ -243,7 +243,7 @@ class CapturedStage2:
 
     def _pools(
         self, batch: DeviceBatch, part: StepBatch, keys: Tensor, capacity: int
-    ) -> Iterator[Candidates | ExtraCandidates]:
+    ) -> Iterator[TargetPool | ExtraPool]:
         num_targets = batch.counts[0]
         # Distinct items have their targets first, so the head of the rows is the in-batch pool.
         yield self.pools.in_batch(batch.rows[:capacity], part.target_places, num_targets, num_valid=num_targets)
@@ -251,7 +251,7 @@ class CapturedStage2:
             return
         if self.full_catalogue:
             log_q = None if self.log_q is None else self.log_q.union
-            yield Candidates(self.table, part.target_rows, self.num_items, log_q)
+            yield TargetPool(self.table, part.target_rows, self.num_items, log_q)
             return
         drawn = self.draw(self.num_items, self.num_negatives, keys)
         if self.extra_pool == "extras":

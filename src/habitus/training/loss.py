@@ -31,7 +31,7 @@ _FEW_SCORES = 1 << 19
 _LEAST_LOG_Q = -80.0  # of an item that no pool can hold: finite
 
 
-class Candidates(NamedTuple):
+class TargetPool(NamedTuple):
     """A pool that holds the target of every query; with several processes, this one's piece of it."""
 
     vectors: Tensor  # [V, h]
@@ -41,8 +41,8 @@ class Candidates(NamedTuple):
     num_valid: Tensor | None = None  # 0-dim: the rows that count, where the others are padding
 
 
-class ExtraCandidates(NamedTuple):
-    """A pool of extra negatives, against which each query has its own target and no other; shared like Candidates."""
+class ExtraPool(NamedTuple):
+    """A pool of extra negatives, against which each query has its own target and no other; shared like TargetPool."""
 
     vectors: Tensor  # [V, h]
     target_vectors: Tensor  # [m, h]
@@ -69,7 +69,7 @@ def batch_losses(
     model: BehaviorModel,
     batch: StepBatch,
     event_vectors: Tensor,
-    pools: Iterable[Candidates | ExtraCandidates],
+    pools: Iterable[TargetPool | ExtraPool],
     *,
     latch: Latch | None = None,
     group: dist.ProcessGroup | None = None,
@@ -102,14 +102,14 @@ def batch_losses(
 
 def query_losses(
     queries: Tensor,
-    pool: Candidates | ExtraCandidates,
+    pool: TargetPool | ExtraPool,
     mass: CopyMass | None,
     *,
     latch: Latch | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """The loss of every query [m]: minus the log probability of its target in a pool, copying included."""
-    if isinstance(pool, ExtraCandidates):
+    if isinstance(pool, ExtraPool):
         result = extras_softmax(
             queries,
             pool.vectors,
@@ -129,11 +129,11 @@ def query_losses(
     return result.loss if mass is None else copying_loss(result.loss, result.score, result.log_q, mass)
 
 
-def _has_few_scores(queries: Tensor, pool: Candidates) -> bool:
+def _has_few_scores(queries: Tensor, pool: TargetPool) -> bool:
     return queries.device.type == "cpu" and len(queries) * len(pool.vectors) <= _FEW_SCORES
 
 
-def _plain_softmax(queries: Tensor, pool: Candidates) -> SoftmaxResult:
+def _plain_softmax(queries: Tensor, pool: TargetPool) -> SoftmaxResult:
     """The same as `candidate_softmax`, with all scores in memory and without its checks."""
     scores = queries @ pool.vectors.T
     logits = scores if pool.log_q is None else scores - pool.log_q
@@ -176,21 +176,21 @@ class FrozenPools:
 
     def in_batch(
         self, rows: Tensor, targets: Tensor, size: int | Tensor, num_valid: Tensor | None = None
-    ) -> Candidates:
+    ) -> TargetPool:
         """The batch's own targets."""
         log_q = None if self.log_q is None else self.log_q.in_batch[rows]
-        return Candidates(self.vectors(rows), targets, size, log_q, num_valid)
+        return TargetPool(self.vectors(rows), targets, size, log_q, num_valid)
 
-    def union(self, rows: Tensor, targets: Tensor, size: int | Tensor, num_valid: Tensor | None = None) -> Candidates:
+    def union(self, rows: Tensor, targets: Tensor, size: int | Tensor, num_valid: Tensor | None = None) -> TargetPool:
         """The batch's targets and the extras."""
         log_q = None if self.log_q is None else self.log_q.union[rows]
-        return Candidates(self.vectors(rows), targets, size, log_q, num_valid)
+        return TargetPool(self.vectors(rows), targets, size, log_q, num_valid)
 
-    def extras(self, rows: Tensor, target_rows: Tensor, drawn: Tensor) -> ExtraCandidates:
+    def extras(self, rows: Tensor, target_rows: Tensor, drawn: Tensor) -> ExtraPool:
         """The extras alone: `rows` are this process's piece of what was `drawn`."""
         log_q = target_log_q = None
         if self.log_q is not None:
             log_q, target_log_q = self.log_q.extras[rows], self.log_q.extras[target_rows]
         is_extra = targets_among(target_rows, drawn)
         vectors, own = self.vectors(rows), self.vectors(target_rows)
-        return ExtraCandidates(vectors, own, is_extra, len(drawn), log_q, target_log_q)
+        return ExtraPool(vectors, own, is_extra, len(drawn), log_q, target_log_q)

@@ -28,7 +28,7 @@ from habitus.training.step import Work
 
 
 @dataclass
-class RunOutcome:
+class TrainingOutcome:
     """What a Record says of a run that does not follow from recipe and dataset."""
 
     steps: int
@@ -46,7 +46,7 @@ def make_record(
     recipe: Recipe,
     dataset: Dataset,
     parent: ParentRun | None,
-    outcome: RunOutcome,
+    outcome: TrainingOutcome,
     options: TrainOptions,
     device: torch.device,
     world: int,
@@ -129,7 +129,9 @@ def publish_record(record: Record, path: Path) -> None:
         raise RunError(f"{path} was written by another process meanwhile", expected="one process per run folder")
 
 
-def _throughput(outcome: RunOutcome, slots: int, events: int, step_flops: int, executed: float) -> dict[str, float]:
+def _throughput(
+    outcome: TrainingOutcome, slots: int, events: int, step_flops: int, executed: float
+) -> dict[str, float]:
     """Rates over the time spent in steps, the first one (which compiles and warms up) left out."""
     spent = outcome.seconds.get("train", 0.0)
     timed = outcome.seconds.get("timed_steps", 0.0)

@@ -41,7 +41,7 @@ from habitus.training.items import FrozenVectors, open_catalogue
 from habitus.training.journal import Journal, Meter
 from habitus.training.options import ParentRun, TrainOptions, evaluate_options
 from habitus.training.parallel import full_model, full_tensors, load_weights, must_shard, shard
-from habitus.training.recording import RunOutcome, make_record, publish_record
+from habitus.training.recording import TrainingOutcome, make_record, publish_record
 from habitus.training.step import EagerEngine, Work
 from habitus.units import format_bytes
 
@@ -268,7 +268,7 @@ class TrainingRun:
         self.state = self.state.model_copy(update={"trajectory": (*self.state.trajectory, *points), "best": best})
 
     def _publish(self, step: int, evaluation: Evaluation | None = None, problem: str | None = None) -> Record:
-        outcome = RunOutcome(
+        outcome = TrainingOutcome(
             steps=step,
             work=self.engine.work(),
             tail=self.engine.tail.means(),

@@ -20,7 +20,7 @@ from habitus.model import BehaviorModel, autocast
 from habitus.recipe import Recipe
 from habitus.training.batches import HostBatches, HostStep, StepBatch
 from habitus.training.items import FrozenVectors, HostItems
-from habitus.training.loss import Candidates, ExtraCandidates, FrozenPools, LogQ, Losses, batch_losses
+from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients
 from habitus.training.parallel import (
     gather_rows,
@@ -201,7 +201,7 @@ class EagerStage1:
         own_targets = host_step.own_targets
         table = gather_rows(own_vectors, host_step.stride, self.batches.ranks.world)
         log_q = None if self.log_q is None else self.log_q[own_targets]
-        candidates = Candidates(own_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
+        candidates = TargetPool(own_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
         events = F.embedding(part.event_places, table)
         return batch_losses(self.model, part, events, [candidates], group=self.group)
 
@@ -236,7 +236,7 @@ class EagerStage2:
         events, pools = self.vectors.rows(part.inputs.items), self._pools(host_step, part)
         return batch_losses(self.model, part, events, pools, group=self.group)
 
-    def _pools(self, host_step: HostStep, part: StepBatch) -> Iterator[Candidates | ExtraCandidates]:
+    def _pools(self, host_step: HostStep, part: StepBatch) -> Iterator[TargetPool | ExtraPool]:
         yield self.pools.in_batch(host_step.own_targets, part.target_places, host_step.num_targets)
         if host_step.own_extras is None or host_step.drawn is None:
             return
