@@ -50,6 +50,7 @@ def test_the_best_candidate_on_validation_is_kept(trained: tuple[Path, LogTraini
     assert {candidate.shape for candidate in result.candidates} == {"small", "shallow"}
     assert hb.Run(out / "stage1").metrics[result.metric] == result.chosen.value
     assert result.value == max(hb.Run(out / f"stage{stage}").metrics[result.metric] for stage in (1, 2))
+    assert hb.Run(out).metrics[result.metric] == result.value  # by way of `best`
     assert not (out / "candidates").exists()
     assert not (out / "probe").exists()
     assert any(note.startswith("chosen: ") for note in notes)

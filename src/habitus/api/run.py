@@ -26,7 +26,10 @@ class Run:
     """The folder of one trained stage. Models and indexes are loaded when they are first needed."""
 
     def __init__(self, path: str | Path, dataset: Dataset | str | Path | None = None) -> None:
-        """The run in `path`; of a folder with both stages, the second. `dataset` is what it was trained on."""
+        """The run in `path`; of a folder with both stages, the better where one was chosen, else the second.
+
+        `dataset` is what it was trained on.
+        """
         self.path = _stage_folder(Path(path))
         self.record = Record.read(self.path / "record.json")
         self._dataset = dataset
@@ -105,7 +108,7 @@ class Run:
 
 
 def _stage_folder(path: Path) -> Path:
-    for folder in (path, path / "stage2", path / "stage1"):
+    for folder in (path, path / "best", path / "stage2", path / "stage1"):
         if (folder / "record.json").exists():
             return folder
     raise RunError(

@@ -56,4 +56,4 @@ def train_without_recipe(
         typer.echo(line)
     if result.table.side != "test":
         typer.echo("This dataset has no test side: the users above chose the model. Prepare with --test-share.")
-    typer.echo(f"\nNext: habitus serve {quote(str(out / f'stage{result.stage}'))} --data {quote(str(data))}")
+    typer.echo(f"\nNext: habitus serve {quote(str(out / 'best'))} --data {quote(str(data))}")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from habitus.training import TrainingProgress, TrainOptions
 
 CHOICE_FILE = "choice.json"
+BEST = "best"  # a link to the stage that validation chose
 DEFAULT_HOURS: dict[DeviceKind, float] = {"gpu": 0.04, "cpu": 0.13}
 _PROBE_STEPS: dict[DeviceKind, int] = {"gpu": 40, "cpu": 6}
 _STAGE2_RESERVE = 0.3  # of a candidate's time, kept for its second stage
@@ -80,7 +81,7 @@ def train_log(
 ) -> LogTraining:
     """Train on a log within a time and keep the best of what was tried; the same call continues where it stopped.
 
-    `out` then holds stage1, stage2 and choice.json. `note` is called with a line per decision.
+    `out` then holds stage1, stage2, a link `best` to one of them, and choice.json. `note` gets a line per decision.
     """
     options, note = options or LogTrainingOptions(), note or (lambda _: None)
     search = _Search(dataset, Path(out), options, progress, note)
@@ -106,6 +107,8 @@ def train_log(
         table=table,
         seconds=time.monotonic() - search.began,
     )
+    (search.out / BEST).unlink(missing_ok=True)
+    (search.out / BEST).symlink_to(f"stage{stage}")
     result.write(search.out / CHOICE_FILE)
     shutil.rmtree(search.out / "candidates", ignore_errors=True)
     return result
