@@ -1,6 +1,7 @@
 """From a CSV or a store to laws.json, and the command that does it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from habitus.cli import app
-from habitus.errors import FitError
+from habitus.errors import FitError, RunError
 from habitus.laws import (
     allocation_pipeline,
     fit,
@@ -24,6 +25,7 @@ from habitus.laws.law_builders import law_without_values
 from habitus.recipe import Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
 from habitus.store import Law, LawEntry, Laws, LawStatus, direction_of
+from tests.sealing import seal_store
 
 ALLOCATION = ("allocation",)
 
@@ -211,10 +213,50 @@ def test_a_store_is_read_from_manifests_and_records(planted: Any, tmp_path: Path
     assert (store / "laws.json").exists()
 
 
+def test_a_changed_record_is_refused_by_name(planted: Any, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", planted)
+    path = next(p for p in sorted((store / "cells").glob("*/record.json")) if "f" * 64 not in str(p))
+    values = json.loads(path.read_text())
+    values["metrics"]["batch/loss"]["value"] -= 0.5
+    path.write_text(json.dumps(values))
+    for change in (lambda: None, (store / "cells" / path.parent.name / "seal.json").unlink):
+        change()
+        result = CliRunner().invoke(app, ["fit", str(store)])
+        assert result.exit_code == 1 and not (store / "laws.json").exists()
+        assert path.parent.name in str(result.exception)
+
+
+def test_a_record_in_the_folder_of_another_is_refused(planted: Any, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", planted)
+    one, other, *_ = sorted((store / "cells").iterdir())
+    for name in ("record.json", "seal.json"):
+        shutil.copy(one / name, other / name)
+    with pytest.raises(RunError, match=f"{other.name}.*not the one that the folder is named after"):
+        fit(store)
+
+
+def test_a_store_of_another_version_is_not_fitted(planted: Any, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", planted)
+    info = json.loads((store / "store.json").read_text())
+    (store / "store.json").write_text(json.dumps({**info, "version": 2}))
+    with pytest.raises(RunError, match=r"is a store of version 2"):
+        fit(store)
+    (store / "store.json").unlink()
+    with pytest.raises(RunError, match=r"holds no store\.json"):
+        fit(store)
+
+
+def test_laws_of_a_flat_file_are_labelled_unsealed(planted: Any, tmp_path: Path) -> None:
+    flat = fit(planted.write(tmp_path / "runs.csv", planted.rows(axes=ALLOCATION)), ["batch/loss"])
+    assert any(note.startswith("unsealed: the runs come from runs.csv") for note in flat.notes)
+    assert not any("unsealed" in note for note in fit(write_store(tmp_path / "store", planted)).notes)
+
+
 def test_records_of_two_datasets_do_not_mix(planted: Any, tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", planted)
     path = next(p for p in sorted((store / "cells").glob("*/record.json")) if "f" * 64 not in str(p))
     path.write_text(path.read_text().replace('"dataset_checksum": "data"', '"dataset_checksum": "other"'))
+    seal_store(store, "data")
     with pytest.raises(FitError, match="Records of 2 datasets"):
         read_runs(store)
 
@@ -300,6 +342,8 @@ def test_a_spreadsheet_is_read_and_its_slips_are_named(planted: Any, tmp_path: P
         {"learning_rate": 0},
         {"seed": "first"},
         {"wanted": [1]},
+        {"recipe_hash": "../../../elsewhere"},
+        {"recipe_hash": "F" * 64},
     ],
 )
 def test_a_damaged_manifest_is_one_clear_error(planted: Any, tmp_path: Path, slip: Any) -> None:
@@ -377,7 +421,7 @@ def write_store(store: Path, planted: Any) -> Path:
     (store / "sweeps").mkdir()
     manifest = {"axis": "allocation", "preset": "test", "cells": cells}
     (store / "sweeps" / "allocation-1.json").write_text(json.dumps(manifest))
-    return store
+    return seal_store(store, "data")
 
 
 def cell_of(name: str, budget: float, digest: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from habitus.data.prepare import PrepareOptions
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
 from habitus.laws import fit
-from habitus.store import EvaluationFiles, StoreInfo
+from tests.sealing import seal_store
 
 from .planted import example_recipe, record_of, rows
 
@@ -38,14 +38,12 @@ def store(tmp_path: Path, laws_path: Path) -> Callable[..., Path]:
 
     def make(checksum: str) -> Path:
         folder = tmp_path / "store"
-        (folder / "cells" / "a").mkdir(parents=True)
+        record = record_of(example_recipe(), checksum)
+        cell = folder / "cells" / record.recipe_hash
+        cell.mkdir(parents=True)
         (folder / "laws.json").write_text(laws_path.read_text())
-        evaluation = EvaluationFiles(
-            queries=777, batch_sequences=32, catalogue_items="all", seed=0, query_set_checksum="q", queries_sha256="s"
-        )
-        StoreInfo(dataset_checksum=checksum, evaluation=evaluation).write(folder / "store.json")
-        record_of(example_recipe(), checksum).write(folder / "cells" / "a" / "record.json")
-        return folder
+        record.write(cell / "record.json")
+        return seal_store(folder, checksum)
 
     return make
 

@@ -1,5 +1,6 @@
 """Plans from planted and published laws: the truth comes back, the budget is kept, the doubts are told."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from habitus.data.dataset import Dataset
-from habitus.errors import ConfigError
+from habitus.errors import ConfigError, RunError
 from habitus.laws import power_law, predict_power_law
 from habitus.planning import PlanOptions, affordable_flops, plan
 from habitus.planning.facts import DatasetProfile, StoreFacts
@@ -189,6 +190,25 @@ def test_laws_of_another_dataset_are_refused(store: Callable[..., Path], small: 
     other = store("f" * 64)
     with pytest.raises(ConfigError, match="holds laws of another dataset"):
         plan(1e13, METRIC, PlanOptions(laws=other / "laws.json", dataset=small))
+
+
+def test_a_changed_record_beside_the_laws_is_refused(store: Callable[..., Path], small: Dataset) -> None:
+    own = store(small.checksum)
+    (record,) = own.glob("cells/*/record.json")
+    values = json.loads(record.read_text())
+    values["seconds"]["train"] /= 2
+    record.write_text(json.dumps(values))
+    for _ in ("edited", "its seal is gone, too"):
+        with pytest.raises(RunError, match=record.parent.name):
+            plan(1e13, METRIC, PlanOptions(laws=own / "laws.json", dataset=small))
+        record.with_name("seal.json").unlink(missing_ok=True)
+
+
+def test_a_plan_of_unsealed_runs_says_so(laws_path: Path) -> None:
+    assert any(
+        w.startswith("unsealed: the runs come from runs.csv")
+        for w in plan(1e13, METRIC, PlanOptions(laws=laws_path)).warnings
+    )
 
 
 def test_a_store_lends_its_evaluation_rates_and_settings(store: Callable[..., Path], small: Dataset) -> None:

@@ -1,6 +1,6 @@
 """Stores to report on: the paper's printed tables, a planted study of 600 runs, and one where most laws refuse.
 
-python tests/reporting/make_store.py planted /tmp/planted        (or: paper, tiny)
+python -m tests.reporting.make_store planted /tmp/planted        (or: paper, tiny)
 """
 
 import json
@@ -15,10 +15,12 @@ from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import Plan
 from habitus.typed import content_hash
+from tests.sealing import seal_store
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables"
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.10, 0.15, 0.20, 0.27, 0.35, 0.50)
 NEGATIVES = (0.0, *(2.0**e for e in range(14, 22)))
+CHECKSUM = "5eed" * 16
 HOSTILE = "<script>alert(1)</script>"
 Row = dict[str, Any]  # axis, cell_id, budget, rate, knobs, metrics and whatever else the Record needs
 
@@ -44,7 +46,7 @@ def write_store(store: Path, rows: Iterable[Row], preset: str = "test") -> Path:
     for axis, cells in manifests.items():
         text = json.dumps({"axis": axis, "preset": preset, "cells": cells})
         (store / "sweeps" / f"{axis}-1.json").write_text(text, encoding="utf-8")
-    return store
+    return seal_store(store, CHECKSUM)
 
 
 def _record(row: Row, digest: str, seed: int) -> Record:
@@ -68,7 +70,7 @@ def _record(row: Row, digest: str, seed: int) -> Record:
     common = {
         "recipe": recipe,
         "recipe_hash": digest,
-        "dataset_checksum": "5eed" * 16,
+        "dataset_checksum": CHECKSUM,
         "seed": seed,
         "flops_budget": row["budget"],
     }

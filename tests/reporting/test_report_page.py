@@ -212,6 +212,35 @@ def test_a_formula_in_a_cell_does_not_run_in_a_spreadsheet(tmp_path: Path) -> No
     assert csv_text(Sheet(("a", "b"), (("=1+1", 0.5), (None, float("inf"))))) == "a,b\n'=1+1,0.5\n,\n"
 
 
+@pytest.mark.parametrize("change", ["loss", "loss and seal", "version"])
+def test_a_changed_store_makes_no_page(tiny_store: Path, tmp_path: Path, change: str) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(tiny_store, store)
+    fit(store).write(store / "laws.json")  # as it was before the change
+    path = next(store.glob("cells/*/record.json")) if change != "version" else store / "store.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | ({"version": 2} if change == "version" else {"epochs": 0.5})))
+    if change == "loss and seal":
+        path.with_name("seal.json").unlink()
+    result = CliRunner().invoke(app, ["report", str(store), "--out", str(tmp_path / "page.html")])
+    assert result.exit_code == 1 and not (tmp_path / "page.html").exists()
+    assert "version 2" in str(result.exception) if change == "version" else path.parent.name in str(result.exception)
+
+
+def test_the_page_of_a_flat_file_says_that_it_is_unsealed(tmp_path: Path) -> None:
+    flat = tmp_path / "runs.csv"
+    names = "axis,cell_id,flops_budget,learning_rate,seed,params,slots_seen,train/loss,batch/loss"
+    rows = [
+        f"allocation,a{i},{1e12 * 4**b:g},0.002,0,{1e5 * 2 ** (i + b)},{1e6 * 2 ** (b - i)},{x},{x}"
+        for b in range(3)
+        for i, x in enumerate((4.2, 4.0, 3.95, 4.02, 4.25))
+    ]
+    flat.write_text("\n".join([names, *rows]) + "\n")
+    old = fit(flat)
+    old.model_copy(update={"notes": ()}).write(tmp_path / "runs.laws.json")  # as older code wrote it
+    assert "unsealed: the runs come from runs.csv" in read_page(report(flat, tmp_path / "page.html")).text
+
+
 def test_laws_are_read_when_fresh_and_fitted_when_old(tiny_store: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(tiny_store, store)

@@ -316,3 +316,21 @@ def test_a_hand_edited_record_is_named(store: Store, digest: str, change: str) -
     path.write_text(text[: len(text) // 2] if change == "cut" else text)
     with pytest.raises(RunError, match=r"record.json has been changed since it was published"):
         Store.open(store.path).record(digest)
+
+
+@pytest.mark.parametrize("attempts_left", [False, True])
+def test_a_record_that_lost_its_seal_is_refused_and_not_sealed_again(
+    store: Store, digest: str, dataset: Dataset, attempts_left: bool
+) -> None:
+    cell = store.cell(digest)
+    values = json.loads((cell / "record.json").read_text())
+    values["metrics"]["batch/loss"]["value"] -= 0.5
+    (cell / "record.json").write_text(json.dumps(values))
+    (cell / "seal.json").unlink()
+    with pytest.raises(RunError, match=rf"{digest}/record\.json has no seal\.json"):
+        Store.open(store.path).record(digest)
+    if attempts_left:  # as if a worker had died while it published
+        (cell / "attempts" / "000001-dead").mkdir(parents=True)
+        with pytest.raises(RunError, match=rf"{digest}/record\.json has no seal\.json"):
+            Worker(store, dataset).work([Job(digest, 4e7)])
+    assert not (cell / "seal.json").exists()

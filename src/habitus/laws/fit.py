@@ -69,7 +69,7 @@ def fit(
         )
     fitted = _metrics_to_fit(selection.runs, metrics)
     by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in fitted]
-    return Laws(
+    laws = Laws(
         source=Path(source).name,
         seed=seed,
         metrics=tuple(fitted),
@@ -87,6 +87,7 @@ def fit(
         runs=tuple(_rows(selection)),
         notes=tuple(_notes(selection)),
     )
+    return laws.model_copy(update={"notes": (*laws.notes, laws.unsealed)}) if laws.unsealed else laws
 
 
 def _metrics_to_fit(runs: Sequence[MeasuredRun], named: Sequence[str]) -> list[str]:

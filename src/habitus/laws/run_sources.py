@@ -9,7 +9,7 @@ from habitus.errors import ConfigError, FitError
 from habitus.laws.run_csv import read_csv
 from habitus.laws.runs import MeasuredRun
 from habitus.record import Record
-from habitus.store import AXES, ManifestRow, SweepManifest, manifest_paths, read_record
+from habitus.store import AXES, ManifestRow, SweepManifest, manifest_paths, read_record, read_store_info
 
 
 def read_runs(source: str | Path) -> list[MeasuredRun]:
@@ -34,6 +34,7 @@ def _read_store(store: Path) -> list[MeasuredRun]:
             expected="files sweeps/<axis>-<n>.json",
             next_step="run `habitus sweep` into this store first",
         )
+    read_store_info(store)  # refuses another version
     records: dict[str, Record | None] = {}
     runs = []
     for manifest in map(_read_manifest, paths):

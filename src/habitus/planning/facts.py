@@ -9,7 +9,7 @@ from habitus.errors import ConfigError
 from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Record
 from habitus.sizing import TYPICAL_INPUTS, Inputs, StepSpeed, step_speeds
-from habitus.store import INFO_FILE, Laws, StoreInfo, read_records
+from habitus.store import INFO_FILE, Laws, read_records, read_store_info
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_store_facts(laws_path: Path | None) -> StoreFacts:
     if laws_path is None:
         return StoreFacts()
     store = laws_path.parent
-    info = StoreInfo.read(store / INFO_FILE) if (store / INFO_FILE).exists() else None
+    info = read_store_info(store) if (store / INFO_FILE).exists() else None
     checksum = None if info is None else info.dataset_checksum
     records = [record for record in read_records(store) if record.status == "done"]
     if not records:

@@ -68,6 +68,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     printed = printed_recipe(flops)
     predictions, unpredicted = predict_metrics(C, C2, metric, sources, facts.parents)
     warnings = [
+        *([user.unsealed] if user and user.unsealed else []),
         *([unchecked] if unchecked else []),
         *reach_warnings(reach),
         *law_warnings(metric, sources),

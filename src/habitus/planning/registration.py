@@ -8,7 +8,7 @@ from typing import Any
 from habitus.errors import ConfigError, RunError
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.store import RECORD_FILE, Comparison, Plan, PlanCheck, RegisteredPlan
+from habitus.store import RECORD_FILE, Comparison, Plan, PlanCheck, RegisteredPlan, read_run_record
 
 _PLAN_FILE = "plan.json"
 
@@ -101,7 +101,7 @@ def _records(run: Path) -> dict[int, Record]:
     paths = [run / RECORD_FILE] if (run / RECORD_FILE).exists() else sorted(run.glob(f"*/{RECORD_FILE}"))
     records: dict[int, Record] = {}
     for path in paths:
-        record = Record.read(path)
+        record = read_run_record(path.parent)
         if record.recipe.train.stage in records:
             raise RunError(
                 f"{run} holds several runs of stage {record.recipe.train.stage}", expected="the folder of one run"

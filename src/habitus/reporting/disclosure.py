@@ -101,6 +101,7 @@ def disclosure(study: Study) -> Exhibit:
     rows += [("about the paper", pretty(note)) for note in study.published.notes]
     table = Table(("what", "as it was here"), tuple(rows))
     reading = f"{plural(len(study.records), 'Record')} read; {study.laws_source}"
+    reading += f"; {study.laws.unsealed}" if study.laws.unsealed else ""
     return Exhibit(
         "disclosure", "Disclosure", (View(sentence(reading), table=table),), Sheet(("what", "value"), tuple(rows))
     )
@@ -128,7 +129,8 @@ def warnings(study: Study) -> Exhibit:
 def _list_warnings(study: Study) -> list[tuple[str, str, float | None, str]]:
     """Law, metric, budget and text of all warnings; notes about the whole store have no metric."""
     laws = study.laws
-    warnings: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in laws.notes]
+    notes = dict.fromkeys((*([laws.unsealed] if laws.unsealed else []), *laws.notes))  # older laws do not say it
+    warnings: list[tuple[str, str, float | None, str]] = [("all laws", "", None, pretty(note)) for note in notes]
     warnings += [(law_name(e.name), e.metric, e.budget, pretty(w)) for e in laws.entries for w in e.law.warnings]
     warnings += [
         (f"roll-out of {law_name(r.name)}", r.metric, None, pretty(w))

@@ -2,6 +2,7 @@
 
 from habitus.store.axes import AXES, CORRELATED_REGIMES, CorrelationStage, StudyAxis, correlated_axes
 from habitus.store.folder import (
+    ATTEMPTS,
     INFO_FILE,
     LAWS_FILE,
     RECIPE_FILE,
@@ -12,11 +13,16 @@ from habitus.store.folder import (
     Seal,
     StoreInfo,
     cell_folder,
+    changed_record_error,
+    published_attempt,
     read_record,
     read_records,
+    read_run_record,
+    read_store_info,
 )
 from habitus.store.gpus import GPUS, Gpu, gpu_named, gpu_reported
 from habitus.store.law import LEVELS, Interval, Law, LawStatus, Residuals, level_key
+from habitus.store.law_names import LAW_NAMES, LawName
 from habitus.store.laws import (
     BestRate,
     BootstrapIntervals,
@@ -78,6 +84,7 @@ from habitus.store.splits import (
 )
 
 __all__ = [
+    "ATTEMPTS",
     "AXES",
     "CORRELATED_REGIMES",
     "CUTOFFS",
@@ -87,6 +94,7 @@ __all__ = [
     "HISTORY_SLICE",
     "INFO_FILE",
     "LAWS_FILE",
+    "LAW_NAMES",
     "LEVELS",
     "METRICS",
     "METRIC_GROUPS",
@@ -116,6 +124,7 @@ __all__ = [
     "Interval",
     "Law",
     "LawEntry",
+    "LawName",
     "LawStatus",
     "Laws",
     "LeftOut",
@@ -149,6 +158,7 @@ __all__ = [
     "Surrogacy",
     "SweepManifest",
     "cell_folder",
+    "changed_record_error",
     "correlated_axes",
     "direction_of",
     "gpu_named",
@@ -157,7 +167,10 @@ __all__ = [
     "level_key",
     "manifest_path",
     "manifest_paths",
+    "published_attempt",
     "read_record",
     "read_records",
+    "read_run_record",
+    "read_store_info",
     "regime_twins",
 ]

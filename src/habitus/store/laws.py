@@ -247,6 +247,13 @@ class Laws(Typed):
     notes: tuple[str, ...] = ()
     extra: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def unsealed(self) -> str:
+        """What to say of laws whose runs have no seals, as those of a flat CSV; empty for those of a store."""
+        if not self.source.lower().endswith(".csv"):
+            return ""
+        return f"unsealed: the runs come from {self.source}, where nothing shows whether a number was changed"
+
     def find(self, name: str, metric: str, budget: float | None = None) -> Law:
         """The law of that name, metric and budget."""
         for entry in self.entries:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from habitus.store.folder import is_recipe_hash
 from habitus.typed import Typed
 
 
@@ -18,6 +19,13 @@ class ManifestRow(Typed):
     learning_rate: float = Field(gt=0)
     seed: int
     recipe_hash: str
+
+    @field_validator("recipe_hash")
+    @classmethod
+    def _hash_names_a_folder(cls, recipe_hash: str) -> str:
+        if not is_recipe_hash(recipe_hash):
+            raise ValueError("the hash of a recipe has 64 hexadecimal digits")
+        return recipe_hash
 
 
 class LeftOut(Typed):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from habitus.errors import Interrupted
 from habitus.progress import Note
-from habitus.record import Record
-from habitus.store import RECORD_FILE, direction_of
+from habitus.store import RECORD_FILE, direction_of, read_record
 from habitus.studies.state import StudyState
 from habitus.sweeps import SweepProgress, SweepResult
 from habitus.units import format_seconds
@@ -83,7 +82,8 @@ class StudyMonitor:
             self._last_look = time.monotonic()
             for path in self.store.glob(f"cells/*/{RECORD_FILE}"):
                 if path.parent.name not in self._values:
-                    metric = Record.read(path).metrics.get(self.metric)
+                    record = read_record(self.store, path.parent.name)
+                    metric = None if record is None else record.metrics.get(self.metric)
                     self._values[path.parent.name] = None if metric is None else metric.value
         values = [value for value in self._values.values() if value is not None]
         if not values:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from habitus.files import link_once, sha256_of
 from habitus.record import Record
-from habitus.store import RECORD_FILE, SEAL_FILE, Seal
+from habitus.store import ATTEMPTS, RECORD_FILE, SEAL_FILE, Seal, published_attempt, read_record
 from habitus.sweeps.lease import Lease, clear_claims
-from habitus.sweeps.store import ATTEMPTS
 
 _TIMES = ("seconds", "throughput", "memory", "hardware", "versions")
 
@@ -55,14 +54,16 @@ def publish(attempt: Path, cell: Path) -> bool:
 
 def settle(cell: Path, worker: str) -> None:
     """Move what belongs to the published Record beside it and clear the rest. Safe to repeat after a crash."""
-    winner = next((p for p in (cell / ATTEMPTS).glob("*") if _is_published(p, cell)), None)
+    winner = published_attempt(cell)
     if winner is not None:
         # A worker that was killed just after the end of its run has not removed its checkpoints any more.
         unwanted = "checkpoints" if Record.read(cell / RECORD_FILE).status == "done" else None
         for entry in sorted(winner.iterdir()):
             if entry.name not in (RECORD_FILE, unwanted):
                 _move(entry, cell / entry.name)
-    if not (cell / SEAL_FILE).exists():
+    if winner is None:  # put in place before a crash, so sealed; else nobody knows where the Record comes from
+        read_record(cell.parent.parent, cell.name)
+    elif not (cell / SEAL_FILE).exists():
         claims = len(list(cell.glob("lease-*")))
         Seal(record_sha256=sha256_of(cell / RECORD_FILE), worker=worker, claims=claims).write(cell / SEAL_FILE)
     shutil.rmtree(cell / ATTEMPTS, ignore_errors=True)
@@ -78,13 +79,6 @@ def same_measurement(one: Record, other: Record) -> bool:
 
 def _without_times(record: Record) -> dict[str, object]:
     return {name: value for name, value in record.to_values().items() if name not in _TIMES}
-
-
-def _is_published(attempt: Path, cell: Path) -> bool:
-    try:
-        return (attempt / RECORD_FILE).samefile(cell / RECORD_FILE)
-    except FileNotFoundError:
-        return False
 
 
 def _link_checkpoint(source: Path, target: Path) -> bool:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from habitus.errors import ConfigError, HabitusError, RunError
+from habitus.errors import ConfigError, FitError, RunError
 from habitus.progress import Note
 from habitus.store import AXES, Law, Laws, RunRow
 from habitus.sweeps.cells import DatasetFacts, PlannedRun
@@ -70,7 +70,7 @@ def prior_results(axis: str, store: Store, note: Note) -> PriorResults:
         note(f"{store.laws} {why}: running `habitus fit {store.path}`")
         try:
             laws = fit(store.path)
-        except HabitusError as error:
+        except FitError as error:
             note(f"no laws could be fitted, so the preset decides: {error.problem.splitlines()[0]}")
             return PriorResults()
         laws.write(store.laws)

@@ -11,19 +11,18 @@ from habitus.files import sha256_of, write_atomic, write_once
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import (
+    ATTEMPTS,
     INFO_FILE,
     RECIPE_FILE,
     RECORD_FILE,
-    SEAL_FILE,
-    STORE_VERSION,
     EvaluationFiles,
-    Seal,
     StoreInfo,
     cell_folder,
+    changed_record_error,
+    read_record,
+    read_store_info,
 )
 from habitus.sweeps.preset import EvaluationSettings
-
-ATTEMPTS = "attempts"
 
 
 class Store:
@@ -38,25 +37,7 @@ class Store:
     def open(cls, path: str | Path) -> "Store":
         """The store in a folder; refuses what is not a store, or one of another version."""
         path = Path(path)
-        file = path / INFO_FILE
-        if not file.exists():
-            raise RunError(
-                f"{path} holds no {INFO_FILE}",
-                expected="a folder that `habitus sweep` wrote",
-                next_step=f"habitus sweep share --data DATASET --store {path}",
-            )
-        try:
-            version = json.loads(file.read_text(encoding="utf-8")).get("version")
-        except (OSError, ValueError, AttributeError) as error:
-            raise RunError(f"{file} cannot be read: {error}", expected="the file as a sweep wrote it") from None
-        if version != STORE_VERSION:
-            newer = isinstance(version, int) and version > STORE_VERSION
-            raise RunError(
-                f"{path} is a store of version {version}",
-                expected=f"version {STORE_VERSION}",
-                next_step="update habitus" if newer else "sweep into a new store",
-            )
-        return cls(path, StoreInfo.read(file))
+        return cls(path, read_store_info(path))
 
     @classmethod
     def create(cls, path: str | Path, dataset: Dataset, settings: EvaluationSettings) -> "Store":
@@ -135,15 +116,11 @@ class Store:
             return None
         if digest in self._read and self._read[digest][0] == modified:
             return self._read[digest][1]
-        try:
-            record = Record.read(path)
-        except ConfigError as error:
-            raise self._edited_error(path, error.problem) from None
-        if record.recipe_hash != digest or record.recipe.hash(self.info.dataset_checksum) != digest:
-            raise self._edited_error(path, "its recipe is not the one that the folder is named after")
-        seal = path.with_name(SEAL_FILE)
-        if seal.exists() and Seal.read(seal).record_sha256 != sha256_of(path):
-            raise self._edited_error(path, "its checksum is not the one that it was published with")
+        record = read_record(self.path, digest)
+        if record is None:
+            return None
+        if record.recipe.hash(self.info.dataset_checksum) != digest:
+            raise changed_record_error(path, "its recipe is not the one that the folder is named after")
         self._read[digest] = (modified, record)
         return record
 
@@ -164,13 +141,6 @@ class Store:
                     yield json.loads(line)
                 except ValueError:  # the last line of a worker that was killed
                     continue
-
-    def _edited_error(self, path: Path, why: str) -> RunError:
-        return RunError(
-            f"{path} has been changed since it was published: {why}",
-            expected="Records as runs wrote them: laws are only as good as they are",
-            next_step=f"restore the file, or delete {path.parent} and run the sweep again",
-        )
 
 
 def _evaluation_files(path: Path, dataset: Dataset, settings: EvaluationSettings) -> EvaluationFiles:

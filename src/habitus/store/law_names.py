@@ -1,0 +1,49 @@
+"""The laws by name: what each entry of laws.json is called, and where it is printed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LawName:
+    """One entry of laws.json."""
+
+    name: str
+    title: str  # on the page
+    table: str | None = None  # heading of the text table that holds it; laws may share one
+    per_budget: bool = False  # an optimum at each budget, rather than a law through them
+    percent: bool = False  # a share
+    column: str | None = None  # of the summary, where an optimum and the law through it share one
+
+
+# A new law is a line here and the estimator in `laws` that gives it. In the order in which laws are printed.
+LAW_NAMES = {
+    law.name: law
+    for law in (
+        LawName("share_optimum", "s*", "Embedder share s* (%)", per_budget=True, percent=True, column="s*"),
+        LawName("share_law", "s*(C)", "s*(C)", column="s*"),
+        LawName(
+            "depth_optimum",
+            "depth axis: best share",
+            "Depth axis: s* of the parabola (%)",
+            per_budget=True,
+            percent=True,
+        ),
+        LawName("critical_batch", "critical batch", "Critical batch size", column="B_crit"),
+        LawName("size_optimum", "N*", "Model size N*: valleys of one shape", per_budget=True, column="N*"),
+        LawName("size_parabola", "N* by parabola", "Model size N*: parabolas", per_budget=True),
+        LawName("size_law", "N*(C)", "Allocation laws", column="N*"),
+        LawName("size_law_parabola", "N*(C) by parabolas", "Allocation laws"),
+        LawName("size_law_grid", "N*(C) on the grid"),
+        LawName("data_law", "D*(C) as realised", "Allocation laws"),
+        LawName("data_law_6nd", "D*(C) by C/6N", "Allocation laws"),
+        LawName("data_law_grid", "D*(C) on the grid"),
+        LawName("loss_law", "L*(C) along the frontier", "Loss laws", column="L*(C)"),
+        LawName("surface", "surface L(N, D)", "Loss laws"),
+        LawName("surface_optimum_10x", "surface L(N, D) at ten times the budget", "Loss laws"),
+        LawName("both_approaches", "two approaches to N*", "Loss laws"),
+        LawName("negatives_optimum", "K*", "Negatives K*", per_budget=True, column="K*"),
+        LawName("negatives_law", "K*(C)", "K*(C)", column="K*"),
+        LawName("negatives_shared_alpha_optimum", "K*, shared exponent"),
+        LawName("negatives_shared_alpha_law", "K*(C), shared exponent", "K*(C)"),
+    )
+}
