@@ -2,16 +2,8 @@
 
 from habitus.laws.power_law import trend
 from habitus.laws.tables import bullets, grid
-from habitus.store import Law, Laws
+from habitus.store import LAW_NAMES, Law, Laws
 
-# Column, the optima of each budget, and the law through them or alone.
-_FAMILIES = (
-    ("s*", "share_optimum", "share_law"),
-    ("B_crit", "", "critical_batch"),
-    ("N*", "size_optimum", "size_law"),
-    ("L*(C)", "", "loss_law"),
-    ("K*", "negatives_optimum", "negatives_law"),
-)
 _WORDS = {
     "boundary": "edge", "monotone": "edge", "flat": "flat", "too_few": "few", "not_identified": "open",
     "disagree": "split",
@@ -28,21 +20,24 @@ _LEGEND = {
 
 def format_summary(laws: Laws) -> str:
     """How every law ended, and how much more there is to read."""
-    rows = [[metric, *(_ended(laws, metric, *names) for _, *names in _FAMILIES)] for metric in laws.metrics]
+    columns = list(dict.fromkeys(law.column for law in LAW_NAMES.values() if law.column))
+    rows = [[metric, *(_ended(laws, metric, column) for column in columns)] for metric in laws.metrics]
     legend = [text for word, text in _LEGEND.items() if any(word in cell for row in rows for cell in row[1:])]
     legend.insert(0, "3/4: budgets with an optimum inside the sweep, of all; beside it the law through them")
     parts = [
-        grid("Laws by metric", ["metric", *(name for name, *_ in _FAMILIES)], rows),
+        grid("Laws by metric", ["metric", *columns], rows),
         bullets("", legend).strip(),
         bullets("Notes", laws.notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _ended(laws: Laws, metric: str, optimum: str, law: str) -> str:
+def _ended(laws: Laws, metric: str, column: str) -> str:
     """'3/4 ok', '3/3 no trend', '0/3', 'open', or '-' where the axis was not measured."""
-    optima = [e.law for e in laws.entries if (e.name, e.metric) == (optimum, metric) and e.budget is not None]
-    fitted = [e.law for e in laws.entries if (e.name, e.metric) == (law, metric)]
+    per_budget = {law.name: law.per_budget for law in LAW_NAMES.values() if law.column == column}
+    entries = [entry for entry in laws.entries if entry.metric == metric and entry.name in per_budget]
+    optima = [entry.law for entry in entries if per_budget[entry.name] and entry.budget is not None]
+    fitted = [entry.law for entry in entries if not per_budget[entry.name]]
     held = f"{sum(one.ok for one in optima)}/{len(optima)}" if optima else ""
     # A law through too few optima says no more than the fraction does.
     ends = [_word(one) for one in fitted if not (optima and one.status == "too_few")]

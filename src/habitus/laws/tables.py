@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from habitus.laws.checks import pluralize
 from habitus.laws.power_law import NO_TREND, trend
-from habitus.store import Law, Laws
+from habitus.store import LAW_NAMES, Law, Laws
 
 WIDTH = 80
 
@@ -14,16 +14,7 @@ WIDTH = 80
 def format_tables(laws: Laws) -> str:
     """Everything a reader of the paper looks for, as text."""
     parts = [
-        _by_budget(laws, "share_optimum", "Embedder share s* (%)", scale=100),
-        _laws(laws, ("share_law",), "s*(C)"),
-        _by_budget(laws, "depth_optimum", "Depth axis: s* of the parabola (%)", scale=100),
-        _critical_batch(laws),
-        _by_budget(laws, "size_optimum", "Model size N*: valleys of one shape"),
-        _by_budget(laws, "size_parabola", "Model size N*: parabolas"),
-        _laws(laws, ("size_law", "size_law_parabola", "data_law", "data_law_6nd"), "Allocation laws"),
-        _laws(laws, ("loss_law", "surface", "surface_optimum_10x", "both_approaches"), "Loss laws"),
-        _by_budget(laws, "negatives_optimum", "Negatives K*"),
-        _laws(laws, ("negatives_law", "negatives_shared_alpha_law"), "K*(C)"),
+        *(_table_of_laws(laws, title) for title in dict.fromkeys(law.table for law in LAW_NAMES.values()) if title),
         _rollouts(laws),
         _correlations(laws),
         _drift(laws),
@@ -31,6 +22,16 @@ def format_tables(laws: Laws) -> str:
         _warnings(laws),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table_of_laws(laws: Laws, title: str) -> str:
+    """The laws that share a heading: optima as a row per budget, laws with their values."""
+    names = [law for law in LAW_NAMES.values() if law.table == title]
+    if names[0].name == "critical_batch":
+        return _critical_batch(laws, title)
+    if names[0].per_budget:
+        return _by_budget(laws, names[0].name, title, scale=100 if names[0].percent else 1.0)
+    return _laws(laws, [law.name for law in names], title)
 
 
 def grid(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -94,7 +95,7 @@ def _laws(laws: Laws, names: Sequence[str], title: str) -> str:
     return "\n".join([f"{title}: values and 95% intervals", *lines]) if lines else ""
 
 
-def _critical_batch(laws: Laws) -> str:
+def _critical_batch(laws: Laws, title: str) -> str:
     rows, steps = [], []
     for entry in (e for e in laws.entries if e.name == "critical_batch"):
         law = entry.law
@@ -104,7 +105,7 @@ def _critical_batch(laws: Laws) -> str:
         by_batch = zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
         steps.append(f"{entry.metric}: steps by batch " + " ".join(f"{b:g}:{s:g}" for b, s in by_batch))
     header = ["metric", "target", "B_crit", "95%", "R2", "status"]
-    return "\n".join(part for part in (grid("Critical batch size", header, rows), bullets("", steps).strip()) if part)
+    return "\n".join(part for part in (grid(title, header, rows), bullets("", steps).strip()) if part)
 
 
 def _rollouts(laws: Laws) -> str:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from habitus.store import Law
+from habitus.store import LAW_NAMES, Law
 from habitus.units import format_bytes, format_seconds
 
 _E_NUMBER = re.compile(r"(?<!\w-)\b\d+(?:\.\d+)?e[+-]?\d{1,2}\b")  # not the hash of a cell, as in 32x2-294296e1
@@ -18,21 +18,10 @@ _STATUSES = {
     "disagree": "two readings disagree",
 }
 
-# What the entries of laws.json are called on the page.
-_LAWS = {
-    "both_approaches": "two approaches to N*", "critical_batch": "critical batch", "data_law": "D*(C) as realised",
-    "data_law_6nd": "D*(C) by C/6N", "data_law_grid": "D*(C) on the grid", "depth_optimum": "depth axis: best share",
-    "loss_law": "L*(C) along the frontier", "negatives_law": "K*(C)", "negatives_optimum": "K*",
-    "negatives_shared_alpha_law": "K*(C), shared exponent", "negatives_shared_alpha_optimum": "K*, shared exponent",
-    "share_law": "s*(C)", "share_optimum": "s*", "size_law": "N*(C)", "size_law_grid": "N*(C) on the grid",
-    "size_law_parabola": "N*(C) by parabolas", "size_optimum": "N*", "size_parabola": "N* by parabola",
-    "surface": "surface L(N, D)", "surface_optimum_10x": "surface L(N, D) at ten times the budget",
-}  # fmt: skip
-
 
 def law_name(name: str) -> str:
     """What a law of laws.json is called on the page; an unknown one keeps its name."""
-    return _LAWS.get(name, name.replace("_", " "))
+    return LAW_NAMES[name].title if name in LAW_NAMES else name.replace("_", " ")
 
 
 def power_of_ten(value: float) -> str:
