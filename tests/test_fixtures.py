@@ -136,6 +136,17 @@ def test_a_store_is_listed_and_nothing_of_it_runs_again(folder: Path) -> None:
     assert {cell["recipe_hash"] for cell in swept["cells"]} <= set(CELLS)
 
 
+def test_a_deleted_cell_can_be_run_again_from_a_manifest_without_recipes(folder: Path) -> None:
+    manifest = read_json("study/store/sweeps/negatives-1.json")
+    assert "recipes" not in manifest
+    deleted = manifest["cells"][0]["recipe_hash"]
+    shutil.rmtree(folder / "study" / "store" / "cells" / deleted)
+    options = "--data dataset --store study/store --preset preset.toml --workers 1 --device cpu --allow-repeats"
+    swept = json.loads(habitus(f"sweep negatives {options} --dry-run --json"))
+    assert [cell["recipe_hash"] for cell in swept["cells"] if cell["status"] == "missing"] == [deleted]
+    assert json.loads(habitus("runs study/store --json"))["states"]["waiting"] == 1
+
+
 def test_the_laws_of_a_store_are_those_of_its_file(folder: Path) -> None:
     metrics = "--metric catalogue/recall@10 --metric batch/loss"
     fitted = json.loads(habitus(f"fit study/store --out again.json {metrics} --json"))

@@ -10,7 +10,8 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
-from habitus.sweeps import Preset, Store, sweep
+from habitus.sweeps import Preset, Store, list_runs, sweep
+from habitus.sweeps.attempts import same_measurement
 from habitus.sweeps.manifest import load_manifests
 
 COMMAND = [sys.executable, "-m", "habitus"]
@@ -172,3 +173,46 @@ def test_two_machines_given_the_same_command_share_the_work(dataset: Dataset, tm
     assert [value["done"] for value in values] == [10, 10]
     assert sum(value["counts"]["published"] for value in values) == 10
     assert [file.path.name for file in load_manifests(store)] == ["depth-1.json"]
+
+
+@pytest.mark.parametrize("manifest", ["with recipes", "of an earlier version"])
+def test_deleted_cells_are_listed_and_run_again(
+    swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path, manifest: str
+) -> None:
+    store, _, results = swept
+    shutil.copytree(store, tmp_path / "store")
+    opened = Store.open(tmp_path / "store")
+    if manifest != "with recipes":
+        for file in load_manifests(opened.path):
+            file.manifest.model_copy(update={"recipes": {}}).write(file.path)
+    first, last = results["allocation"].runs[0].planned, results["negatives"].runs[-1].planned
+    assert last.parent is not None
+    deleted = {first.hash, last.hash, last.parent}
+    before = {digest: opened.record(digest) for digest in deleted}
+    for digest in deleted:
+        shutil.rmtree(opened.cell(digest))
+    listed = {run.digest: run for run in list_runs(opened.path).runs}
+    assert {digest for digest, run in listed.items() if run.state == "waiting"} == deleted
+    assert listed[first.hash].steps == first.recipe.train.steps and listed[first.hash].params == first.cell.params
+    dry = sweep("negatives", dataset, opened.path, preset=small, workers=1, device="cpu", dry_run=True)
+    assert {run.planned.hash for run in dry.runs if run.status == "missing"} == {last.hash, last.parent}
+    assert not any(opened.cell(digest).exists() for digest in deleted)
+    for axis in ("negatives", "allocation"):  # the parent is an allocation run, and is trained first
+        assert sweep(axis, dataset, opened.path, preset=small, workers=1, device="cpu").complete
+    for digest, record in before.items():
+        again = Store.open(opened.path).record(digest)
+        assert again is not None and record is not None and same_measurement(again, record)
+
+
+def test_a_cell_that_no_manifest_describes_is_refused_with_a_repair_that_works(
+    swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path
+) -> None:
+    shutil.copytree(swept[0], tmp_path / "store")
+    (file,) = load_manifests(tmp_path / "store", "allocation")
+    file.manifest.model_copy(update={"recipes": {}}).write(file.path)
+    for row in file.manifest.cells:
+        shutil.rmtree(tmp_path / "store" / "cells" / row.recipe_hash)
+    with pytest.raises(RunError, match=r"allocation-1\.json and run the sweep again"):
+        sweep("allocation", dataset, tmp_path / "store", preset=small, workers=1, device="cpu", dry_run=True)
+    file.path.unlink()
+    assert sweep("allocation", dataset, tmp_path / "store", preset=small, dry_run=True, device="cpu").number("missing")

@@ -113,7 +113,7 @@ def read_record(store: Path, recipe_hash: str) -> Record | None:
 def read_records(store: Path) -> Iterator[Record]:
     """Every Record of the store, in the order of their hashes."""
     for path in sorted((store / "cells").glob(f"*/{RECORD_FILE}")):
-        record = read_record(store, path.parent.name)
+        record = read_record(store, path.parent.name) if is_recipe_hash(path.parent.name) else None
         if record is not None:
             yield record
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from habitus.recipe import Recipe
 from habitus.store.folder import is_recipe_hash
 from habitus.typed import Typed
 
@@ -44,6 +45,11 @@ class SweepManifest(Typed):
     cells: tuple[ManifestRow, ...]
     parents: tuple[ManifestRow, ...] = Field(
         (), description="Stage-1 runs trained only so that cells can continue them."
+    )
+    recipes: dict[str, Recipe] = Field(
+        default_factory=dict,
+        description="By cell_id, at one of its learning rates and seeds: enough to run a cell again whose folder is "
+        "gone. Absent from manifests of earlier versions.",
     )
     left_out: tuple[LeftOut, ...] = ()
     decided: tuple[str, ...] = Field((), description="What was taken from the store or the preset, in words.")

@@ -1,16 +1,23 @@
 """Sweep manifests: which runs an axis consists of, and what was left out. `fit` reads them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from habitus.errors import ConfigError, RunError
 from habitus.files import write_once
+from habitus.recipe import Recipe
 from habitus.sizing import cell_of_recipe
 from habitus.store import LeftOut, ManifestRow, SweepManifest, manifest_path, manifest_paths
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.preset import Preset
 from habitus.sweeps.store import Store
+
+# What a row says of its recipe, by section.
+_ROW_SETTINGS = {
+    "model": ("joint_dim", "text_depth", "width", "depth"),
+    "train": ("batch_sequences", "num_negatives", "steps"),
+}
 
 
 class ManifestFile:
@@ -22,18 +29,23 @@ class ManifestFile:
 
     def extend(self, cells: Iterable[PlannedRun], left_out: Iterable[LeftOut] = ()) -> None:
         """Add rows, keeping what another machine may have added meanwhile."""
-        current = SweepManifest.read(self.path)
-        rows = {row.recipe_hash: row for row in (*current.cells, *(planned.row for planned in cells))}
+        current, added = SweepManifest.read(self.path), list(cells)
+        rows = {row.recipe_hash: row for row in (*current.cells, *(planned.row for planned in added))}
         listed = {out.to_json(): out for out in (*current.left_out, *left_out)}
-        self.manifest = current.model_copy(update={"cells": tuple(rows.values()), "left_out": tuple(listed.values())})
+        update = {
+            "cells": tuple(rows.values()),
+            "recipes": _recipes_by_cell(added) | current.recipes,
+            "left_out": tuple(listed.values()),
+        }
+        self.manifest = current.model_copy(update=update)
         self.manifest.write(self.path)
 
     def design(self, store: Store, facts: DatasetFacts, budgets: Iterable[float]) -> Design:
-        """The part of the manifest that lies at some budgets, with the recipes that the store holds."""
+        """The part of the manifest that lies at some budgets."""
         chosen = set(budgets)
 
         def planned_runs(rows: Iterable[ManifestRow]) -> tuple[PlannedRun, ...]:
-            return tuple(load_run(store, row, facts) for row in rows if row.flops_budget in chosen)
+            return tuple(self.load_run(store, row, facts) for row in rows if row.flops_budget in chosen)
 
         return Design(
             self.manifest.axis,
@@ -43,11 +55,51 @@ class ManifestFile:
             self.manifest.decided,
         )
 
+    def load_run(self, store: Store, row: ManifestRow, facts: DatasetFacts) -> PlannedRun:
+        """A row with its recipe: the cell's own, or the manifest's where the cell's folder is gone."""
+        digest = row.recipe_hash
+        recipe = store.recipe(digest) if store.has_recipe(digest) else self._rebuild_recipe(store, row)
+        return PlannedRun(row, recipe, cell_of_recipe(recipe, facts.inputs))
 
-def load_run(store: Store, row: ManifestRow, facts: DatasetFacts) -> PlannedRun:
-    """A row of a manifest with the recipe that the store holds for it."""
-    recipe = store.recipe(row.recipe_hash)
-    return PlannedRun(row, recipe, cell_of_recipe(recipe, facts.inputs))
+    def _rebuild_recipe(self, store: Store, row: ManifestRow) -> Recipe:
+        """The recipe of a row without a folder; it must hash to the name that the folder had."""
+        for template in self._templates(store, row):
+            recipe = _recipe_at(template, row)
+            if recipe is not None and recipe.hash(store.info.dataset_checksum) == row.recipe_hash:
+                return recipe
+        raise RunError(
+            f"{store.cell(row.recipe_hash)} is gone, and {self.path} does not hold the recipe of {row.cell_id}",
+            expected="the folder, or a manifest with recipes, as this version writes them",
+            next_step=f"restore the folder, or delete {self.path} and run the sweep again: finished runs are kept",
+        )
+
+    def _templates(self, store: Store, row: ManifestRow) -> Iterator[Recipe]:
+        """Recipes that may differ from the row's only in what the row says itself, the likeliest first."""
+        if row.cell_id in self.manifest.recipes:
+            yield self.manifest.recipes[row.cell_id]
+        # Earlier versions wrote no recipes: those of the same cell at other rates, then those of other cells.
+        others = [*self.manifest.cells, *self.manifest.parents]
+        for other in sorted(others, key=lambda other: other.cell_id != row.cell_id):
+            if store.has_recipe(other.recipe_hash):
+                yield store.recipe(other.recipe_hash)
+
+
+def _recipes_by_cell(runs: Iterable[PlannedRun]) -> dict[str, Recipe]:
+    return {planned.row.cell_id: planned.recipe for planned in runs}
+
+
+def _recipe_at(template: Recipe, row: ManifestRow) -> Recipe | None:
+    """The template with the sizes, learning rate and seed of a row; None where they do not go together."""
+    values = template.to_values()
+    for section, names in _ROW_SETTINGS.items():
+        values[section] |= {name: row.realised[name] for name in names if name in row.realised}
+    values["train"] |= {"learning_rate": row.learning_rate, "seed": row.seed}
+    if "init" in row.wanted:
+        values["model"]["init"] = row.wanted["init"]
+    try:
+        return Recipe.parse(values, row.cell_id)
+    except ConfigError:
+        return None
 
 
 def load_manifests(store: Path, axis: str | None = None) -> list[ManifestFile]:
@@ -74,6 +126,7 @@ def write_manifest(store: Store, design: Design, preset: Preset, request: dict[s
         preset=preset.name,
         cells=tuple(planned.row for planned in design.cells),
         parents=tuple(planned.row for planned in design.parents),
+        recipes=_recipes_by_cell(design.distinct_runs()),
         left_out=design.left_out,
         decided=design.decided,
         request=request,

@@ -8,7 +8,7 @@ from habitus.errors import ConfigError, FitError, RunError
 from habitus.progress import Note
 from habitus.store import AXES, Law, Laws, RunRow
 from habitus.sweeps.cells import DatasetFacts, PlannedRun
-from habitus.sweeps.manifest import load_manifests, load_run
+from habitus.sweeps.manifest import load_manifests
 from habitus.sweeps.store import Store
 
 LOSS = "batch/loss"
@@ -98,7 +98,7 @@ def allocation_winners(prior: PriorResults, store: Store, facts: DatasetFacts) -
             ):
                 continue
             if (store.cell(row.recipe_hash) / "bundle" / "bundle.json").exists():
-                winners[row.flops_budget] = load_run(store, row, facts)
+                winners[row.flops_budget] = file.load_run(store, row, facts)
     return winners
 
 

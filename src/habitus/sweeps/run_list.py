@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from habitus.errors import RunError
-from habitus.recipe import Recipe
 from habitus.sizing import cell_of_recipe
 from habitus.store import ManifestRow
 from habitus.sweeps.lease import LEASE_SECONDS, WorkerFile, holder
@@ -69,8 +68,9 @@ def list_runs(
     """The runs of a store that pass the filters, in the order of axis, budget and cell."""
     opened = Store.open(store)
     rows = _rows_by_hash(load_manifests(opened.path))
+    digests = sorted({*opened.digests(), *rows})  # a cell whose folder is gone waits to be run again
     now = _server_time(opened)
-    runs = [_listed_run(opened, digest, rows.get(digest, []), now, lease_seconds) for digest in opened.digests()]
+    runs = [_listed_run(opened, digest, rows.get(digest, []), now, lease_seconds) for digest in digests]
     working = len({run.worker for run in runs if run.state == "running"})
     left = _seconds_left(runs, max(1, working))
     chosen = [
@@ -100,23 +100,23 @@ def _listed_run(
     store: Store, digest: str, rows: list[tuple[str, ManifestRow]], now: float, lease_seconds: float
 ) -> ListedRun:
     record = store.record(digest)
-    recipe: Recipe = record.recipe if record else store.recipe(digest)
+    recipe = record.recipe if record else store.recipe(digest) if store.has_recipe(digest) or not rows else None
     budget = rows[0][1].flops_budget if rows else (record.flops_budget if record else None) or 0.0
     params = record.params.total if record and record.params else 0
     if not params:
-        params = int(rows[0][1].realised["params"]) if rows else cell_of_recipe(recipe).params
+        params = int(rows[0][1].realised["params"]) if rows else cell_of_recipe(recipe).params if recipe else 0
     common: dict[str, Any] = {
         "digest": digest,
         "axes": tuple(sorted({axis for axis, _ in rows})),
         "cell_id": rows[0][1].cell_id if rows else digest[:8],
         "budget": budget,
-        "learning_rate": recipe.train.learning_rate,
-        "seed": recipe.train.seed,
+        "learning_rate": recipe.train.learning_rate if recipe else rows[0][1].learning_rate,
+        "seed": recipe.train.seed if recipe else rows[0][1].seed,
         "params": params,
-        "steps": recipe.train.steps,
+        "steps": recipe.train.steps if recipe else int(rows[0][1].realised["steps"]),
     }
     if record is None:
-        held = holder(store.cell(digest))
+        held = holder(store.cell(digest)) if store.cell(digest).is_dir() else None
         if held is None:
             return ListedRun(state="waiting", **common)
         worker, touched = held

@@ -19,6 +19,7 @@ from habitus.store import (
     StoreInfo,
     cell_folder,
     changed_record_error,
+    is_recipe_hash,
     read_record,
     read_store_info,
 )
@@ -90,10 +91,13 @@ class Store:
 
     def add(self, digest: str, recipe: Recipe) -> None:
         """Make the folder of a cell, so that any worker can run it."""
-        cell = self.cell(digest)
-        if not (cell / RECIPE_FILE).exists():
+        if not self.has_recipe(digest):
+            cell = self.cell(digest)
             cell.mkdir(parents=True, exist_ok=True)
             recipe.write(cell / RECIPE_FILE)
+
+    def has_recipe(self, digest: str) -> bool:
+        return (self.cell(digest) / RECIPE_FILE).exists()
 
     def recipe(self, digest: str) -> Recipe:
         """The recipe of a cell, checked against the name of its folder."""
@@ -127,7 +131,9 @@ class Store:
     def digests(self) -> list[str]:
         """All cells, with a Record or not."""
         folder = self.path / "cells"
-        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        if not folder.is_dir():
+            return []
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and is_recipe_hash(path.name))
 
     def newest_record(self) -> float:
         """When the last Record was published, by the file server's clock; 0 where there is none."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from habitus.data import Dataset
-from habitus.errors import ConfigError
+from habitus.errors import ConfigError, RunError
 from habitus.progress import Note
 from habitus.sizing import wall_seconds
 from habitus.store import INFO_FILE, LeftOut
@@ -106,6 +106,8 @@ class _Sweep:
         fresh = _at_budgets(designed, [budget for budget in designed.budgets if budget not in written])
         if fresh.cells or fresh.left_out:
             files.append(write_manifest(store, fresh, self.preset, self.request.to_values(self.preset)))
+        for planned in designed.distinct_runs():
+            store.add(planned.hash, planned.recipe)  # again, where its folder was deleted
         total, stopped = Tally(), ""
         while True:
             total.add(self._run_jobs(store, designed, left()))
@@ -143,7 +145,29 @@ class _Sweep:
             winners = allocation_winners(prior, store, self.facts) if store and self.axis == "negatives" else {}
             request = replace(self.request, budgets=tuple(missing))
             parts.append(design_axis(self.axis, self.facts, self.preset, prior=prior, request=request, winners=winners))
-        return _join_designs(self.axis, parts), files
+        design = _join_designs(self.axis, parts)
+        return (self._with_deleted_parents(store, design) if store else design), files
+
+    def _with_deleted_parents(self, store: Store, design: Design) -> Design:
+        """The design with the stage-1 runs that cells still to be run continue and that the store has lost."""
+        designed = {planned.hash for planned in design.distinct_runs()}
+        parents = {planned.parent for planned in design.cells if planned.parent and not store.settled(planned.hash)}
+        lost = {parent for parent in parents - designed if not store.settled(parent)}
+        if not lost:
+            return design
+        restored = {
+            row.recipe_hash: file.load_run(store, row, self.facts)
+            for file in load_manifests(store.path)
+            for row in (*file.manifest.cells, *file.manifest.parents)
+            if row.recipe_hash in lost
+        }
+        if lost - restored.keys():
+            raise RunError(
+                f"{store.cell(min(lost - restored.keys()))} is gone, and no manifest says how to train it",
+                expected="the stage-1 run that the cells continue",
+                next_step="restore the folder, or sweep into a new store",
+            )
+        return replace(design, parents=(*design.parents, *restored.values()))
 
     def _budgets(self) -> list[float]:
         return list(self.request.budgets or self.preset.budgets_of(self.axis))
