@@ -1,6 +1,7 @@
 """Bad input: each case is one error that names the file, the column, the rows and what to do."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,28 @@ def test_a_file_that_is_not_parquet(tmp_path: Path) -> None:
     (tmp_path / "events.parquet").write_bytes(b"not a table")
     with pytest.raises(DataError, match=r"events\.parquet cannot be read as Parquet"):
         prepare(f"{tmp_path}/events.parquet", "x.parquet", SCHEMA, tmp_path / "dataset", SMALL)
+
+
+def test_damaged_pages_are_refused_by_file(tmp_path: Path) -> None:
+    """Single bits, wherever they flip: a dataset, or an error that names the file; never another exception."""
+    write_tables(tmp_path, make_events(), make_items())
+    draw = np.random.default_rng(0)
+    refused = 0
+    for name in ("events", "items"):
+        path = tmp_path / f"{name}.parquet"
+        content = path.read_bytes()
+        data_ends = pq.read_metadata(path).row_group(0).total_byte_size
+        for place in draw.integers(4, min(data_ends, len(content)), 25):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << int(draw.integers(8))
+            path.write_bytes(damaged)
+            try:
+                prepare(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", SCHEMA, tmp_path / "dataset", SMALL)
+                shutil.rmtree(tmp_path / "dataset")
+            except DataError as error:
+                refused += f"{name}.parquet cannot be read" in str(error)
+        path.write_bytes(content)
+    assert refused >= 10
 
 
 def test_an_empty_table(tmp_path: Path) -> None:

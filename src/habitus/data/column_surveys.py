@@ -80,7 +80,7 @@ class ColumnSurvey:
         if len(places):
             bad = self._bad_values.setdefault(fault, _BadValues())
             bad.rows += len(places)
-            bad.examples += [(row + int(i), column[int(i)].as_py()) for i in places[:EXAMPLES_SHOWN]]
+            bad.examples += [(row + int(i), _example(column[int(i)])) for i in places[:EXAMPLES_SHOWN]]
 
     def _show(self, fault: Fault, value: object) -> str:
         return quote_value(value)
@@ -260,6 +260,13 @@ def too_many_categories(table: str, name: str, distinct: int, examples: list[str
         f"at most {MAX_CATEGORIES:,} values of a category (declare it as text, or leave it out)",
         "keeps the most frequent values of such a category",
     )
+
+
+def _example(value: pa.Scalar) -> object:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):  # a time beyond Python's years
+        return value.cast(pa.int64()).as_py()
 
 
 def _is_usable(row: list[float | None], size: int) -> bool:

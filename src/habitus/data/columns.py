@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MICROSECONDS_PER_DAY = 86_400_000_000
+_LAST_IN_MICROSECONDS = {"s": (2**63 - 1) // 10**6, "ms": (2**63 - 1) // 10**3}  # later ones do not fit 64 bits
 NUMBER_PATTERN = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 
 
@@ -85,6 +86,10 @@ def is_present(column: pa.Array) -> np.ndarray:
 
 
 def _to_timestamps(column: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(column.type) and column.type.unit in _LAST_IN_MICROSECONDS:
+        last = pa.scalar(_LAST_IN_MICROSECONDS[column.type.unit], pa.int64())
+        is_far = pc.greater(pc.abs_checked(pc.fill_null(column.cast(pa.int64()), 0)), last)
+        column = pc.if_else(is_far, pa.scalar(None, column.type), column)
     if not pa.types.is_string(column.type):
         return column.cast(pa.timestamp("us"), safe=False)  # nanoseconds are cut
     try:

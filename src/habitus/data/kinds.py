@@ -221,7 +221,9 @@ def datetime_sql(column: str, type_: pa.DataType) -> str:
     if pa.types.is_string(type_):
         return f"epoch_us(TRY_CAST({column} AS TIMESTAMPTZ))"
     if pa.types.is_date(type_):
-        return f"epoch_us(CAST({column} AS TIMESTAMP))"
+        return f"epoch_us(TRY_CAST({column} AS TIMESTAMP))"  # null for days beyond the last timestamp
+    if type_.tz is not None:  # DuckDB has no epoch_us of nanoseconds with a time zone
+        return f"epoch_us(CAST({column} AS TIMESTAMPTZ))"
     return f"epoch_us({column})"
 
 

@@ -270,7 +270,7 @@ class EventLog:
             f"{_id_sql(roles.user, types[roles.user], True)} AS u",
             f"{_id_sql(roles.item_column, types[roles.item_column], same_item_types)} AS i",
             *(f"CAST({_name(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
-            f"{time} AS t_raw",
+            f"{_printable_sql(time, types[roles.timestamp])} AS t_raw",
             f"{_time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
             f"{_origin_sql(self.events)} AS origin",
         ]
@@ -305,6 +305,11 @@ def _id_sql(column: str, kind: pa.DataType, plain: bool) -> str:
     if pa.types.is_string(kind):
         return f"nullif({name}, '')"
     return name if plain else f"CAST({name} AS VARCHAR)"
+
+
+def _printable_sql(column: str, kind: pa.DataType) -> str:
+    """A value that an error can show: DuckDB hands times with a zone to Python only where pytz is installed."""
+    return f"CAST({column} AS VARCHAR)" if pa.types.is_timestamp(kind) or pa.types.is_date(kind) else column
 
 
 def _scan(table: SourceTable) -> str:

@@ -20,7 +20,7 @@ from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
 from habitus.data.problems import refuse
-from habitus.data.sources import CHUNK_ROWS, SourceTable, is_disk_full, open_table, rechunk
+from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
 from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey_items
 from habitus.data.text import MIN_VOCABULARY
@@ -81,14 +81,16 @@ def prepare(
             with closing(sorted_chunks), closing(_read_ahead(sorted_chunks)) as chunks:
                 return assemble(parts, chunks, stage, progress)
     except Exception as error:
-        explanation = _explain(error, out, options)
+        if type(error).__name__ == "InterruptException":  # DuckDB's, for Ctrl-C during a query
+            raise KeyboardInterrupt from error
+        explanation = _explain(error, out, options, {"events": events, "items": items})
         if explanation is None:
             raise
         raise explanation from error
 
 
-def _explain(error: Exception, out: Path, options: PrepareOptions) -> DataError | None:
-    """A full disk or too little memory as an error that says what to do; None for anything else."""
+def _explain(error: Exception, out: Path, options: PrepareOptions, tables: dict[str, str]) -> DataError | None:
+    """A full disk, too little memory or damaged files as an error that says what to do; None for anything else."""
     if isinstance(error, HabitusError):
         return None
     if is_disk_full(error):
@@ -102,6 +104,8 @@ def _explain(error: Exception, out: Path, options: PrepareOptions) -> DataError 
             f"{options.memory} of memory is too little for {options.threads} threads on these tables",
             next_step="raise --memory or lower --threads",
         )
+    if "duckdb" in type(error).__module__ or isinstance(error, pa.ArrowException):
+        return explain_query_error(error, tables)
     if isinstance(error, OSError):
         return DataError(f"{out} could not be written: {error}", expected="a free name in a folder that can be written")
     return None

@@ -3,6 +3,7 @@
 import csv
 import glob
 import gzip
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +72,12 @@ class SourceTable:
 
         def read() -> Iterator[pa.RecordBatch]:
             for source in self.sources:
-                with pq.ParquetFile(source.parquet) as file:
-                    for batch in file.iter_batches(CHUNK_ROWS, columns=columns):
-                        yield _cast(batch.select(columns), schema, source.name)
+                num_rows = 0
+                for batch in _read_parquet(source.parquet, source.name, columns):
+                    num_rows += batch.num_rows
+                    yield _cast(batch.select(columns), schema, source.name)
+                if num_rows != source.num_rows:
+                    raise _unreadable(source.name, f"{num_rows:,} rows where its footer says {source.num_rows:,}")
 
         return rechunk(read(), CHUNK_ROWS)
 
@@ -167,7 +171,7 @@ def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection") -> None:
             f"COPY (SELECT {chosen} FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": str(path)}
         )
     except (duckdb.Error, UnicodeDecodeError) as error:
-        if is_disk_full(error) or isinstance(error, duckdb.OutOfMemoryException):
+        if is_disk_full(error) or isinstance(error, duckdb.OutOfMemoryException | duckdb.InterruptException):
             raise
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         useful = [lines[0], *(line for line in lines[1:] if line.startswith(("Original Line", "Expected Number")))]
@@ -218,9 +222,46 @@ def is_disk_full(error: BaseException) -> bool:
     return "no space left" in text or "disk is full" in text or "enospc" in text
 
 
+def _open_parquet(path: Path) -> pq.ParquetFile:
+    # INT96, as Spark writes times, holds more years than 64 bits of nanoseconds do.
+    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+
+
+def _read_parquet(path: Path, name: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    try:
+        with _open_parquet(path) as file:
+            yield from file.iter_batches(CHUNK_ROWS, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception | str) -> DataError:
+    return DataError(
+        f"{name} cannot be read: {str(error).strip().splitlines()[0]}",
+        expected="complete, undamaged tables",
+        next_step="write the file again, or restore it from a copy",
+    )
+
+
+def explain_query_error(error: Exception, tables: dict[str, str]) -> DataError:
+    """What a failed query says about its input; `tables` are the pattern of each role.
+
+    DuckDB does not always name the file. The one that Arrow cannot read either is the damaged one.
+    """
+    try:
+        for role, pattern in tables.items():
+            for path in _matching_paths(role, pattern):
+                if _format(path) == "parquet":
+                    deque(_read_parquet(path, str(path)), maxlen=0)
+    except DataError as damage:
+        return damage
+    return _unreadable(" or ".join(tables.values()), error)
+
+
 def _parquet_schema(path: Path, parquet: Path) -> tuple[pa.Schema, int]:
     try:
-        return pq.read_schema(parquet), pq.read_metadata(parquet).num_rows
+        with _open_parquet(parquet) as file:
+            return file.schema_arrow, file.metadata.num_rows
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}", expected="a complete Parquet file") from error
 
@@ -255,7 +296,7 @@ def _common_type(role: str, name: str, sources: list[Source], types: list[pa.Dat
     elif all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in non_null):
         return pa.float64() if any(kind != first for kind in non_null) else first
     elif all(pa.types.is_timestamp(kind) for kind in non_null) and len({kind.tz is None for kind in non_null}) == 1:
-        return first
+        return pa.timestamp("us", first.tz) if any(kind.unit != first.unit for kind in non_null) else first
     other = next((kind for kind in non_null if kind != first), None)
     if other is None:
         return first
@@ -281,7 +322,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def _cast(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
     try:
         batch.validate(full=True)  # fails on text that is not UTF-8
-        return batch.cast(schema)
+        columns = [
+            column.cast(field.type, safe=not (pa.types.is_timestamp(column.type) and column.type.unit == "ns"))
+            for column, field in zip(batch.columns, schema, strict=True)
+        ]  # of nanoseconds what no other file has is cut
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
             f"{name} holds values that cannot be read: {error}", expected="valid UTF-8 and types"
