@@ -19,6 +19,7 @@ from habitus.events.world.writing import WORLD_SCHEMA
 from habitus.files import sha256_of
 from habitus.record import Record
 from habitus.training import TrainOptions, train
+from habitus.training.checkpoints import CheckpointState
 
 ONE = TrainOptions(device="cpu", threads=1)
 SAVING = TrainOptions(device="cpu", threads=1, save_every=4, keep=9, keep_checkpoints_at_end=True)
@@ -123,9 +124,9 @@ def test_weights_of_another_shape_are_refused(dataset: Dataset, recipe_of: Calla
         weights = load_file(path / "model.safetensors")
         weights["contextualizer.input.weight"] = torch.zeros(3, 3)
         save_file(weights, path / "model.safetensors")
-        state = json.loads((path / "state.json").read_text())
-        state["files"]["model.safetensors"] = sha256_of(path / "model.safetensors")
-        (path / "state.json").write_text(json.dumps(state))
+        state = CheckpointState.read(path / "state.json")
+        files = state.files | {"model.safetensors": sha256_of(path / "model.safetensors")}
+        state.model_copy(update={"files": files}).seal().write(path / "state.json")
     with pytest.raises(ModelError, match="does not fit the recipe's model"):
         train(recipe_of(steps=12), dataset, halved, options=RESUMING)
 
@@ -153,6 +154,53 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert "step-00000004 at step 4" in notes[1]
     train(recipe_of(steps=12), dataset, tmp_path / "straight", options=ONE)
     assert bundle_of(halved) == bundle_of(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "edit",
+    [{"step": 11}, {"step": -5}, {"step": 4}, {"trajectory": [{"step": 11, "metric": "batch/loss", "value": 1.0}]}],
+)
+def test_a_state_that_was_edited_gives_way_to_the_checkpoint_before(
+    dataset: Dataset, recipe_of: Callable[..., Any], halved: Path, tmp_path: Path, edit: dict[str, Any], version: int
+) -> None:
+    edit_state(halved / "checkpoints" / "step-00000008", version, edit)
+    notes: list[str] = []
+    record = train(recipe_of(steps=12), dataset, halved, options=RESUMING, note=notes.append)
+    assert "step-00000008" in notes[0] and "next older checkpoint" in notes[0]
+    assert "step-00000004 at step 4" in notes[1]
+    straight = train(recipe_of(steps=12), dataset, tmp_path / "straight", options=ONE)
+    assert (record.metrics, record.trajectory) == (straight.metrics, straight.trajectory)
+
+
+@pytest.mark.parametrize("edit", [{"work": {"items": 1}}, {"seconds": {"train": 1e9}}, {"state_sha256": None}])
+def test_the_whole_state_is_sealed(
+    dataset: Dataset, recipe_of: Callable[..., Any], halved: Path, edit: dict[str, Any]
+) -> None:
+    edit_state(halved / "checkpoints" / "step-00000008", 2, edit)
+    notes: list[str] = []
+    train(recipe_of(steps=12), dataset, halved, options=RESUMING, note=notes.append)
+    assert "step-00000008/state.json has changed since it was saved" in notes[0]
+
+
+def edit_state(checkpoint: Path, version: int, edit: dict[str, Any]) -> None:
+    """Change state.json by hand; version 1 is that of code that sealed nothing."""
+    values = json.loads((checkpoint / "state.json").read_text())
+    if version == 1:
+        del values["state_sha256"]
+    values = values | {"format_version": version} | edit
+    (checkpoint / "state.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(
+    dataset: Dataset, recipe_of: Callable[..., Any], halved: Path
+) -> None:
+    edit_state(halved / "checkpoints" / "step-00000008", 1, {})
+    notes: list[str] = []
+    train(recipe_of(steps=12), dataset, halved, options=RESUMING, note=notes.append)
+    assert "step-00000008 at step 8" in notes[0]
+    state = CheckpointState.read(halved / "checkpoints" / "step-00000012" / "state.json")
+    assert state.format_version == 2 and state.state_sha256 is not None
 
 
 def test_without_one_whole_checkpoint_a_run_is_not_resumed(

@@ -19,9 +19,10 @@ from habitus.model import BundleManifest
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import TrajectoryPoint
-from habitus.typed import Typed
+from habitus.typed import Typed, content_hash
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
+_UNSEALED_VERSION = 1  # of code that wrote no state_sha256; still read
 _STATE = "state.json"
 
 
@@ -37,7 +38,7 @@ class CheckpointState(Typed):
     """state.json: where the run was. The order of data and every random draw follow from the step."""
 
     format_version: int = _FORMAT_VERSION
-    step: int = Field(description="Optimizer steps done; the position in the data is the same number.")
+    step: int = Field(ge=0, description="Optimizer steps done; the position in the data is the same number.")
     recipe_hash: str
     dataset_checksum: str
     work: dict[str, int] = Field(description="Totals of what the steps computed.")
@@ -45,6 +46,32 @@ class CheckpointState(Typed):
     best: BestCheckpoint | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the other files.")
+    state_sha256: str | None = Field(None, description="Of everything else in this file.")
+
+    def seal(self) -> "CheckpointState":
+        """The same state with its checksum."""
+        return self.model_copy(update={"state_sha256": self._content_sha256()})
+
+    def check(self, path: Path) -> None:
+        """Refuse a state that is not as it was saved, or that lies in the folder of another step."""
+        if self.format_version not in (_FORMAT_VERSION, _UNSEALED_VERSION):
+            raise RunError(
+                f"{path} has format version {self.format_version}", expected=f"version {_FORMAT_VERSION} or less"
+            )
+        sealed = self.format_version != _UNSEALED_VERSION or self.state_sha256 is not None
+        if sealed and self.state_sha256 != self._content_sha256():
+            raise RunError(f"{path / _STATE} has changed since it was saved: its checksum is not that of its content")
+        if path.name != _folder_name(self.step):
+            raise RunError(
+                f"{path / _STATE} says step {self.step:,}, which is not the step that its folder is named after"
+            )
+        if any(point.step > self.step for point in self.trajectory):
+            raise RunError(f"{path / _STATE} says step {self.step:,} and holds evaluations of later ones")
+
+    def _content_sha256(self) -> str:
+        values = self.to_values()
+        values.pop("state_sha256", None)
+        return content_hash(values)
 
 
 class Checkpoint(Typed):
@@ -59,7 +86,11 @@ class Checkpoint(Typed):
 
 
 def _checkpoint_folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
+    return run / "checkpoints" / _folder_name(step)
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def save_checkpoint(
@@ -87,7 +118,8 @@ def save_checkpoint(
             files = {file.name: sha256_of(file) for file in sorted(stage.iterdir())}
             bundle = {name: sha256 for name, sha256 in files.items() if name != "optimizer.safetensors"}
             BundleManifest(dataset_checksum=dataset.checksum, files=bundle).write(stage / "bundle.json")
-            state.model_copy(update={"files": files}).write(stage / _STATE)
+            update = {"format_version": _FORMAT_VERSION, "files": files}  # the run may go on from an older checkpoint
+            state.model_copy(update=update).seal().write(stage / _STATE)
     except (OSError, SafetensorError) as error:
         raise RunError(
             f"checkpoint {final} could not be written: {error}",
@@ -117,8 +149,7 @@ def newest_checkpoint(run: Path, note: Note) -> Checkpoint | None:
 def _read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a folder, once every file is verified."""
     state = CheckpointState.read(path / _STATE)
-    if state.format_version != _FORMAT_VERSION:
-        raise RunError(f"{path} has format version {state.format_version}", expected=f"version {_FORMAT_VERSION}")
+    state.check(path)
     for name in ("model.safetensors", "optimizer.safetensors"):
         if name not in state.files or not (path / name).exists():
             raise RunError(f"{path / name} is missing")

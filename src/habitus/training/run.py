@@ -151,6 +151,12 @@ class TrainingRun:
                 expected="the recipe and the dataset that the run was started with",
                 next_step=f"see {self.out / 'recipe.toml'}, or name another folder",
             )
+        if checkpoint and checkpoint.state.step > self.recipe.train.steps:
+            raise RunError(
+                f"{checkpoint.path} is beyond the recipe's {self.recipe.train.steps:,} steps",
+                expected="checkpoints as the run saved them",
+                next_step=f"remove {checkpoint.path}; the one before it is used",
+            )
         return checkpoint
 
     def _build_model(self) -> BehaviorModel:
