@@ -12,7 +12,7 @@ from habitus.data.encoders import Encoders
 from habitus.data.fields import Field, Fields
 from habitus.data.kinds import KINDS
 from habitus.data.problems import Problem
-from habitus.data.text import MAX_TRAINING_TEXTS, join_texts
+from habitus.data.text import MAX_TRAINING_TEXTS, cut_for_training, join_texts
 from habitus.randomness import Stream, random_words
 
 
@@ -96,4 +96,4 @@ class ItemSurvey:
         if self.stream.num_items > MAX_TRAINING_TEXTS:
             drawn = random_words(self.text.seed, Stream.TOKENIZER, 0, np.arange(row, row + batch.num_rows))[0]
             texts = texts.filter(pa.array(drawn * self.stream.num_items < MAX_TRAINING_TEXTS << 32))
-        self.texts += texts.to_pylist()
+        self.texts += cut_for_training(texts, self.text.text_len)

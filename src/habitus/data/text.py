@@ -16,6 +16,13 @@ PADDING, SEPARATOR = "\x00", "\x1f"
 MAX_TRAINING_TEXTS = 1_000_000
 MIN_VOCABULARY = 256 + 2  # every byte, and the two special tokens
 
+# A text is cut where its first text_len tokens surely end: tokens of ordinary text have some five characters and never
+# cross a space. Training looks further, since what it reads decides the vocabulary of every text.
+_CHARACTERS_PER_TOKEN = 64
+_TRAINING_CHARACTERS = 1 << 15
+# Merging is quadratic in the length of a word. Whatever is longer is no word.
+_WORD_CHARACTERS = 1000
+
 # C0 without white space, and DEL. Right-to-left letters and marks are text like any other, and so are the
 # C1 codes, which real catalogues hold where Windows-1252 quotes and dashes were decoded as Latin-1.
 _CONTROL = r"[\x{00}-\x{08}\x{0E}-\x{1F}\x{7F}]"
@@ -42,6 +49,21 @@ def _clean(column: pa.Array) -> pa.Array:
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(text, _SPACE, " "))
 
 
+def cut_for_training(texts: pa.Array, text_len: int) -> list[str]:
+    """The beginnings of texts, as far as training reads them, without the ends of endless words."""
+    cut = pc.utf8_slice_codeunits(texts, 0, max(_TRAINING_CHARACTERS, text_len * _CHARACTERS_PER_TOKEN))
+    is_suspect = pc.match_substring_regex(cut, rf"\S{{{_WORD_CHARACTERS}}}").to_pylist()
+    return [_cut_words(text) if suspect else text for text, suspect in zip(cut.to_pylist(), is_suspect, strict=True)]
+
+
+def _cut_words(text: str) -> str:
+    """The text with the first characters only of each word, as the tokenizer splits them, that is too long."""
+    from tokenizers import pre_tokenizers
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    return "".join(text[start : min(end, start + _WORD_CHARACTERS)] for _, (start, end) in words)
+
+
 def train_tokenizer(texts: list[str], vocabulary_size: int) -> "Tokenizer":
     """A byte-level BPE of at most `vocabulary_size` tokens: every text has an encoding, none is unknown."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -63,7 +85,7 @@ def train_tokenizer(texts: list[str], vocabulary_size: int) -> "Tokenizer":
 
 def encode_texts(tokenizer: "Tokenizer", texts: list[str], text_len: int) -> np.ndarray:
     """The first `text_len` tokens of each text, padded with zeros: int32 [n, text_len]."""
-    encodings = tokenizer.encode_batch_fast(texts)
+    encodings = tokenizer.encode_batch_fast([text[: text_len * _CHARACTERS_PER_TOKEN] for text in texts])
     rows = np.zeros((len(texts), text_len), np.int32)
     for row, encoding in zip(rows, encodings, strict=True):
         ids: Any = encoding.ids[:text_len]
