@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from typer.testing import CliRunner, Result
 
 from habitus.cli.app import app
 from habitus.data import Dataset
-from habitus.errors import ConfigError
+from habitus.errors import ConfigError, RunError
+from habitus.recipe import Recipe
 from habitus.record import Record
+from habitus.training import TrainOptions, check_best, train
 from habitus.training.track import track
 
 
@@ -133,3 +136,56 @@ def test_a_tracker_reads_the_journal(parent: Path, tmp_path: Path) -> None:
     assert events.Scalars("batch/recall@10")[0].value == 0.25
     with pytest.raises(ConfigError, match="tensorboard"):
         track(run, "tensorbord")
+
+
+def test_what_a_run_would_only_notice_at_its_end_is_refused_at_the_start(
+    dataset: Dataset, recipes: tuple[Path, Path], parent: Path, tmp_path: Path
+) -> None:
+    common = ("--data", dataset.path, "--out", tmp_path / "run")
+    cases: list[tuple[tuple[object, ...], str]] = [
+        ((recipes[0], "--best", "foo/bar"), "--best foo/bar is not among the metrics"),
+        ((recipes[0], "--best", "batch/recall@7"), "not among the metrics"),
+        ((*recipes, "--best", "batch/loss/lukewarm"), "not among the metrics"),
+        ((recipes[0], "--from", parent), "a recipe of stage 1, which starts from fresh weights"),
+        ((recipes[0], "--from", parent, "--dry-run"), "a recipe of stage 1, which starts from fresh weights"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            printed(*arguments, *common)
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_metric_of_a_record_may_choose_the_best_checkpoint(parent: Path) -> None:
+    record = Record.read(parent / "record.json")
+    assert len(record.metrics) > 50
+    for metric in record.metrics:
+        check_best(record.recipe, metric)
+
+
+def test_resuming_where_there_is_nothing_says_so(dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path) -> None:
+    common = (recipes[0], "--data", dataset.path, "--device", "cpu", "--resume", "train.steps=2")
+    (tmp_path / "empty").mkdir()
+    for name, words in (("absent", "does not exist"), ("empty", "holds no checkpoint")):
+        result = habitus(*common, "--out", tmp_path / name)
+        assert result.exit_code == 0
+        assert f"{name} {words}: nothing to resume, so training starts at step 0" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_another_trainer_holds_is_refused_at_the_start(
+    dataset: Dataset, recipe_of: Callable[..., Recipe], tmp_path: Path, resume: bool
+) -> None:
+    recipe, refused_at = recipe_of(steps=4), []
+    options = TrainOptions(device="cpu", threads=1, save_every=2)
+
+    def second_trainer(step: int) -> None:
+        if step == 2:
+            with pytest.raises(RunError, match="is in use: another trainer writes to it"):
+                train(recipe, dataset, tmp_path / "run", options=replace(options, resume=resume))
+            refused_at.append(step)
+
+    train(recipe, dataset, tmp_path / "run", options=options, on_save=second_trainer)
+    assert refused_at == [2]
+    # The folder is free again once its trainer has ended.
+    again = train(recipe, dataset, tmp_path / "run", options=replace(options, resume=True))
+    assert again.status == "done"

@@ -85,7 +85,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
 ) -> None:
     from habitus.data import Dataset
-    from habitus.training import TrainOptions
+    from habitus.training import TrainOptions, check_best
 
     files = [one for one in recipes or [] if "=" not in one]
     overrides = [one for one in recipes or [] if "=" in one]
@@ -119,6 +119,11 @@ def train(
         capture=captured,
         keep_checkpoints_at_end=keep_checkpoints,
     )
+    for number, file in enumerate(files):  # all of them before the first is trained
+        recipe = _read_recipe(file, overrides, "0" * 64 if number or parent or dry_run else None)
+        _check_order(recipe, file, number, len(files))
+        _check_stage_one(recipe, file, parent)
+        check_best(recipe, best)
     dataset = Dataset.open(data)
     if dry_run:
         for file in files:
@@ -154,9 +159,9 @@ def _train_all(
         for number, (file, folder) in enumerate(zip(files, folders, strict=True)):
             before = parent if number == 0 else folders[0]
             recipe = _read_recipe(file, overrides, None if before is None else _read_parent_hash(before))
-            _check_order(recipe, file, number, len(files))
-            if recipe.train.stage == 1:
-                before = None
+            if options.resume and not any((folder / name).exists() for name in ("record.json", "checkpoints")):
+                holds = "holds no checkpoint" if folder.exists() else "does not exist"
+                note(f"{folder} {holds}: nothing to resume, so training starts at step 0")
             with phases() as bar:
                 show = _progress_bar(bar, f"stage {recipe.train.stage}") if ranks.is_first else None
                 try:
@@ -214,6 +219,15 @@ def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
         raise ConfigError(
             f"{file} is a recipe of stage {recipe.train.stage} in place {number + 1}",
             expected="stage 1 first, then stage 2",
+        )
+
+
+def _check_stage_one(recipe: "Recipe", file: str, parent: Path | None) -> None:
+    if recipe.train.stage == 1 and parent is not None:
+        raise ConfigError(
+            f"--from {parent} was given with {file}, a recipe of stage 1, which starts from fresh weights",
+            expected="--from with a stage-2 recipe: stage 1 cannot continue the weights of another run yet",
+            next_step="omit --from, or pass a recipe with train.stage = 2",
         )
 
 

@@ -16,6 +16,7 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 CUTOFFS = (1, 5, 10, 20, 50, 100)  # the k of recall@k and the others
 HISTORIES = (3, 5, 10, 20, 50, 100)  # the lengths of the slices by history
 HISTORY_SLICE = "history="
+SLICES = ("cold", "warm", "repeat", "first")  # besides those by history
 
 
 @dataclass(frozen=True)

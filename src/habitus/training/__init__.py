@@ -3,11 +3,12 @@
 from habitus.training.device_batches import keep_events_on_device
 from habitus.training.journal import TrainingProgress
 from habitus.training.loop import train
-from habitus.training.options import TrainOptions, check_recipe
+from habitus.training.options import TrainOptions, check_best, check_recipe
 
 __all__ = [
     "TrainOptions",
     "TrainingProgress",
+    "check_best",
     "check_recipe",
     "keep_events_on_device",
     "train",

@@ -1,7 +1,7 @@
 """The verb `train`: one stage of one run, from a Recipe to a Record."""
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from traceback import clear_frames
 
@@ -9,13 +9,13 @@ import torch
 
 from habitus.data import Dataset
 from habitus.errors import Interrupted, OutOfMemory, RunError
-from habitus.evaluation import resolve_device
+from habitus.evaluation import Ranks, resolve_device
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training.environment import StopRequest, training_environment
 from habitus.training.journal import Meter, TrainingProgress
-from habitus.training.options import TrainOptions, check_folder, check_parent, check_recipe
+from habitus.training.options import TrainOptions, check_best, check_folder, check_parent, check_recipe, hold_folder
 from habitus.training.run import TrainingRun
 from habitus.training.step import StepResult
 
@@ -43,11 +43,14 @@ def train(
     check_recipe(recipe, dataset)
     parent_run = check_parent(recipe, dataset, parent)
     device = resolve_device(options.device)
+    check_best(recipe, options.best)
     check_folder(out, resume=options.resume)
     if (out / "record.json").exists():
         return _read_finished(out, recipe, dataset)
     meter = Meter(recipe, dataset, device, progress)
-    with training_environment(options, device) as stop:
+    with hold_folder(out) if Ranks().is_first else nullcontext(), training_environment(options, device) as stop:
+        if (out / "record.json").exists():  # of a trainer that has ended a moment ago
+            return _read_finished(out, recipe, dataset)
         try:
             run = TrainingRun(
                 recipe, dataset, out, parent_run, options,

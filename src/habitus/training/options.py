@@ -3,7 +3,10 @@
 Nothing in TrainOptions changes what a run computes beyond rounding, so none of it is hashed.
 """
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from habitus.errors import ConfigError, DataError, RunError
 from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
 from habitus.recipe import Recipe
 from habitus.record import Record
+from habitus.store import HISTORY_SLICE, METRICS, SLICES
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,42 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
             expected="one dataset for both stages",
         )
     return ParentRun(parent, record)
+
+
+def check_best(recipe: Recipe, metric: str | None) -> None:
+    """Refuse to choose checkpoints by a metric that the recipe's evaluations do not measure."""
+    if metric is None:
+        return
+    kinds = [kind for kind in METRICS.values() if kind.group is not None]
+    names = [f"{regime}/{name}" for regime in recipe.evaluate.regimes for kind in kinds for name in kind.names()]
+    regime, _, rest = metric.partition("/")
+    name, _, cut = rest.partition("/")
+    if f"{regime}/{name}" not in names or not (cut in ("", *SLICES) or cut.startswith(HISTORY_SLICE)):
+        raise ConfigError(
+            f"--best {metric} is not among the metrics that this recipe's evaluations measure",
+            expected="<regime>/<metric>[@k][/<slice>], as in batch/loss, of the regimes "
+            + ", ".join(recipe.evaluate.regimes),
+        )
+
+
+@contextmanager
+def hold_folder(out: Path) -> Iterator[None]:
+    """Keep other trainers out of a folder until this one ends, however it ends; refuse one that is held."""
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(
+                f"{out} is in use: another trainer writes to it",
+                expected="a folder of its own for each run",
+                next_step="wait until that one has ended, or name another folder",
+            ) from None
+        except OSError:  # a file system without locks: the Record is still written only once
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def check_folder(out: Path, *, resume: bool) -> None:
