@@ -7,8 +7,8 @@
 Only the command line and the files that it writes are looked at, so modules may be called what they like. Everything is
 tiny and seeded. On a CPU, with one thread, all that is compared must be equal to the bit; measured times, throughput,
 memory and names of workers are left out. Sentences may be worded anew where the numbers in them stay: the table says
-so, and it is no difference. Commands and options may be added, not removed. The case `old files` gives what the first
-checkout wrote to both.
+so, and it is no difference. Commands and options may be added, not removed. Datasets are compared by themselves; all
+that follows takes those of the first checkout. The case `old files` gives its runs and its store to both.
 
 With --device cuda runs are trained as on any GPU: captured, in fp32 and bf16, and compiled. The first checkout trains
 twice, and what differs between its own two runs is the rounding that the second is allowed (ten times, and at least
@@ -243,6 +243,7 @@ class Case:
     found: Callable[[Side], dict[str, Any]]  # what was compared → its values, as JSON holds them
     needs: tuple[str, ...] = ()
     on_gpu: bool = False
+    shared: tuple[str, ...] = ()  # folders that all sides then take from the first, so that a difference shows once
 
 
 def needed(names: list[str]) -> list[str]:
@@ -258,6 +259,7 @@ def compared(name: str, sides: list[Side]) -> Iterator[dict[str, Any]]:
     """A row for each thing that a case compares between the first side and the last."""
     with ThreadPoolExecutor(len(sides)) as pool:
         answers = list(pool.map(lambda side: found_or_failed(name, side), sides))
+    share(CASES[name].shared, sides)
     if failed := [answer for answer in answers if isinstance(answer, str)]:
         yield {
             "case": name,
@@ -273,6 +275,15 @@ def compared(name: str, sides: list[Side]) -> Iterator[dict[str, Any]]:
     for what in dict.fromkeys(what for one in found for what in one):
         first, *again, last = [one.get(what) for one in found]
         yield {"case": name, "compared": what, **row(first, again[0] if again else None, last)}
+
+
+def share(names: tuple[str, ...], sides: list[Side]) -> None:
+    """Give these folders of the first side to all others, in place of their own."""
+    for side in sides[1:]:
+        for name in names:
+            if (sides[0].folder / name).exists():
+                shutil.rmtree(side.folder / name, ignore_errors=True)
+                shutil.copytree(sides[0].folder / name, side.folder / name)
 
 
 def found_or_failed(name: str, side: Side) -> dict[str, Any] | str:
@@ -827,7 +838,7 @@ def deterministic(side: Side) -> dict[str, Any]:
 
 CASES = {
     "commands": Case(command_line),
-    "data": Case(data),
+    "data": Case(data, shared=("shop", "dataset", "dataset2")),
     "train": Case(train, ("data",)),
     "copying": Case(copying, ("data",)),
     "adamw": Case(adamw, ("data",)),
@@ -843,7 +854,7 @@ CASES = {
     "study": Case(study, ("data",)),
     "report": Case(report),
     "old files": Case(old_files, ("train", "copying", "adamw", "plan")),
-    "gpu data": Case(gpu_data, on_gpu=True),
+    "gpu data": Case(gpu_data, on_gpu=True, shared=("gpu",)),
     "gpu fp32": Case(lambda side: on_gpu(side, "fp32", "fp32"), ("gpu data",), on_gpu=True),
     "gpu bf16": Case(lambda side: on_gpu(side, "bf16", "bf16"), ("gpu data",), on_gpu=True),
     "gpu eager": Case(lambda side: on_gpu(side, "eager", "fp32", "--no-capture"), ("gpu data",), on_gpu=True),
