@@ -184,6 +184,41 @@ def test_seconds_given_as_milliseconds_are_out_of_range(tmp_path: Path) -> None:
     assert "is time_unit right?" in message_of(tmp_path, events, schema=schema)
 
 
+@pytest.mark.parametrize(("unit", "factor", "better"), [("ms", 1, "s"), ("us", 1, "s"), ("us", 1000, "ms")])
+def test_times_in_a_coarser_unit_than_declared_are_warned_of(
+    tmp_path: Path, unit: str, factor: int, better: str
+) -> None:
+    events = make_events()
+    events["timestamp"] = [int(value.timestamp()) * factor for value in events["timestamp"]]
+    schema = SCHEMA.model_copy(update={"events": SCHEMA.events.model_copy(update={"time_unit": unit})})
+    warning = prepared(tmp_path / "a", events, schema=schema).manifest.warnings()[0]
+    assert warning.startswith("all times of 'timestamp' read as 1970-01-")
+    assert f"is time_unit = {unit!r} right? As time_unit = {better!r} they are of this age" in warning
+    right = SCHEMA.model_copy(update={"events": SCHEMA.events.model_copy(update={"time_unit": better})})
+    assert not any("time_unit" in line for line in prepared(tmp_path / "b", events, schema=right).manifest.warnings())
+
+
+def test_one_event_is_warned_of(tmp_path: Path) -> None:
+    events = {name: values[:1] for name, values in make_events().items()}
+    manifest = prepared(tmp_path, events).manifest
+    assert [counts.windows for counts in manifest.sides().values()] == [0, 0]
+    assert "the train side has no queries" in manifest.warnings()[0]
+    assert "the validation side has no queries" in manifest.warnings()[1]
+
+
+def test_a_csv_column_that_stands_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_text("user_id,item_id,timestamp,user_id\na,b,2020-01-01,c\n")
+    with pytest.raises(DataError, match=r"events\.csv has two columns 'user_id'"):
+        prepare(f"{tmp_path}/events.csv", "x.parquet", SCHEMA, tmp_path / "dataset", SMALL)
+
+
+@pytest.mark.parametrize("name", ["events.csv", "events.parquet", "events.jsonl"])
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="is not a regular file"):
+        prepare(f"{tmp_path}/{name}", "x.parquet", SCHEMA, tmp_path / "dataset", SMALL)
+
+
 def test_duplicate_and_null_item_rows(tmp_path: Path) -> None:
     items = make_items()
     items["item_id"] = spoiled(items["item_id"], {2: "i0", 4: None})

@@ -18,6 +18,8 @@ from habitus.typed import Typed, content_hash
 FORMAT_VERSION = 2  # 2: a test side, and windows that are cut on opening
 READABLE_VERSIONS = (1, 2)
 MANIFEST_FILE = "manifest.json"
+_YEAR_1975_US, _YEAR_2100_US = 157_766_400_000_000, 4_102_444_800_000_000
+_COARSER_UNITS = {"ms": {"s": 1_000}, "us": {"ms": 1_000, "s": 1_000_000}}
 _REMEDIES: dict[SplitName, str] = {
     "train": "nothing can be trained on it; prepare a longer log, or with smaller --validation-share and --test-share",
     "validation": "nothing can be evaluated on it; prepare a longer log, or with a larger --validation-share",
@@ -91,7 +93,24 @@ class DatasetManifest(Typed):
         return counts if self.test is None else {**counts, "test": self.test}
 
     def warnings(self) -> list[str]:
-        """What a user should know before training: sides without a query."""
+        """What a user should know before training: times that are surely misread, sides without a query."""
+        return [
+            *self._time_warnings(),
+            *self._side_warnings(),
+        ]
+
+    def _time_warnings(self) -> list[str]:
+        """Seconds declared as milliseconds all fall into January 1970; no log is from then."""
+        events, last = self.schema_.events, self.time_span[1]
+        if events.time_unit == "order" or not 0 <= self.time_span[0] <= last < _YEAR_1975_US:
+            return []
+        days = " to ".join(f"{np.datetime64(moment, 'us').astype('datetime64[s]')}" for moment in self.time_span)
+        coarser = _COARSER_UNITS.get(events.time_unit, {})
+        units = [unit for unit, factor in coarser.items() if _YEAR_1975_US <= last * factor < _YEAR_2100_US]
+        advice = f" As time_unit = {units[0]!r} they are of this age" if units else ""
+        return [f"all times of {events.timestamp!r} read as {days}: is time_unit = {events.time_unit!r} right?{advice}"]
+
+    def _side_warnings(self) -> list[str]:
         return [
             f"the {side} side has no queries: it holds {counts.users:,} of {self.num_users:,} users, "
             f"none with an event to predict and one before it; {_REMEDIES[side]}"

@@ -148,6 +148,12 @@ def _matching_paths(role: str, pattern: str) -> list[Path]:
             raise DataError(
                 f"{role}: {path} is a folder", expected="a file or a glob", next_step=f"try '{path}/*.parquet'"
             )
+        if not path.is_file():
+            raise DataError(
+                f"{role}: {path} is not a regular file",
+                expected="a file on a disk: tables are read more than once, and pipes cannot be",
+                next_step="write the stream to a file first",
+            )
         _format(path)
     return paths
 
@@ -188,14 +194,19 @@ def _csv_reader(path: Path) -> str:
     with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
         header = file.readline()
     delimiter = max(",\t;|", key=header.count)
+    _check_names(path, _csv_names(header, delimiter))
     options = {"delim": delimiter, "quote": '"', "escape": '"', "comment": "", "skip": 0}
     arguments = ", ".join(f"{name} = {value!r}" for name, value in options.items())
     arguments += f", columns = {_csv_columns(header, delimiter)}"
     return f"read_csv($path, auto_detect = false, all_varchar = true, header = true, {arguments})"
 
 
+def _csv_names(header: str, delimiter: str) -> list[str]:
+    return next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter))
+
+
 def _csv_columns(header: str, delimiter: str) -> str:
-    names = next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter))
+    names = _csv_names(header, delimiter)
     return "{" + ", ".join(f"'{name.replace(chr(39), chr(39) * 2)}': 'VARCHAR'" for name in names) + "}"
 
 
@@ -273,7 +284,7 @@ def _check_names(path: Path, names: list[str]) -> None:
         twin = folded.setdefault(name.casefold(), name)
         if twin != name or names.count(name) > 1:
             raise DataError(
-                f"{path} has the columns {twin!r} and {name!r}",
+                f"{path} has two columns {name!r}" if twin == name else f"{path} has the columns {twin!r} and {name!r}",
                 expected="names that differ in more than case",
                 next_step="rename or drop one of them",
             )

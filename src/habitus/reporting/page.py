@@ -274,7 +274,7 @@ def _cell(value: str | float | int | None) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return "'" + value if value[:1] in ("=", "+", "-", "@") else value
+        return "'" + value if value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
     return f"{value:.7g}" if math.isfinite(value) else ""
 
 
