@@ -59,9 +59,9 @@ class Typed(BaseModel):
         path = Path(path)
         try:
             write_atomic(path, (self.to_json() if path.suffix == ".json" else self.to_toml()).encode())
-        except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+        except OSError as error:
             raise ConfigError(
-                f"{path} cannot be written: {error.strerror}", expected="a file name in a folder"
+                f"{path} cannot be written: {error.strerror}", expected="a file name in a folder that can be written"
             ) from error
 
     def to_values(self) -> dict[str, Any]:

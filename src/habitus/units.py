@@ -4,6 +4,7 @@ import re
 
 from habitus.errors import ConfigError
 
+MAX_THREADS = 1024  # that a command may be asked to start; far more than help, and systems still grant them
 _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _BYTES_TEXT = re.compile(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 

@@ -1,5 +1,6 @@
 """The root of the command line, and what its commands share; each command has a module of its own."""
 
+import os
 from typing import TypeVar
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from habitus import __version__
 from habitus.errors import ConfigError
 
+DEBUG_VARIABLE = "HABITUS_DEBUG"
 Choice = TypeVar("Choice", bound=str)
 
 app = typer.Typer(
@@ -35,5 +37,7 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help=f"Print tracebacks of errors; or set {DEBUG_VARIABLE}=1."),
 ) -> None:
-    pass
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"  # for the processes that a command starts, too

@@ -56,6 +56,7 @@ def plan(
     """
     from rich.console import Console
 
+    from habitus.errors import ConfigError
     from habitus.planning import PlanOptions, check_plan, register_plan
     from habitus.planning import plan as make_plan
 
@@ -72,7 +73,14 @@ def plan(
         extrapolate=extrapolate,
         seed=seed,
     )
-    next_plan = make_plan(_find_budget(flops, hours, gpu, gpus), metric, options)
+    try:
+        next_plan = make_plan(_find_budget(flops, hours, gpu, gpus), metric, options)
+    except (ArithmeticError, ValueError) as error:
+        raise ConfigError(
+            f"no plan can be computed: {' '.join(str(error).split())}",
+            expected="laws and a budget whose numbers stay finite",
+            next_step="fit the laws again, or plan with --published",
+        ) from error
     if register is not None:
         register_plan(next_plan, register)
     recipes = [] if recipe is None else next_plan.write_recipes(recipe)

@@ -8,6 +8,7 @@ import typer
 
 from habitus.cli.app import app, check_choice
 from habitus.errors import ConfigError
+from habitus.units import MAX_THREADS
 
 EXAMPLE = """
 
@@ -37,7 +38,9 @@ def serve(
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse item updates.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads of a computation; 0 leaves it to torch.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=MAX_THREADS, help="CPU threads of a computation; 0 leaves it to torch.")
+    ] = 0,
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 1 << 20,
     max_history: Annotated[int, typer.Option(help="Events of one history.")] = 2_000,
     max_k: Annotated[int, typer.Option(help="Recommendations in one answer.")] = 1_000,

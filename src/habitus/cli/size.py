@@ -1,5 +1,6 @@
 """`habitus size`: what a budget buys, or what a recipe costs."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -49,7 +50,7 @@ def size(
 
     facts = _facts_of(dataset)
     request = CellRequest(
-        batch_sequences=batch_sequences or (ladder_batch_sequences(flops) if flops and flops > 0 else 64),
+        batch_sequences=batch_sequences or (ladder_batch_sequences(flops) if flops and 0 < flops < math.inf else 64),
         flops=flops,
         share=share,
         joint_dim=joint_dim,

@@ -7,6 +7,7 @@ import typer
 
 from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
+from habitus.units import MAX_THREADS
 
 FLOOR_QUERIES = 1_000  # enough for two digits of the floor in well under a second
 
@@ -27,7 +28,7 @@ def world(
     list_knobs: Annotated[
         bool, typer.Option("--list-knobs", help="Print every knob, its default and its meaning, and stop.")
     ] = False,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, max=MAX_THREADS, help="Default: all cores.")] = None,
     prepared: Annotated[
         bool, typer.Option("--prepared", help="Write the prepared dataset instead of the tables, without DuckDB.")
     ] = False,

@@ -16,7 +16,7 @@ from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
 from habitus.data.item_columns import item_file
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
-from habitus.data.windows import SEGMENT, UserParts, Windows, pack
+from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
 from habitus.events import Schema
@@ -265,6 +265,8 @@ class Dataset:
 def _check_seq_len(seq_len: int) -> int:
     if seq_len < 2:
         raise ConfigError(f"seq_len is {seq_len}", expected="at least 2: an event, and the one that it predicts")
+    if seq_len > MAX_SEQ_LEN:
+        raise ConfigError(f"seq_len is {seq_len:,}", expected=f"at most {MAX_SEQ_LEN:,}")
     return seq_len
 
 

@@ -24,12 +24,13 @@ from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, i
 from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey_items
 from habitus.data.text import MIN_VOCABULARY
+from habitus.data.windows import MAX_SEQ_LEN
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events import Schema
 from habitus.files import staged_folder
 from habitus.progress import Progress
 from habitus.store import SplitKind
-from habitus.units import parse_bytes
+from habitus.units import MAX_THREADS, parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -81,7 +82,7 @@ def prepare(
             with closing(sorted_chunks), closing(_read_ahead(sorted_chunks)) as chunks:
                 return assemble(parts, chunks, stage, progress)
     except Exception as error:
-        if type(error).__name__ == "InterruptException":  # DuckDB's, for Ctrl-C during a query
+        if "Query interrupted" in str(error):  # DuckDB's RuntimeError, or its InterruptException, for Ctrl-C
             raise KeyboardInterrupt from error
         explanation = _explain(error, out, options, {"events": events, "items": items})
         if explanation is None:
@@ -120,6 +121,9 @@ def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
     for name, least in (("seq_len", 2), ("text_len", 1), ("vocabulary_size", MIN_VOCABULARY), ("threads", 1)):
         if getattr(options, name) < least:
             raise ConfigError(f"{name} is {getattr(options, name)}", expected=f"at least {least}")
+    for name, most in (("seq_len", MAX_SEQ_LEN), ("threads", MAX_THREADS)):
+        if getattr(options, name) > most:
+            raise ConfigError(f"{name} is {getattr(options, name):,}", expected=f"at most {most:,}")
     if options.split == "time" and schema.events.time_unit == "order":
         raise ConfigError(
             "split 'time' needs real times, but the schema says time_unit = 'order'",

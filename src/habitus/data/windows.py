@@ -13,6 +13,8 @@ import numpy as np
 
 from habitus.store import SplitName
 
+MAX_SEQ_LEN = 1 << 20  # packing keeps a count of segments of every length
+
 # start: first event of the segment; first_target: offset from which its events count as targets.
 SEGMENT = np.dtype([("start", "<i8"), ("user", "<i8"), ("length", "<i4"), ("first_target", "<i4")])
 

@@ -248,7 +248,15 @@ def _read_lines(path: Path, content: bytes) -> Iterator[tuple[dict[str, Any], in
                 expected="the file as it was written",
                 next_step="restore it from a copy; deleting the line loses that change only",
             )
-        yield json.loads(body), len(line) + 1
+        try:
+            values = json.loads(body)
+        except ValueError as error:  # not JSON, or not UTF-8
+            raise RunError(
+                f"{path}, line {number + 1}, cannot be read: {error}",
+                expected="the file as it was written",
+                next_step="restore it from a copy",
+            ) from None
+        yield values, len(line) + 1
 
 
 def _to_json(entry: JournalEntry) -> dict[str, Any]:

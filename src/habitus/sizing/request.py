@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from habitus.errors import ConfigError
 
+MAX_COUNT = 1 << 31  # of slots, tokens, layers or widths; beyond it nothing is buildable
+# The search takes seconds at 10²² FLOPs, minutes at 10²⁴, and grows with the root of the budget.
+_LARGEST = {"flops": 1e25, "steps": 1e12, "data_ratio": 1e12}
+_LEAST_DATA_RATIO = 1e-6
+
 
 @dataclass(frozen=True)
 class CellRequest:
@@ -89,6 +94,13 @@ def _check_values(request: CellRequest) -> None:
     for name, value in counts.items():
         if value is not None and not value > 0:
             raise ConfigError(f"{name} = {value:g} is not positive", expected="a number above 0")
+        largest = _LARGEST.get(name, MAX_COUNT)
+        if value is not None and value > largest:
+            raise ConfigError(f"{name} = {value:.6g} is out of range", expected=f"at most {largest:g}")
+    if request.data_ratio is not None and request.data_ratio < _LEAST_DATA_RATIO:
+        raise ConfigError(
+            f"data_ratio = {request.data_ratio:g} is out of range", expected=f"at least {_LEAST_DATA_RATIO:g}"
+        )
     if request.joint_dim is not None and request.joint_dim < 4:
         raise ConfigError(f"joint_dim = {request.joint_dim} is too small", expected="4 or more")
     if request.head_dim is not None and request.head_dim % 2:

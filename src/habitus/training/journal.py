@@ -58,13 +58,15 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The lines of a journal; a last one that was cut short by a kill is left out."""
+    """The lines of a journal; those that cannot be read, as a last one that a kill cut short, are left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_bytes().splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            break
+            values = json.loads(text)
+        except ValueError:  # not JSON, or not UTF-8
+            continue
+        if isinstance(values, dict):
+            lines.append(values)
     return lines
 
 

@@ -16,6 +16,7 @@ from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import HISTORY_SLICE, METRICS, SLICES
+from habitus.units import MAX_THREADS
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} is {value}", expected=f"{least} or more")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ConfigError(f"threads is {self.threads:,}", expected=f"at most {MAX_THREADS:,}")
 
 
 @dataclass(frozen=True)

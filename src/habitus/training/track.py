@@ -48,17 +48,27 @@ def _read_lines(run: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
     path, partial = run / "journal.jsonl", ""
     while follow and not path.exists():
         time.sleep(_POLL_SECONDS)
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         while True:
             over = not follow or (run / "record.json").exists()  # looked up before reading, so that no line is missed
             for text in file:
                 partial += text
                 if partial.endswith("\n"):
-                    yield json.loads(partial)
+                    yield from _parse_line(partial)
                     partial = ""
             if over:
                 return
             time.sleep(_POLL_SECONDS)
+
+
+def _parse_line(text: str) -> Iterator[dict[str, Any]]:
+    """The values of a line; nothing where it is damaged."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return
+    if isinstance(values, dict):
+        yield values
 
 
 def _tensorboard(run: Path) -> tuple[Log, Callable[[], None]]:
