@@ -18,6 +18,7 @@ from habitus.sweeps.preset import Preset
 from habitus.sweeps.request import SweepRequest
 from habitus.sweeps.store import Store
 from habitus.sweeps.worker import Job
+from tests.sealing import seal_records
 from tests.sweeps.cells_of_tests import quick_cells
 
 
@@ -40,6 +41,7 @@ def test_speeds_are_recovered_from_records(tmp_path: Path, dataset: Dataset, tin
             seed=0,
             seconds=Seconds(warmup=0.5, train=seconds, evaluate=0.25),
         ).write(store.cell(planned.hash) / "record.json")
+    seal_records(store.path)
     speed = speed_of_store(store, "cpu", facts.inputs)
     assert speed.source == "measured on 15 Records of this store"
     assert (speed.per_step, speed.flops_per_second, speed.evaluate) == pytest.approx((0.004, 3e9, 0.25))
