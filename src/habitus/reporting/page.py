@@ -274,7 +274,9 @@ def _cell(value: str | float | int | None) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return "'" + value if value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+        is_formula = value[:1] in ("=", "+", "-", "@", "\t", "\r")
+        text = value.replace("\r", " ")  # the csv module leaves it unquoted, and readers begin a new row there
+        return "'" + text if is_formula else text
     return f"{value:.7g}" if math.isfinite(value) else ""
 
 
