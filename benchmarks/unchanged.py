@@ -48,7 +48,7 @@ MEASURED = {"throughput", "memory", "seconds"}  # in a Record
 CHANGING = {  # file → what in it changes from run to run
     "record.json": MEASURED,
     "seal.json": {"record_sha256", "worker"},
-    "state.json": {"seconds"},
+    "state.json": {"seconds", "state_sha256"},
     "manifest.json": {"shards"},  # checksums of safetensors files, see `tensors`
 }
 ABSENT = "absent"
@@ -398,14 +398,14 @@ def checksum(path: Path) -> str:
 
 
 def files(folder: Path, *left_out: str) -> dict[str, Any]:
-    """Every file of a folder with its SHA-256; those of CHANGING without what changes from run to run."""
+    """Every file of a folder with its SHA-256, or with what it says: JSON without what changes from run to run."""
     found: dict[str, Any] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
         if name.split("/")[0] in left_out:
             continue
-        if path.name in CHANGING:
-            found[name] = without(read_json(path), CHANGING[path.name])
+        if path.suffix == ".json":
+            found[name] = without(read_json(path), CHANGING.get(path.name, set()))
         elif path.suffix == ".safetensors":
             found[name] = tensors(path)
         else:
