@@ -279,7 +279,7 @@ def test_the_python_of_the_readme_runs(readme: Path, tmp_path: Path, monkeypatch
         'out="dataset")': 'out="dataset", seq_len=32, text_len=4)',
         'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.02, device="cpu")',
         '["item-1", "item-2"]': "[1, 2]",
-        "hb.plan(1e18": "hb.plan(4e10",
+        "hb.plan(1e18": "hb.plan(4e9",
     }
     for old, new in smaller.items():
         assert old in block
