@@ -18,6 +18,7 @@ from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery, PerQueryFile
 from habitus.evaluation.queries import QuerySet
 from habitus.evaluation.ranks import Ranks
+from habitus.evaluation.sparse_scores import SparseScorer
 from habitus.events.world import World
 from habitus.model.bundle import bundle_in_memory, load_bundle, save_bundle
 from habitus.model.cache import build_cache
@@ -156,8 +157,8 @@ def test_an_untrained_model_is_nearly_uniform(dataset: Dataset, make_run) -> Non
 
 
 def test_a_blind_scorer_is_exactly_uniform_and_always_last(dataset: Dataset) -> None:
-    blind = Popularity(dataset)
-    blind.logits = np.zeros(dataset.num_items)
+    blind = SparseScorer(np.ones(dataset.num_items))
+    blind.name = "blind"
     result, per_query = values_of(dataset, blind)
     assert result.metrics["catalogue/loss"].value == pytest.approx(math.log(dataset.num_items))
     assert result.metrics["catalogue/entropy"].value == pytest.approx(math.log(dataset.num_items))
@@ -272,8 +273,8 @@ def test_excluding_the_history_ranks_among_unseen_items_only(dataset: Dataset) -
             if batch.targets[query] in seen:
                 continue
             unseen = [item for item in range(dataset.num_items) if item not in seen]
-            wanted = scorer.logits[batch.targets[query]]
-            rank = sum(scorer.logits[item] >= wanted for item in unseen)
+            wanted = scorer.background[batch.targets[query]]
+            rank = sum(scorer.background[item] >= wanted for item in unseen)
             if rank <= 100:
                 assert values.rank[place] == rank
             assert not seen & set(values.top[place].tolist())

@@ -12,6 +12,7 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.scores import DenseScorer, Scores
+from habitus.evaluation.sparse_scores import SparseScorer
 from habitus.events import Queries, World
 
 _HALF_LIVES = 10  # of recent popularity, in the training span
@@ -25,21 +26,16 @@ def baselines(dataset: Dataset) -> list[Any]:
     return scorers if dataset.schema.world is None else [*scorers, OracleScorer(dataset)]
 
 
-class Popularity(DenseScorer):
+class Popularity(SparseScorer):
     """Each item in proportion to its training events, plus one."""
 
     name = "popularity"
 
     def __init__(self, dataset: Dataset) -> None:
-        self.num_items = dataset.num_items
-        self.logits = np.log(self._weights(dataset) + 1.0)
+        super().__init__(self._weights(dataset) + 1.0)
 
     def _weights(self, dataset: Dataset) -> np.ndarray:
         return dataset.item_train_counts.astype(np.float64)
-
-    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
-        logits = self.logits if candidates is None else self.logits[candidates]
-        return np.broadcast_to(logits, (len(queries.targets[chosen]), len(logits)))
 
 
 class RecentPopularity(Popularity):
@@ -58,33 +54,22 @@ class RecentPopularity(Popularity):
         return weights * (len(events) / max(weights.sum(), 1e-300))
 
 
-class Repeat(DenseScorer):
+class Repeat(SparseScorer):
     """The items of the visible history, the most recent first with weight 1/lag; popularity for the rest."""
 
     name = "repeat recent"
 
     def __init__(self, dataset: Dataset) -> None:
-        self.num_items = dataset.num_items
-        counts = dataset.item_train_counts + 1.0
-        self.popularity = counts / counts.sum()
+        super().__init__((1 - _REPEAT_SHARE) * _popularity(dataset))
 
-    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
-        popularity = self.popularity if candidates is None else self.popularity[candidates]
-        places = range(len(queries.targets))[chosen]
-        probabilities = np.repeat((1 - _REPEAT_SHARE) * popularity[None], len(places), axis=0)
-        for row, query in enumerate(places):
-            items = queries.visible(query)
-            weights = 1.0 / np.arange(len(items), 0, -1)
-            weights *= _REPEAT_SHARE / weights.sum()
-            columns, present = items, np.ones(len(items), bool)
-            if candidates is not None:
-                columns = np.minimum(np.searchsorted(candidates, items), len(candidates) - 1)
-                present = candidates[columns] == items
-            np.add.at(probabilities[row], columns[present], weights[present])
-        return np.log(probabilities)
+    def additions(self, queries: QueryBatch, query: int) -> tuple[np.ndarray, np.ndarray]:
+        visible = queries.visible(query)
+        weights = 1.0 / np.arange(len(visible), 0, -1)
+        items, places = np.unique(visible, return_inverse=True)
+        return items, np.bincount(places, weights * (_REPEAT_SHARE / weights.sum()))
 
 
-class Transitions(DenseScorer):
+class Transitions(SparseScorer):
     """What followed the last item in training, smoothed by popularity."""
 
     name = "item to item"
@@ -92,21 +77,16 @@ class Transitions(DenseScorer):
     def __init__(self, dataset: Dataset) -> None:
         from scipy.sparse import csr_matrix
 
-        self.num_items = dataset.num_items
-        counts = dataset.item_train_counts + 1.0
-        self.popularity = counts / counts.sum()
+        super().__init__(_PRIOR_TRANSITIONS * _popularity(dataset))
         before, after = train_pairs(dataset)
         shape = (dataset.num_items, dataset.num_items)
         self.pairs = csr_matrix((np.ones(len(before)), (before, after)), shape=shape)
-        self.totals = np.asarray(self.pairs.sum(axis=1))[:, 0]
+        self.pairs.sum_duplicates()
 
-    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
-        last = queries.batch.items[queries.windows[chosen], queries.slots[chosen]]
-        rows, popularity = self.pairs[last], self.popularity
-        if candidates is not None:
-            rows, popularity = rows[:, candidates], popularity[candidates]
-        counts = rows.toarray() + _PRIOR_TRANSITIONS * popularity
-        return np.log(counts / (self.totals[last] + _PRIOR_TRANSITIONS)[:, None])
+    def additions(self, queries: QueryBatch, query: int) -> tuple[np.ndarray, np.ndarray]:
+        last = queries.batch.items[queries.windows[query], queries.slots[query]]
+        row = slice(self.pairs.indptr[last], self.pairs.indptr[last + 1])
+        return self.pairs.indices[row], self.pairs.data[row]
 
 
 class OracleScorer:
@@ -154,6 +134,11 @@ class _RestrictedOracle(DenseScorer):
         dense = self.oracle.world.oracle.conditionals(self.oracle.world_queries(queries, chosen))
         with np.errstate(divide="ignore"):
             return np.log(dense if candidates is None else dense[:, candidates])
+
+
+def _popularity(dataset: Dataset) -> np.ndarray:
+    counts = dataset.item_train_counts + 1.0
+    return counts / counts.sum()
 
 
 def train_events(dataset: Dataset) -> np.ndarray:

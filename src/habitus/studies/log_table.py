@@ -1,5 +1,6 @@
 """The closing table: a model and the baselines on users that chose nothing, each difference with its interval."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from habitus.evaluation import PerQuery
 
 METRICS = ("recall@10", "ndcg@10", "loss")
-_QUERIES = 4_000
-_PER_USER = 8  # queries of one user in a window: more users, smaller errors
+_QUERIES = {"cuda": 20_000, "cpu": 4_000}
+_PER_USER = 8  # queries of one user in a window, at least: more users, smaller errors
 
 
 class BaselineDifference(Typed):
@@ -68,13 +69,16 @@ def compare_on_test(run: Path, dataset: Dataset, device: str) -> TestTable:
     )
 
     side: EvaluationSide = "test" if dataset.has_side("test") else "validation"
+    where = resolve_device(device)
+    queries = _QUERIES["cuda" if where.type == "cuda" else "cpu"]
+    per_user = max(_PER_USER, math.ceil(queries / max(dataset.counts(side).segments, 1)))
     options = EvaluateOptions(
-        regimes=("catalogue",), queries=_QUERIES, per_user=_PER_USER, cutoffs=(10,), metrics=("loss", "ranking"),
+        regimes=("catalogue",), queries=queries, per_user=per_user, cutoffs=(10,), metrics=("loss", "ranking"),
         histories=(), side=side,
     )  # fmt: skip
     values: list[PerQuery] = []
     evaluations = evaluate_runs(
-        [run], dataset, options, ComputeOptions(resolve_device(device)), with_baselines=True,
+        [run], dataset, options, ComputeOptions(where), with_baselines=True,
         keep=lambda _scorer, _regime, kept: values.append(kept),
     )  # fmt: skip
     rows = []
