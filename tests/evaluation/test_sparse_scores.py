@@ -1,5 +1,7 @@
 """Scores of a background with a few additions, against the same weights written out."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ class WrittenOut(DenseScorer):
 @pytest.mark.parametrize("kind", [Popularity, RecentPopularity, Repeat, Transitions])
 @pytest.mark.parametrize("subset", [False, True])
 def test_ranks_losses_entropies_and_lists_are_those_of_the_rows_written_out(
-    dataset: Dataset, kind: type[SparseScorer], subset: bool
+    dataset: Dataset, kind: Callable[[Dataset], SparseScorer], subset: bool
 ) -> None:
     scorer = kind(dataset)
     batch = next(iter(query_set(dataset, EvaluateOptions(queries=700))))
