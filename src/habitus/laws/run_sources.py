@@ -9,7 +9,7 @@ from habitus.errors import ConfigError, FitError
 from habitus.laws.run_csv import read_csv
 from habitus.laws.runs import MeasuredRun
 from habitus.record import Record
-from habitus.store import AXES, ManifestRow, SweepManifest, manifest_paths, read_record, read_store_info
+from habitus.store import AXES, LOG_AXIS, ManifestRow, SweepManifest, manifest_paths, read_record, read_store_info
 
 
 def read_runs(source: str | Path) -> list[MeasuredRun]:
@@ -59,7 +59,7 @@ def _read_manifest(path: Path) -> SweepManifest:
         raise FitError(
             error.problem, expected="a sweep manifest", next_step="bring the file back, or remove it"
         ) from None
-    if manifest.axis not in AXES:
+    if manifest.axis not in {*AXES, LOG_AXIS}:
         raise FitError(f"{path}: axis {manifest.axis!r} is unknown", expected=f"one of {', '.join(AXES)}")
     return manifest
 

@@ -1,6 +1,6 @@
 """What rooms hand each other on disk, typed once: manifests, laws, plans; and the tables that all of them read."""
 
-from habitus.store.axes import AXES, CORRELATED_REGIMES, CorrelationStage, StudyAxis, correlated_axes
+from habitus.store.axes import AXES, CORRELATED_REGIMES, LOG_AXIS, CorrelationStage, StudyAxis, correlated_axes
 from habitus.store.folder import (
     ATTEMPTS,
     INFO_FILE,
@@ -98,6 +98,7 @@ __all__ = [
     "LAWS_FILE",
     "LAW_NAMES",
     "LEVELS",
+    "LOG_AXIS",
     "METRICS",
     "METRIC_GROUPS",
     "RECIPE_FILE",

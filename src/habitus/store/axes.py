@@ -34,6 +34,9 @@ AXES = {
     )
 }
 
+# Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
+LOG_AXIS = "passes"
+
 
 def correlated_axes(stage: CorrelationStage) -> tuple[str, ...]:
     """The axes whose runs enter the correlation tables of a stage."""

@@ -5,8 +5,9 @@ from habitus.sweeps.design import centred_shapes, design_axis
 from habitus.sweeps.estimate import device_kind, speed_of_store, usual_workers
 from habitus.sweeps.mps import mps_environment
 from habitus.sweeps.outcome import RunOutcome, SweepProgress, SweepResult
-from habitus.sweeps.preset import Preset, load_preset, preset_dataset, preset_text
+from habitus.sweeps.preset import EvaluationSettings, Preset, load_preset, preset_dataset, preset_text
 from habitus.sweeps.prior_results import PriorResults
+from habitus.sweeps.recipe_list import RecipeRunner
 from habitus.sweeps.request import SweepRequest, check_axis, parse_budgets
 from habitus.sweeps.run_list import RunList, check_state, list_runs
 from habitus.sweeps.store import Store
@@ -15,9 +16,11 @@ from habitus.sweeps.sweep import sweep
 __all__ = [
     "DatasetFacts",
     "Design",
+    "EvaluationSettings",
     "PlannedRun",
     "Preset",
     "PriorResults",
+    "RecipeRunner",
     "RunList",
     "RunOutcome",
     "Store",

@@ -56,6 +56,7 @@ class WorkerOptions:
     save_every: int | None = None  # steps between checkpoints, instead
     poll_seconds: float = 0.5  # between looks at a store in which everything is taken
     seconds_left: float | None = None  # of the time that the user gave
+    compile: bool | None = None  # as in TrainOptions
 
 
 @dataclass
@@ -326,6 +327,7 @@ class Worker:
             save_every=save_every,
             resume=True,
             accumulate=retry.accumulate,
+            compile=self.options.compile,
             flops_budget=job.flops_budget,
         )
 
