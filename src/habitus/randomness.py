@@ -29,6 +29,7 @@ class Stream(IntEnum):
     WORLD = 4
     TOKENIZER = 6
     EVALUATION = 7
+    USERS = 8
 
 
 def random_words(seed: int, stream: int, step: Any, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -37,6 +37,20 @@ RECIPE_VERSION = 1
 
 class DataRecipe(Typed):
     seq_len: int = Field(256, ge=2, description="Events per window.")
+    user_share: float = Field(
+        1.0, gt=0, le=1, exclude_if=lambda share: share == 1, description="Share of the training users that train."
+    )
+    user_part: int = Field(0, ge=0, exclude_if=not_, description="Which of the disjoint parts of that share.")
+
+    @model_validator(mode="after")
+    def _the_part_exists(self) -> Self:
+        num_parts = int(1 / self.user_share + 1e-9)
+        if self.user_part >= num_parts:
+            raise ValueError(
+                f"user_part = {self.user_part}, but a share of {self.user_share:g} has {num_parts} disjoint "
+                f"part{'' if num_parts == 1 else 's'}, counted from 0"
+            )
+        return self
 
 
 class ModelRecipe(Typed):

@@ -234,4 +234,6 @@ def test_events_stay_on_the_device_from_run_to_run_only_where_that_is_asked_for(
         assert load_events(dataset, CPU) is events
         assert np.array_equal(load_events(other, CPU).item.numpy(), other.items)
         assert load_events(dataset, CPU) is not events  # one dataset at a time
+        for view in (dataset.with_seq_len(16), dataset.with_users(0.5), dataset.with_users(0.5, 1)):
+            assert len(load_events(view, CPU).offsets) == view.counts("train").windows + 1
     assert load_events(dataset, CPU) is not load_events(dataset, CPU)

@@ -53,9 +53,12 @@ def jobs_of(
     ).to_values()
     muon = recipe_of(steps=20, batch_sequences=17, optimizer="muon").to_values()
     copying = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
+    half = recipe_of(steps=20, batch_sequences=17, log_q=True).to_values()
+    half["data"] |= {"user_share": 0.5, "user_part": 1}
     common = {"dataset": str(dataset.path)}
     jobs = {
         "joint": {"recipe": one},
+        "half": {"recipe": half},
         "frozen": {"recipe": two, "parent": str(parent)},
         "extras": {"recipe": apart, "parent": str(parent)},
         "copying": {"recipe": copying},
@@ -82,7 +85,7 @@ def alone(job: dict[str, Any], out: Path) -> list[float]:
 @pytest.mark.parametrize(
     "count, only",
     [
-        pytest.param(2, ("joint", "frozen", "sharded", "copying"), id="two"),
+        pytest.param(2, ("joint", "half", "frozen", "sharded", "copying"), id="two"),
         pytest.param(3, (), id="three, everything", marks=pytest.mark.slow),
         pytest.param(2, (), id="two, everything", marks=pytest.mark.slow),
     ],

@@ -255,3 +255,33 @@ def test_a_run_is_evaluated_on_the_test_side_of_its_own_dataset(recipe_of: Calla
     (evaluation,) = evaluate_runs([tmp_path / "run"], data, scored, ComputeOptions("cpu"))
     assert evaluation.specification["batch"].side == "test"
     assert np.isfinite(evaluation.metrics["catalogue/loss"].value)
+
+
+def test_a_share_of_the_users_trains_and_all_validation_users_are_asked(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    shares = {"all": {}, "half": {"user_share": 0.5}, "other": {"user_share": 0.5, "user_part": 1}}
+    records: dict[str, Record] = {}
+    for name, share in shares.items():
+        recipe = recipe_of(log_q=True, evaluate={"regimes": ["batch", "catalogue"]})
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=share)})
+        records[name] = train(recipe, dataset, tmp_path / name, options=ONE)
+        view = dataset.training_view(recipe.data)
+        assert records[name].unique_events == view.counts("train").events
+        assert records[name].epochs == 24 * 16 / view.counts("train").windows
+    assert records["half"].unique_events + records["other"].unique_events == records["all"].unique_events
+    assert len({record.recipe_hash for record in records.values()}) == 3
+    assert len({record.train for record in records.values()}) == 3
+    specs = [record.evaluation for record in records.values()]
+    assert specs[0] == specs[1] == specs[2]
+    sizes = [{name: metric.n for name, metric in record.metrics.items()} for record in records.values()]
+    assert sizes[0] == sizes[1] == sizes[2]  # cold items, too, are those of all training users
+    scored = EvaluateOptions(regimes=("batch", "catalogue"), queries=400, batch_sequences=16)
+    (evaluation,) = evaluate_runs([tmp_path / "other"], dataset, scored, ComputeOptions("cpu"))
+    assert evaluation.metrics == records["other"].metrics
+    with pytest.raises(ConfigError, match=r"part 0 of data.user_share = 0.0001 has no training windows"):
+        tiny = recipe.model_copy(update={"data": recipe.data.model_copy(update={"user_share": 1e-4, "user_part": 0})})
+        train(tiny, dataset, tmp_path / "tiny", options=ONE)
+    stage2 = recipe_of(stage=2, parent=records["half"].recipe_hash, num_negatives=16)
+    with pytest.raises(ConfigError, match=r"user_share = 1, user_part = 0, and .*half on 0.5 and 0"):
+        train(stage2, dataset, tmp_path / "two", parent=tmp_path / "half", options=ONE)

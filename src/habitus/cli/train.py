@@ -260,7 +260,7 @@ def _print_size(recipe: "Recipe", dataset: "Dataset", as_json: bool) -> None:
         return
     typer.echo(f"stage {recipe.train.stage}")
     _print_table(cell, assumed=False)
-    windows = dataset.with_seq_len(recipe.data.seq_len).counts("train").windows
+    windows = dataset.training_view(recipe.data).counts("train").windows
     typer.echo(f"epochs {recipe.train.steps * recipe.train.batch_sequences / windows:.3g} over {windows:,} windows")
 
 

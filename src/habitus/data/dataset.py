@@ -21,6 +21,7 @@ from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
 from habitus.events import Schema
 from habitus.randomness import Stream, permute_index, shuffle_keys
+from habitus.recipe import DataRecipe
 from habitus.store import SplitName
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Dataset:
     """The folder that `prepare` wrote. Arrays are mapped, not read; ids are int64 throughout.
 
     Windows are cut when a side is first used, at `seq_len` events, which is the manifest's unless another is given.
+    The training side may be that of a share of its users; the other sides are always whole.
     """
 
     def __init__(self, path: Path, manifest: DatasetManifest, seq_len: int | None = None) -> None:
@@ -50,6 +52,7 @@ class Dataset:
             spec.name: map_array(require_file(path, manifest, item_file(number)))
             for number, spec in enumerate(self.fields.item)
         }
+        self.user_share, self.user_part = 1.0, 0
         self._sides: dict[SplitName, _Side] = {}
         _keep_freed_memory()
 
@@ -72,6 +75,24 @@ class Dataset:
         other.seq_len = _check_seq_len(seq_len)
         other._sides = {}
         return other
+
+    def with_users(self, share: float, part: int = 0) -> "Dataset":
+        """The same dataset with a training side of a share of the training users: `part` of the disjoint ones.
+
+        Parts of one share are disjoint, and part 0 of a smaller share lies within that of a larger one. What was
+        learnt when the log was prepared (tokens, categories, scales) stays that of all training users.
+        """
+        if (share, part) == (self.user_share, self.user_part):
+            return self
+        other = copy(self)
+        other.user_share, other.user_part = share, part
+        other._sides = {side: cut for side, cut in self._sides.items() if side != "train"}
+        other.__dict__.pop("item_train_counts", None)
+        return other
+
+    def training_view(self, recipe: DataRecipe) -> "Dataset":
+        """The dataset as a recipe trains on it: windows of its length, its share of the training users."""
+        return self.with_seq_len(recipe.seq_len).with_users(recipe.user_share, recipe.user_part)
 
     def __repr__(self) -> str:
         return text_table(f"Dataset {self.path}", self._summary())
@@ -118,7 +139,7 @@ class Dataset:
 
     def counts(self, split: SplitName) -> SplitCounts:
         """Users, events, queries and windows of a side."""
-        if self.seq_len != self.manifest.seq_len:
+        if self.seq_len != self.manifest.seq_len or (split == "train" and self.user_share < 1):
             return self._side(split).counts
         sides = self.manifest.sides()
         return sides[split] if split in sides else self._refuse_side(split)
@@ -142,8 +163,11 @@ class Dataset:
         if split not in self.manifest.sides():
             self._refuse_side(split)
         if split not in self._sides:
-            windows = pack(self.user_parts.segments(split, self.seq_len), self.seq_len)
-            counts = SplitCounts.of(self.user_parts, split, windows)
+            users = self.user_parts
+            if split == "train" and self.user_share < 1:
+                users = users.training_share(self.user_share, self.user_part)
+            windows = pack(users.segments(split, self.seq_len), self.seq_len)
+            counts = SplitCounts.of(users, split, windows)
             self._sides[split] = _Side(windows, counts, _segment_table(windows, self.seq_len))
         return self._sides[split]
 
@@ -157,6 +181,11 @@ class Dataset:
     @cached_property
     def item_train_counts(self) -> np.ndarray:
         """How often each item occurs among the training events, int64 [num_items]."""
+        if self.user_share < 1:
+            users = self.user_parts.training_share(self.user_share, self.user_part)
+            before = np.cumsum(users.train_lengths) - users.train_lengths
+            rows = np.repeat(users.starts - before, users.train_lengths)
+            return np.bincount(self.items[rows + np.arange(len(rows))], minlength=self.num_items)
         return map_array(self.path / "items" / "train_count.npy")
 
     @cached_property

@@ -6,11 +6,12 @@ parts end, and are cut when a dataset is opened.
 """
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.store import SplitName
 
 MAX_SEQ_LEN = 1 << 20  # packing keeps a count of segments of every length
@@ -50,6 +51,21 @@ class UserParts:
         if side == "train":
             return training_segments(self.starts, ends, seq_len)
         return held_out_segments(self.starts, begins, ends, seq_len)
+
+    def training_share(self, share: float, part: int) -> "UserParts":
+        """The same with the training events of a share of the training users alone.
+
+        Training users stand in a pseudo-random line that depends on nothing but their number. A part is a stretch of
+        it: parts of one share are disjoint and equally long, and the first part of a smaller share lies within that of
+        a larger one.
+        """
+        users = np.flatnonzero(self.train_lengths)
+        line = permute_index(np.arange(len(users)), len(users), shuffle_keys(0, Stream.USERS, 0))
+        begin, end = (round(len(users) * share * number) for number in (part, part + 1))
+        chosen = users[(line >= begin) & (line < end)]
+        train_lengths = np.zeros_like(self.train_lengths)
+        train_lengths[chosen] = self.train_lengths[chosen]
+        return replace(self, train_lengths=train_lengths)
 
     def num_covered(self, side: SplitName, segments: np.ndarray) -> int:
         """How many of the side's events stand in its segments, which may hold earlier events too, as context."""

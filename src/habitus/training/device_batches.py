@@ -156,7 +156,7 @@ def distinct_items(items: Tensor, targets: Tensor, num_items: int) -> tuple[Tens
     )
 
 
-_events_on_device: dict[tuple[str, torch.device], DeviceEvents] | None = None
+_events_on_device: dict[tuple[object, ...], DeviceEvents] | None = None  # one at a time
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def load_events(dataset: Dataset, device: torch.device) -> DeviceEvents:
     """The dataset's events on a device, those of the last run within `keep_events_on_device`."""
     if _events_on_device is None:
         return DeviceEvents(dataset, device)
-    key = dataset.checksum, device
+    key = (dataset.checksum, dataset.seq_len, dataset.user_share, dataset.user_part, device)
     if key not in _events_on_device:
         _events_on_device.clear()
         _events_on_device[key] = DeviceEvents(dataset, device)

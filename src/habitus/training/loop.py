@@ -39,7 +39,7 @@ def train(
     """
     out = Path(out)
     options.check()
-    dataset = dataset.with_seq_len(recipe.data.seq_len)
+    dataset = dataset.training_view(recipe.data)
     check_recipe(recipe, dataset)
     parent_run = check_parent(recipe, dataset, parent)
     device = resolve_device(options.device)

@@ -69,7 +69,7 @@ def evaluate_options(recipe: Recipe) -> EvaluateOptions:
 
 def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse a recipe that this dataset cannot carry out; windows have the recipe's data.seq_len."""
-    dataset = dataset.with_seq_len(recipe.data.seq_len)
+    dataset = dataset.training_view(recipe.data)
     stored = dataset.fields.text_len
     if stored and recipe.model.text_len > stored:
         raise ConfigError(
@@ -79,6 +79,13 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
             next_step=f"set model.text_len={stored}, or prepare with --text-len {recipe.model.text_len}",
         )
     if dataset.counts("train").windows == 0:
+        if recipe.data.user_share < 1:
+            raise ConfigError(
+                f"part {recipe.data.user_part} of data.user_share = {recipe.data.user_share:g} has no training windows",
+                expected=f"a share of the {dataset.with_users(1).counts('train').users:,} training users that holds "
+                "one with two events or more",
+                next_step="raise data.user_share",
+            )
         raise DataError(
             f"{dataset.path} has no training windows",
             expected="training users with two events or more",
@@ -126,8 +133,8 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
             next_step=f"set train.parent={record.recipe_hash}, or pass the other run",
         )
     if record.recipe.model != recipe.model:
-        ours, theirs = recipe.model.to_values(), record.recipe.model.to_values()
-        differing = ", ".join(f"{k} {theirs.get(k)} there, {v} here" for k, v in ours.items() if theirs.get(k) != v)
+        here, there = recipe.model.to_values(), record.recipe.model.to_values()
+        differing = ", ".join(f"{k} {there.get(k)} there, {v} here" for k, v in here.items() if there.get(k) != v)
         raise ConfigError(
             f"the recipe's model is not that of {parent}: {differing}", expected="the same [model] in both stages"
         )
@@ -135,6 +142,13 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
         raise ConfigError(
             f"the recipe has precision {recipe.train.precision}, and {parent} had {record.recipe.train.precision}",
             expected="one precision for both stages: item vectors depend on it",
+        )
+    ours, theirs = ((r.data.user_share, r.data.user_part) for r in (recipe, record.recipe))
+    if ours != theirs:
+        raise ConfigError(
+            f"the recipe trains on data.user_share = {ours[0]:g}, user_part = {ours[1]}, and {parent} on "
+            f"{theirs[0]:g} and {theirs[1]}",
+            expected="the same training users in both stages",
         )
     if record.dataset_checksum != dataset.checksum:
         raise ConfigError(

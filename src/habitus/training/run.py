@@ -247,9 +247,10 @@ class TrainingRun:
             cache = open_catalogue(bundle, self.dataset, catalogue, None, progress)
         was_training = bundle.model.training
         bundle.model.eval()
+        dataset = self.dataset.with_users(1)  # queries and slices are the same whoever was trained on
         try:
-            scorer = ModelScorer(bundle, self.dataset, cache, ranks=self.ranks)
-            return evaluate(self.dataset, scorer, evaluate_options(self.recipe), progress=progress)
+            scorer = ModelScorer(bundle, dataset, cache, ranks=self.ranks)
+            return evaluate(dataset, scorer, evaluate_options(self.recipe), progress=progress)
         finally:
             bundle.model.train(was_training)
 
