@@ -67,6 +67,12 @@ def test_a_cache_is_resumed_and_one_of_another_model_is_refused(dataset: Dataset
         assert stored.shards[0].dtype == {"fp16": torch.float16, "fp32": torch.float32}[dtype]
 
 
+def test_the_same_vectors_are_the_same_bytes(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    bundle = load_bundle(make_run(1))
+    caches = [build_cache(bundle, dataset, tmp_path / str(number), shard_rows=100) for number in range(4)]
+    assert all(cache.manifest == caches[0].manifest for cache in caches)
+
+
 def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="holds no bundle"):
         load_bundle(tmp_path)

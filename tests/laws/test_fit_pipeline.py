@@ -152,6 +152,14 @@ def test_the_bootstrap_runs_through_the_whole_pipeline(planted: Any, tmp_path: P
     assert low < planted.size(1e20) < high
 
 
+def test_metrics_keep_the_order_of_their_columns(tmp_path: Path) -> None:
+    names = ["batch/loss", "train/loss", *(f"catalogue/recall@{k}" for k in (100, 50, 20, 10, 5, 1))]
+    header = ["axis", "cell_id", "flops_budget", "learning_rate", "seed", *names]
+    (tmp_path / "runs.csv").write_text(f"{','.join(header)}\nshare,a,1e9,0.1,0,{','.join('3' for _ in names)}\n")
+    (run,) = read_runs(tmp_path / "runs.csv")
+    assert list(run.metrics) == names
+
+
 def test_the_command_writes_the_same_bytes_twice_and_prints_tables(planted: Any, tmp_path: Path) -> None:
     path = planted.write(tmp_path / "runs.csv", planted.rows(0.002, axes=("allocation", "negatives")))
     arguments = ["fit", str(path), "--metric", "batch/loss", "--bootstrap", "3", "--seed", "4"]

@@ -87,7 +87,7 @@ class _Row:
             optimizer=cells.get("optimizer") or "",
             on_diagonal=(cells.get("on_diagonal") or "yes").lower() not in ("no", "false", "0"),
             knobs=knobs,
-            metrics={name: self._number(name) for name in self.filled if name.startswith(_METRIC_PREFIXES)},
+            metrics={n: self._number(n) for n in self.cells if n in self.filled and n.startswith(_METRIC_PREFIXES)},
         )
 
     def step(self) -> float | None:

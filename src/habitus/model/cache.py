@@ -4,6 +4,7 @@ Shards are written one by one and kept when the work is interrupted; the manifes
 and the dataset whose vectors these are.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor
 from habitus.data import Dataset, Encoders, ItemFeatures
 from habitus.data import Field as FieldSpec
 from habitus.errors import ModelError
-from habitus.files import sha256_of, write_atomic
+from habitus.files import sha256_of, staged_file
 from habitus.model.behavior import BehaviorModel
 from habitus.model.bundle import Bundle, autocast
 from habitus.model.tensors import item_tensors
@@ -136,7 +137,7 @@ def build_cache(
             vectors = embed_rows(
                 bundle.model, dataset, rows, precision=precision, dtype=CACHE_DTYPES[dtype], report=report
             )
-            write_atomic(path / name, save({"vectors": vectors.cpu()}, metadata=identity))
+            _write_shard(path / name, vectors.cpu(), identity)
         shards[name] = sha256_of(path / name)
         report(1.0)
     manifest = CacheManifest(
@@ -248,6 +249,18 @@ def _is_finished(path: Path, identity: dict[str, str], num_rows: int) -> bool:
             return file.metadata() == identity and file.get_slice("vectors").get_shape()[0] == num_rows
     except SafetensorError:
         return False
+
+
+def _write_shard(path: Path, vectors: Tensor, identity: dict[str, str]) -> None:
+    """A shard as safetensors, the same bytes every time: the library itself writes metadata in random order."""
+    content = memoryview(save({"vectors": vectors}, metadata=identity))
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(bytes(content[8 : 8 + length]))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with staged_file(path) as partial, partial.open("wb") as file:
+        file.writelines((len(text).to_bytes(8, "little"), text, content[8 + length :]))
 
 
 def _read_shard(path: Path) -> Tensor:
