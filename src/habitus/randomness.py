@@ -30,6 +30,7 @@ class Stream(IntEnum):
     TOKENIZER = 6
     EVALUATION = 7
     USERS = 8
+    ITEM_DROPOUT = 9
 
 
 def random_words(seed: int, stream: int, step: Any, index: Ints) -> tuple[Ints, Ints, Ints, Ints]:

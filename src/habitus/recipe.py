@@ -41,6 +41,9 @@ class DataRecipe(Typed):
         1.0, gt=0, le=1, exclude_if=lambda share: share == 1, description="Share of the training users that train."
     )
     user_part: int = Field(0, ge=0, exclude_if=not_, description="Which of the disjoint parts of that share.")
+    include_validation: bool = Field(
+        False, exclude_if=not_, description="Train on the validation events too; then only the test side evaluates."
+    )
 
     @model_validator(mode="after")
     def _the_part_exists(self) -> Self:
@@ -91,6 +94,10 @@ class TrainRecipe(Typed):
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")
     weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
     dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the contextualizer's inputs and branches.")
+    # Of the embedder, so in stage 1 alone.
+    token_dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the text tokens of an item.")
+    field_dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of fields of an item, never of all.")
+    item_dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of entries of item vectors.")
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     precision: Precision = Field("bf16", description="Of the matrix products.")
     seed: int = Field(0, ge=0, lt=2**32, description="Keys every random stream of the run.")

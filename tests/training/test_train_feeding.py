@@ -25,6 +25,7 @@ from habitus.training.step import EagerStage1, EagerStage2
 from tests.training.conftest import prepared
 
 CPU = torch.device("cpu")
+ITEM_DROPOUT = {"token_dropout": 0.3, "field_dropout": 0.3, "item_dropout": 0.2}
 
 
 def host_batches(dataset: Dataset, recipe: Any, num_parts: int = 1) -> HostBatches:
@@ -106,11 +107,11 @@ def test_a_batch_made_on_a_device_is_the_datasets(dataset: Dataset, recipe_of: C
 
 
 @pytest.mark.parametrize("log_q", [False, True])
-@pytest.mark.parametrize("copying, dropout", [(False, 0.0), (True, 0.0), (True, 0.3)])
+@pytest.mark.parametrize("copying, dropout", [(False, {}), (True, {}), (True, {"dropout": 0.3}), (False, ITEM_DROPOUT)])
 def test_fixed_shapes_change_no_loss_and_no_gradient(
-    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, copying: bool, dropout: float
+    dataset: Dataset, recipe_of: Callable[..., Any], log_q: bool, copying: bool, dropout: dict[str, float]
 ) -> None:
-    recipe = recipe_of(log_q=log_q, dropout=dropout, model={"copying": copying})
+    recipe = recipe_of(log_q=log_q, model={"copying": copying}, **dropout)
     model = with_copy_scores(BehaviorModel(dataset.fields, recipe.model))
     stage = EagerStage1(model, dataset, recipe, host_batches(dataset, recipe))
     expected = stage.backward(3)

@@ -70,6 +70,32 @@ def test_captured_steps_copy_too(
     assert loss == pytest.approx(plain.metrics["batch/loss"].value, rel=2e-3 if precision == "fp32" else 2e-2)
 
 
+@pytest.mark.parametrize("precision, compiled", [("fp32", True), ("fp32", False), ("bf16", True)])
+def test_captured_steps_drop_the_same_of_the_same_items(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, precision: str, compiled: bool
+) -> None:
+    knobs = {"token_dropout": 0.3, "field_dropout": 0.3, "item_dropout": 0.2, "dropout": 0.2}
+    recipe = recipe_of(optimizer="adamw", precision=precision, **knobs)
+    record, lines = run_of(recipe, dataset, tmp_path / "captured", compile=compiled)
+    _, plain = run_of(recipe, dataset, tmp_path / "plain", capture=False)
+    assert (record.hardware["engine"], record.hardware["compiled"]) == ("captured", compiled)
+    torch.testing.assert_close(losses(lines), losses(plain), rtol=5e-4 if precision == "fp32" else 2e-2, atol=0)
+    _, on_cpu = run_of(recipe, dataset, tmp_path / "cpu", device="cpu")
+    torch.testing.assert_close(losses(lines), losses(on_cpu), rtol=2e-3 if precision == "fp32" else 2e-2, atol=0)
+
+
+def test_a_share_of_the_users_lives_on_the_device(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe = recipe_of(optimizer="adamw", log_q=True)
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"user_share": 0.25, "user_part": 2})})
+    record, lines = run_of(recipe, dataset, tmp_path / "captured")
+    on_cpu, cpu_lines = run_of(recipe, dataset, tmp_path / "cpu", device="cpu")
+    assert record.hardware["engine"] == "captured"
+    assert (record.unique_events, record.epochs) == (on_cpu.unique_events, on_cpu.epochs)
+    torch.testing.assert_close(losses(lines), losses(cpu_lines), rtol=1e-3, atol=0)
+
+
 def test_a_gpu_trains_as_a_cpu_does(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
     _, lines = run_of(recipe_of(), dataset, tmp_path / "cuda")
     _, on_cpu = run_of(recipe_of(), dataset, tmp_path / "cpu", device="cpu")

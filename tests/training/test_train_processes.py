@@ -53,7 +53,9 @@ def jobs_of(
     ).to_values()
     muon = recipe_of(steps=20, batch_sequences=17, optimizer="muon").to_values()
     copying = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
-    half = recipe_of(steps=20, batch_sequences=17, log_q=True).to_values()
+    half = recipe_of(
+        steps=20, batch_sequences=17, log_q=True, token_dropout=0.2, field_dropout=0.2, item_dropout=0.1
+    ).to_values()
     half["data"] |= {"user_share": 0.5, "user_part": 1}
     common = {"dataset": str(dataset.path)}
     jobs = {

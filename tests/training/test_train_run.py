@@ -285,3 +285,44 @@ def test_a_share_of_the_users_trains_and_all_validation_users_are_asked(
     stage2 = recipe_of(stage=2, parent=records["half"].recipe_hash, num_negatives=16)
     with pytest.raises(ConfigError, match=r"user_share = 1, user_part = 0, and .*half on 0.5 and 0"):
         train(stage2, dataset, tmp_path / "two", parent=tmp_path / "half", options=ONE)
+
+
+@pytest.mark.parametrize("knob", ["token_dropout", "field_dropout", "item_dropout"])
+def test_a_regularised_embedder_trains_in_parts_and_after_a_stop_as_it_does_straight(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, knob: str
+) -> None:
+    plain = train(recipe_of(steps=8), dataset, tmp_path / "plain", options=ONE)
+    recipe = recipe_of(steps=8, **{knob: 0.4})
+    assert recipe.train.to_values()[knob] == 0.4
+    assert knob not in recipe_of(steps=8).train.to_values()
+    straight = train(recipe, dataset, tmp_path / "straight", options=ONE)
+    assert straight.train is not None and plain.train is not None
+    assert straight.train.loss > plain.train.loss  # noise costs training loss at first
+    parts = train(
+        recipe, dataset, tmp_path / "parts", options=TrainOptions(device="cpu", threads=1, accumulate=3)
+    )  # fmt: skip
+    assert parts.train is not None
+    assert parts.train.loss == pytest.approx(straight.train.loss, rel=1e-5)
+
+    def fence(step: int) -> None:
+        if step > 5:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        options = TrainOptions(device="cpu", threads=1, save_every=5)
+        train(recipe, dataset, tmp_path / "run", options=options, on_save=fence)
+    train(recipe, dataset, tmp_path / "run", options=TrainOptions(device="cpu", threads=1, resume=True))
+    one, two = ((tmp_path / run / "bundle" / "model.safetensors").read_bytes() for run in ("straight", "run"))
+    assert one == two
+
+
+def test_a_frozen_embedder_drops_nothing(
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path
+) -> None:
+    first = Record.read(parent / "record.json")
+    stage2: dict[str, Any] = {"stage": 2, "parent": first.recipe_hash, "num_negatives": 16, "steps": 4}
+    knobs = {"token_dropout": 0.5, "field_dropout": 0.5, "item_dropout": 0.5}
+    plain = train(recipe_of(**stage2), dataset, tmp_path / "plain", parent=parent, options=ONE)
+    other = train(recipe_of(**stage2, **knobs), dataset, tmp_path / "other", parent=parent, options=ONE)
+    assert other.train == plain.train
+    assert other.metrics == plain.metrics

@@ -18,7 +18,14 @@ from habitus.model.cache import (
 )
 from habitus.model.contextualizer import Contextualizer, ContextualizerOutput
 from habitus.model.copying import MASKED_COPY_SCORE, CopyMass, copy_mass, copying_loss
-from habitus.model.dropout import DropoutMask, draw_dropout_mask
+from habitus.model.dropout import (
+    DropoutMask,
+    ItemDropout,
+    draw_dropout_mask,
+    draw_item_dropout,
+    drop_entries,
+    drop_features,
+)
 from habitus.model.embed_table import embed_table
 from habitus.model.embedder import Embedder, TextEncoder
 from habitus.model.init import ParameterInfo
@@ -42,6 +49,7 @@ __all__ = [
     "DropoutMask",
     "Embedder",
     "EmbeddingCache",
+    "ItemDropout",
     "ItemTensors",
     "MaskedWindows",
     "ParameterInfo",
@@ -55,6 +63,9 @@ __all__ = [
     "copy_mass",
     "copying_loss",
     "draw_dropout_mask",
+    "draw_item_dropout",
+    "drop_entries",
+    "drop_features",
     "embed_features",
     "embed_rows",
     "embed_table",

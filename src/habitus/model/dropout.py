@@ -1,9 +1,10 @@
-"""Dropout whose masks are a function of (seed, step, place in the batch) and of nothing else.
+"""Dropout whose masks are a function of (seed, step, place in the batch or item) and of nothing else.
 
-A resumed run, several processes, micro-batches and a captured step all draw the same masks: every row of a batch has
-three random words of the step's own, and whether an entry is dropped is a hash of one of them and its column.
+A resumed run, several processes, micro-batches and a captured step all draw the same masks: every row of a batch, and
+every item, has a few random words of the step's own, and whether an entry is dropped is a hash of one of them and its
+column.
 
-Letters: R rows of this process, w width.
+Letters: R rows of this process, w width, n items, T text tokens at most, F fields.
 """
 
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from habitus.data import PADDING_TOKEN, UNKNOWN_CODE
 from habitus.randomness import MASK, Stream, mix_bits, random_words
 
 _GOLDEN = 0x9E3779B9
@@ -41,5 +43,94 @@ def draw_dropout_mask(
 
 def apply_dropout(x: Tensor, word: Tensor, rate: float) -> Tensor:
     """x [R, w] with each entry zeroed with probability `rate` and the others scaled so that the mean stays."""
-    keep = mix_bits(word[:, None] ^ torch.arange(x.shape[-1], device=x.device), _GOLDEN) >= int(rate * (MASK + 1))
-    return torch.where(keep, x / (1 - rate), 0)
+    return torch.where(_column_hashes(word, x.shape[-1]) >= _threshold(rate), x / (1 - rate), 0)
+
+
+class ItemDropout(NamedTuple):
+    """What the embedder drops of n items: random words of each, int64 [n] holding 32 bits, and shares."""
+
+    token_words: Tensor
+    field_words: Tensor
+    event_words: Tensor
+    candidate_words: Tensor
+    token_rate: float
+    field_rate: float
+    vector_rate: float
+
+
+def draw_item_dropout(
+    seed: int, step: int | Tensor, rows: Tensor, token_rate: float, field_rate: float, vector_rate: float
+) -> ItemDropout:
+    """The dropout of these catalogue rows [n] in a step; `step` may be a 0-dim tensor."""
+    words = random_words(seed, Stream.ITEM_DROPOUT, step, rows.long())
+    return ItemDropout(*words, token_rate, field_rate, vector_rate)
+
+
+def drop_features(
+    tokens: Tensor | None, fields: dict[str, Tensor], dropout: ItemDropout
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Encoded items with fields made missing and tokens taken out: what the embedder then reads is less, not noise."""
+    if dropout.field_rate:
+        tokens, fields = _drop_fields(tokens, fields, dropout.field_words, dropout.field_rate)
+    if dropout.token_rate and tokens is not None:
+        tokens = _drop_tokens(tokens, dropout.token_words, dropout.token_rate)
+    return tokens, fields
+
+
+def drop_entries(vectors: Tensor, dropout: ItemDropout | None) -> tuple[Tensor, Tensor]:
+    """Item vectors [n, h] as events and as candidates.
+
+    Each has a mask of its own: with one for both, an item would be known again by what it has lost.
+    """
+    if dropout is None or not dropout.vector_rate:
+        return vectors, vectors
+    rate = dropout.vector_rate
+    return apply_dropout(vectors, dropout.event_words, rate), apply_dropout(vectors, dropout.candidate_words, rate)
+
+
+def _drop_fields(
+    tokens: Tensor | None, fields: dict[str, Tensor], words: Tensor, rate: float
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Each field of an item missing with probability `rate`, except one of those that it has: the largest hash."""
+    present = [] if tokens is None else [(tokens != PADDING_TOKEN).any(1)]
+    present += [_is_present(values) for values in fields.values()]
+    hashes = torch.where(torch.stack(present, 1), _column_hashes(words, len(present)), -1)  # [n, F]
+    keep = (hashes >= _threshold(rate)) | (hashes == hashes.amax(1, keepdim=True))
+    kept = list(keep.unbind(1))
+    if tokens is not None:
+        tokens = torch.where(kept.pop(0)[:, None], tokens, PADDING_TOKEN)
+    return tokens, {
+        name: torch.where(
+            keep.view(-1, *[1] * (values.dim() - 1)), values, torch.nan if values.is_floating_point() else UNKNOWN_CODE
+        )
+        for (name, values), keep in zip(fields.items(), kept, strict=True)
+    }
+
+
+def _is_present(values: Tensor) -> Tensor:
+    if values.is_floating_point():
+        return ~values.isnan().flatten(1).any(1) if values.dim() > 1 else ~values.isnan()
+    return values != UNKNOWN_CODE
+
+
+def _drop_tokens(tokens: Tensor, words: Tensor, rate: float) -> Tensor:
+    """[n, T] with each token taken out with probability `rate` and the rest moved up; one text never loses all."""
+    n, T = tokens.shape
+    is_token = tokens != PADDING_TOKEN
+    keep = is_token & (_column_hashes(words, T) >= _threshold(rate))
+    keep = torch.where(keep.any(1, keepdim=True), keep, is_token)
+    # What is taken out is written to one column beyond the end, which is cut off again.
+    place = torch.where(keep, keep.cumsum(1) - 1, T)
+    return torch.full((n, T + 1), PADDING_TOKEN, dtype=tokens.dtype, device=tokens.device).scatter(1, place, tokens)[
+        :, :T
+    ]
+
+
+def _column_hashes(words: Tensor, columns: int) -> Tensor:
+    """32 bits for each row and column, int64 [R, columns]."""
+    return mix_bits(words[:, None] ^ torch.arange(columns, device=words.device), _GOLDEN)
+
+
+def _threshold(rate: float) -> int:
+    """The hash below which an entry is dropped."""
+    return int(rate * (MASK + 1))

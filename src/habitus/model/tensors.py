@@ -11,7 +11,7 @@ from torch import Tensor
 
 from habitus.data import Batch, ItemFeatures
 from habitus.errors import ModelError
-from habitus.model.dropout import DropoutMask
+from habitus.model.dropout import DropoutMask, ItemDropout, drop_features
 from habitus.model.packing import PackedText, pack_text
 from habitus.recipe import ModelRecipe
 
@@ -55,16 +55,18 @@ def item_tensors(
     device: torch.device | str = "cpu",
     *,
     token_capacity: int | None = None,
+    dropout: ItemDropout | None = None,
 ) -> ItemTensors:
-    """The items on a device, their text packed.
+    """The items on a device, their text packed; less what `dropout` takes away.
 
     Text beyond the first `model.text_len` tokens is left out: a recipe may read less than was stored.
     `token_capacity` fixes the packed length on CUDA, for graph capture; it must hold all tokens.
     """
-    text = None
+    fields = {name: _tensor(values, device) for name, values in features.fields.items()}
+    tokens, capacity = None, None
     if features.tokens is not None:
-        tokens = features.tokens[:, : model.text_len]
-        needed = int(np.count_nonzero(tokens))
+        read = features.tokens[:, : model.text_len]
+        needed = int(np.count_nonzero(read))
         if token_capacity is not None and needed > token_capacity:
             raise ModelError(
                 f"{needed} tokens do not fit a capacity of {token_capacity}",
@@ -73,8 +75,10 @@ def item_tensors(
             )
         on_device = torch.device(device).type != "cpu"
         capacity = (token_capacity or needed) if on_device else None
-        text = pack_text(_tensor(tokens, device), capacity)
-    return ItemTensors(text, {name: _tensor(values, device) for name, values in features.fields.items()})
+        tokens = _tensor(read, device)
+    if dropout is not None:
+        tokens, fields = drop_features(tokens, fields, dropout)
+    return ItemTensors(None if tokens is None else pack_text(tokens, capacity), fields)
 
 
 def _tensor(values: np.ndarray, device: torch.device | str) -> Tensor:

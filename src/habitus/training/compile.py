@@ -28,6 +28,9 @@ def _use_compile_cache() -> Path:
     return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
 
 
+_DROPOUTS = ("dropout", "token_dropout", "field_dropout", "item_dropout")
+
+
 @cache
 def load_compiler() -> "Future[None]":
     """Start importing PyTorch's compiler in a thread, once per process; the caller loads data meanwhile."""
@@ -112,7 +115,7 @@ def _kernel_mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path
         "batch_sequences": recipe.train.batch_sequences,
         "seq_len": recipe.data.seq_len,
         "precision": recipe.train.precision,
-        **({"dropout": True} if recipe.train.dropout else {}),
+        **{name: True for name in _DROPOUTS if getattr(recipe.train, name)},
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device),
     }

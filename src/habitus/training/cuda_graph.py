@@ -13,12 +13,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from habitus.data import Dataset
-from habitus.model import BehaviorModel, DropoutMask, autocast, copy_mass, draw_dropout_mask
+from habitus.model import (
+    BehaviorModel,
+    DropoutMask,
+    ItemDropout,
+    autocast,
+    copy_mass,
+    draw_dropout_mask,
+    draw_item_dropout,
+    drop_entries,
+)
 from habitus.recipe import Recipe
 from habitus.softmax import Latch, candidate_pool, explain_cause, sample_negatives
 from habitus.training.batches import StepBatch, WindowOrder
 from habitus.training.compile import configure_compiler, load_compiler, mark_kernels_cached, pause_garbage_collection
 from habitus.training.device_batches import DeviceBatch, DeviceItems, load_events
+from habitus.training.items import item_dropout_rates
 from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients
 from habitus.training.prefetch import Prefetch, run_on_side_stream
@@ -196,17 +206,22 @@ class CapturedStage1:
         self.model, self.items, self.names = model, items, names
         self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
         self.dropout_mask = _StepDropoutMask(recipe, compiled=compiled)
+        self.item_dropout = _StepItemDropout(recipe, compiled=compiled)
+        drops = compiled and recipe.train.item_dropout
+        self.drop_entries = torch.compile(drop_entries, dynamic=False) if drops else drop_entries
         self.log_q = LogQ.of(dataset, recipe, items.lengths.device).in_batch if recipe.train.log_q else None
 
     def losses(self, batch: DeviceBatch, keys: Tensor, size: tuple[int, int], latch: Latch) -> Losses:
         """The losses of a batch whose distinct items fit `size` = (items, tokens)."""
         rows = batch.rows[: size[0]]
-        vectors = self.model.embed_items(self.items.read(rows, batch.counts[1], size[1]))
+        dropout = self.item_dropout(rows, latch)
+        vectors = self.model.embed_items(self.items.read(rows, batch.counts[1], size[1], dropout))
+        event_vectors, candidate_vectors = self.drop_entries(vectors, dropout)
         part = batch.step_batch(self.names, self.dropout_mask(batch, latch))
-        events = F.embedding(batch.event_places, vectors)
+        events = F.embedding(batch.event_places, event_vectors)
         # Distinct items have their targets first, so the head of the rows is the pool.
         num_targets, log_q = batch.counts[0], None if self.log_q is None else self.log_q[rows]
-        candidates = TargetPool(vectors, part.target_places, num_targets, log_q, num_valid=num_targets)
+        candidates = TargetPool(candidate_vectors, part.target_places, num_targets, log_q, num_valid=num_targets)
         return batch_losses(self.model, part, events, [candidates], latch=latch, copy_mass=self.copy_mass)
 
 
@@ -272,6 +287,17 @@ class _StepDropoutMask:
         if not self.rate:
             return None
         return self.draw(self.seed, latch.state[0], 0, batch.items.numel(), self.rate, batch.items.device)
+
+
+class _StepItemDropout:
+    """What the embedder drops in a captured step."""
+
+    def __init__(self, recipe: Recipe, *, compiled: bool) -> None:
+        self.seed, self.rates = recipe.train.seed, item_dropout_rates(recipe.train)
+        self.draw = torch.compile(draw_item_dropout, dynamic=False) if compiled else draw_item_dropout
+
+    def __call__(self, rows: Tensor, latch: Latch) -> ItemDropout | None:
+        return self.draw(self.seed, latch.state[0], rows, *self.rates) if any(self.rates) else None
 
 
 def _explain(cause: int, loss: float, norm: float) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from habitus.data import PADDING_TOKEN, Dataset
-from habitus.model import BatchTensors, DropoutMask, ItemTensors, pack_text
+from habitus.model import BatchTensors, DropoutMask, ItemDropout, ItemTensors, drop_features, pack_text
 from habitus.recipe import Recipe
 from habitus.training.batches import StepBatch
 from habitus.training.items import feature_bytes
@@ -201,13 +201,15 @@ class DeviceItems:
         tokens = torch.from_numpy(np.array(encoded.tokens[:, : recipe.model.text_len])).to(device)
         return cls(tokens, (tokens != PADDING_TOKEN).sum(1).to(torch.int16), fields)
 
-    def read(self, rows: Tensor, count: Tensor, token_capacity: int) -> ItemTensors:
+    def read(self, rows: Tensor, count: Tensor, token_capacity: int, dropout: ItemDropout | None = None) -> ItemTensors:
         """The first `count` of these rows as the embedder reads them; the others are there, without text."""
-        text = None
+        tokens, fields = None, {name: values[rows] for name, values in self.fields.items()}
         if self.tokens is not None:
             valid = torch.arange(len(rows), device=rows.device) < count
-            text = pack_text(torch.where(valid[:, None], self.tokens[rows], PADDING_TOKEN), token_capacity)
-        return ItemTensors(text, {name: values[rows] for name, values in self.fields.items()})
+            tokens = torch.where(valid[:, None], self.tokens[rows], PADDING_TOKEN)
+        if dropout is not None:
+            tokens, fields = drop_features(tokens, fields, dropout)
+        return ItemTensors(None if tokens is None else pack_text(tokens, token_capacity), fields)
 
 
 def device_bytes(dataset: Dataset) -> int:

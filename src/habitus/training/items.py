@@ -17,12 +17,14 @@ from habitus.model import (
     Bundle,
     CacheManifest,
     EmbeddingCache,
+    ItemDropout,
     ItemTensors,
     build_cache,
+    draw_item_dropout,
     item_tensors,
 )
 from habitus.progress import Progress
-from habitus.recipe import Recipe
+from habitus.recipe import Recipe, TrainRecipe
 
 _FEATURES_IN_MEMORY = 1 << 30  # bytes up to which item features are held in memory rather than mapped
 _VECTORS_IN_MEMORY = 2 << 30  # the same of frozen vectors, on a CPU
@@ -32,7 +34,8 @@ class HostItems:
     """Encoded items as tensors: from memory where all of them fit, else from the dataset's files."""
 
     def __init__(self, dataset: Dataset, recipe: Recipe, device: torch.device) -> None:
-        self.model = recipe.model
+        self.model, self.seed = recipe.model, recipe.train.seed
+        self.dropout_rates = item_dropout_rates(recipe.train)
         self.device = device
         self.read: Callable[[np.ndarray], ItemFeatures] = dataset.item_features
         self.lengths: np.ndarray | None = None  # tokens of every item
@@ -47,9 +50,15 @@ class HostItems:
                 None if tokens is None else tokens[rows], {name: v[rows] for name, v in encoded.fields.items()}
             )
 
-    def tensors(self, rows: np.ndarray) -> ItemTensors:
-        """What the embedder reads of these items."""
-        return item_tensors(self.read(rows), self.model, self.device)
+    def tensors(self, rows: np.ndarray, step: int) -> ItemTensors:
+        """What the embedder reads of these items in a step."""
+        return item_tensors(self.read(rows), self.model, self.device, dropout=self.dropout(rows, step))
+
+    def dropout(self, rows: np.ndarray, step: int) -> ItemDropout | None:
+        """What a step drops of these items."""
+        if not any(self.dropout_rates):
+            return None
+        return draw_item_dropout(self.seed, step, torch.from_numpy(rows).to(self.device), *self.dropout_rates)
 
     def text_counts(self, rows: np.ndarray) -> tuple[int, int]:
         """Tokens of these items, and the sum of their squares per item: what text attention scores."""
@@ -59,6 +68,11 @@ class HostItems:
             tokens = self.read(rows).tokens
             lengths = np.zeros(0, np.int64) if tokens is None else (tokens[:, : self.model.text_len] != 0).sum(1)
         return int(lengths.sum()), int((lengths * lengths).sum())
+
+
+def item_dropout_rates(recipe: TrainRecipe) -> tuple[float, float, float]:
+    """Shares of tokens, fields and entries of item vectors that a step drops."""
+    return recipe.token_dropout, recipe.field_dropout, recipe.item_dropout
 
 
 def feature_bytes(dataset: Dataset) -> int:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from habitus.data import Dataset
 from habitus.errors import ModelError
-from habitus.model import BehaviorModel, autocast
+from habitus.model import BehaviorModel, ItemDropout, autocast, drop_entries
 from habitus.recipe import Recipe
 from habitus.training.batches import HostBatches, HostStep, StepBatch
 from habitus.training.items import FrozenVectors, HostItems
@@ -176,32 +176,36 @@ class EagerStage1:
         host_step = self.batches.read(step)
         self._count(host_step)
         pieces = np.array_split(host_step.own_items, self.batches.num_parts)
+        dropout = self.items.dropout(host_step.own_items, step)
         with autocast(self.batches.device, self.precision):
             if len(pieces) == 1:
-                losses = self._part_losses(host_step, host_step.parts[0], self._embed(pieces[0]))
+                losses = self._part_losses(host_step, host_step.parts[0], self._embed(pieces[0], step), dropout)
                 return _full_batch([_backward(losses)], self.batches)
             # The vectors of all items are candidates for every part, and memory for the graph of a piece of them must
             # do: they are made without one, and each piece is made again when its gradient is known.
             with torch.no_grad():
-                vectors = torch.cat([self._embed(piece) for piece in pieces if len(piece)])
+                vectors = torch.cat([self._embed(piece, step) for piece in pieces if len(piece)])
             vectors.requires_grad_()
-            parts = [_backward(self._part_losses(host_step, part, vectors)) for part in host_step.parts]
+            parts = [_backward(self._part_losses(host_step, part, vectors, dropout)) for part in host_step.parts]
             assert vectors.grad is not None
             first = 0
             for piece in pieces:
                 if len(piece):
-                    self._embed(piece).backward(vectors.grad[first : first + len(piece)])
+                    self._embed(piece, step).backward(vectors.grad[first : first + len(piece)])
                     first += len(piece)
         return _full_batch(parts, self.batches)
 
-    def _embed(self, rows: np.ndarray) -> Tensor:
-        return self.model.embed_items(self.items.tensors(rows))
+    def _embed(self, rows: np.ndarray, step: int) -> Tensor:
+        return self.model.embed_items(self.items.tensors(rows, step))
 
-    def _part_losses(self, host_step: HostStep, part: StepBatch, own_vectors: Tensor) -> Losses:
+    def _part_losses(
+        self, host_step: HostStep, part: StepBatch, own_vectors: Tensor, dropout: ItemDropout | None
+    ) -> Losses:
         own_targets = host_step.own_targets
-        table = gather_rows(own_vectors, host_step.stride, self.batches.ranks.world)
+        event_vectors, candidate_vectors = drop_entries(own_vectors, dropout)
+        table = gather_rows(event_vectors, host_step.stride, self.batches.ranks.world)
         log_q = None if self.log_q is None else self.log_q[own_targets]
-        candidates = TargetPool(own_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
+        candidates = TargetPool(candidate_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
         events = F.embedding(part.event_places, table)
         return batch_losses(self.model, part, events, [candidates], group=self.group)
 
