@@ -84,6 +84,7 @@ from habitus.store.splits import (
     SplitKind,
     SplitName,
 )
+from habitus.store.test_table import TABLE_METRICS, TEST_TABLE_FILE, BaselineDifference, TableRow, TestTable
 
 __all__ = [
     "ATTEMPTS",
@@ -109,7 +110,10 @@ __all__ = [
     "SPLIT_KINDS",
     "SPLIT_NAMES",
     "STORE_VERSION",
+    "TABLE_METRICS",
+    "TEST_TABLE_FILE",
     "TRAIN",
+    "BaselineDifference",
     "BestRate",
     "BootstrapIntervals",
     "Comparison",
@@ -161,6 +165,8 @@ __all__ = [
     "StudyAxis",
     "Surrogacy",
     "SweepManifest",
+    "TableRow",
+    "TestTable",
     "cell_folder",
     "changed_record_error",
     "correlated_axes",

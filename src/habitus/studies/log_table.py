@@ -4,58 +4,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from habitus.data import Dataset
-from habitus.record import Metric
-from habitus.store import EvaluationSide
-from habitus.typed import Typed
+from habitus.store import TABLE_METRICS, BaselineDifference, EvaluationSide, TableRow, TestTable
 
 if TYPE_CHECKING:
     from habitus.evaluation import PerQuery
 
-METRICS = ("recall@10", "ndcg@10", "loss")
 _QUERIES = {"cuda": 20_000, "cpu": 4_000}
 _PER_USER = 8  # queries of one user in a window, at least: more users, smaller errors
-
-
-class BaselineDifference(Typed):
-    """The model less a baseline; 95% over users."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-class TableRow(Typed):
-    """One scorer."""
-
-    scorer: str
-    metrics: dict[str, Metric]
-    differences: dict[str, BaselineDifference] = Field(default_factory=dict)
-
-
-class TestTable(Typed):
-    """The model first, then the baselines."""
-
-    __test__ = False  # not a test of pytest's
-
-    side: str
-    queries: int
-    users: int
-    rows: tuple[TableRow, ...]
-
-    def lines(self) -> list[str]:
-        """The table as text."""
-        header = f"{'':20}" + "".join(f"{name:>12}" for name in METRICS)
-        lines = [f"{self.queries:,} queries of {self.users:,} {self.side} users, whole catalogue", header]
-        for row in self.rows:
-            lines.append(f"{row.scorer:20}" + "".join(f"{row.metrics[name].value:12.4f}" for name in METRICS))
-        lines.append("model less baseline [95% over users]")
-        for row in self.rows[1:]:
-            cells = (f"{name} {_format(row.differences[name])}" for name in METRICS[:2])
-            lines.append(f"  {row.scorer:20} {', '.join(cells)}")
-        return lines
 
 
 def compare_on_test(run: Path, dataset: Dataset, device: str) -> TestTable:
@@ -85,20 +41,14 @@ def compare_on_test(run: Path, dataset: Dataset, device: str) -> TestTable:
     for number, (evaluation, kept) in enumerate(zip(evaluations, values, strict=True)):
         differences = {}
         if number:
-            pairs = {name: paired_difference(values[0], kept, name) for name in METRICS}
+            pairs = {name: paired_difference(values[0], kept, name) for name in TABLE_METRICS}
             differences = {name: BaselineDifference(**pair._asdict()) for name, pair in pairs.items()}
         rows.append(
             TableRow(
                 scorer="model" if number == 0 else evaluation.scorer,
-                metrics={name: evaluation.metrics[f"catalogue/{name}"] for name in METRICS},
+                metrics={name: evaluation.metrics[f"catalogue/{name}"] for name in TABLE_METRICS},
                 differences=differences,
             )
         )
     users = len(set(values[0].user.tolist()))
     return TestTable(side=side, queries=len(values[0].rank), users=users, rows=tuple(rows))
-
-
-def _format(difference: BaselineDifference) -> str:
-    if difference.low is None or difference.high is None:
-        return f"{difference.value:+.4f}"
-    return f"{difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]"

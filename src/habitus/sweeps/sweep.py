@@ -37,6 +37,7 @@ def sweep(
     workers: int | None = None,
     backend: str = "local",  # or ray
     device: str = "auto",
+    threads: int | None = None,  # of each run; None: one on a CPU
     max_hours: float | None = None,
     allow_repeats: bool = False,
     dry_run: bool = False,
@@ -52,9 +53,9 @@ def sweep(
     _check_options(workers, seeds, max_hours, backend)
     note = note or (lambda _text: None)
     kind = device_kind(device)
-    workers = workers or usual_workers(kind)
+    workers = workers or (max(1, usual_workers(kind) // (threads or 1)) if kind == "cpu" else usual_workers(kind))
     # Sums depend on the number of threads on a CPU only; with a GPU the workers divide the cores.
-    threads = 1 if kind == "cpu" else max(1, usual_workers("cpu") // workers)
+    threads = threads or (1 if kind == "cpu" else max(1, usual_workers("cpu") // workers))
     options = WorkerOptions(device=device if device != "auto" else kind, threads=threads, lease_seconds=lease_seconds)
     running = _Sweep(
         axis=axis,
