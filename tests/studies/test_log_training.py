@@ -17,7 +17,7 @@ from habitus.studies import CHOICE_FILE, LogTraining, LogTrainingOptions, train_
 
 TINY = (
     Shape("small", joint_dim=8, width=16, depth=1, batch_sequences=8, rate=4e-2, head_dim=8),
-    Shape("shallow", joint_dim=8, width=8, depth=1, batch_sequences=8, rate=8e-2, head_dim=8, pass_factor=2.0),
+    Shape("shallow", joint_dim=8, width=8, depth=1, batch_sequences=8, rate=8e-2, head_dim=8, pass_factor=0.5),
 )
 
 
@@ -29,7 +29,7 @@ def tiny_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     prepared = hb.world(
-        tmp_path_factory.mktemp("log") / "world", seq_len=32, num_users=400, num_items=80, events_per_user=16
+        tmp_path_factory.mktemp("log") / "world", seq_len=32, num_users=200, num_items=60, events_per_user=16
     )
     assert isinstance(prepared, Dataset)
     return prepared
@@ -50,7 +50,13 @@ def test_the_best_candidate_on_validation_is_kept(trained: tuple[Path, LogTraini
     assert {candidate.shape for candidate in result.candidates} == {"small", "shallow"}
     assert hb.Run(out / "stage1").metrics[result.metric] == result.chosen.value
     assert result.value == max(hb.Run(out / f"stage{stage}").metrics[result.metric] for stage in (1, 2))
-    assert hb.Run(out).metrics[result.metric] == result.value  # by way of `best`
+    # What is served has seen the validation users too, so that nothing but the test side says how good it is.
+    assert result.refit
+    assert (out / "best").resolve().name == f"refit-stage{result.stage}"
+    best = hb.Run(out)
+    assert best.recipe.data.include_validation
+    assert not best.metrics
+    assert best.recipe.train.steps > hb.Run(out / f"stage{result.stage}").recipe.train.steps
     assert not (out / "candidates").exists()
     assert not (out / "probe").exists()
     assert any(note.startswith("chosen: ") for note in notes)

@@ -53,6 +53,7 @@ class Dataset:
             for number, spec in enumerate(self.fields.item)
         }
         self.user_share, self.user_part = 1.0, 0
+        self.includes_validation = False  # whether the training side holds the validation events too
         self._sides: dict[SplitName, _Side] = {}
         _keep_freed_memory()
 
@@ -90,9 +91,21 @@ class Dataset:
         other.__dict__.pop("item_train_counts", None)
         return other
 
+    def with_validation(self, include: bool = True) -> "Dataset":
+        """The same dataset with the validation events on the training side: a choice that was made is trained again
+        on all that is known before the test."""
+        if include == self.includes_validation:
+            return self
+        other = copy(self)
+        other.includes_validation = include
+        other._sides = {side: cut for side, cut in self._sides.items() if side != "train"}
+        other.__dict__.pop("item_train_counts", None)
+        return other
+
     def training_view(self, recipe: DataRecipe) -> "Dataset":
         """The dataset as a recipe trains on it: windows of its length, its share of the training users."""
-        return self.with_seq_len(recipe.seq_len).with_users(recipe.user_share, recipe.user_part)
+        view = self.with_seq_len(recipe.seq_len).with_users(recipe.user_share, recipe.user_part)
+        return view.with_validation(recipe.include_validation)
 
     def __repr__(self) -> str:
         return text_table(f"Dataset {self.path}", self._summary())
@@ -139,7 +152,7 @@ class Dataset:
 
     def counts(self, split: SplitName) -> SplitCounts:
         """Users, events, queries and windows of a side."""
-        if self.seq_len != self.manifest.seq_len or (split == "train" and self.user_share < 1):
+        if self.seq_len != self.manifest.seq_len or (split == "train" and not self._trains_as_prepared):
             return self._side(split).counts
         sides = self.manifest.sides()
         return sides[split] if split in sides else self._refuse_side(split)
@@ -158,14 +171,20 @@ class Dataset:
             validation_lengths=map_array(users / "validation_length.npy") if self.manifest.test else None,
         )
 
+    @property
+    def _trains_as_prepared(self) -> bool:
+        return self.user_share == 1 and not self.includes_validation
+
+    def _training_parts(self) -> UserParts:
+        users = self.user_parts.with_validation() if self.includes_validation else self.user_parts
+        return users if self.user_share == 1 else users.training_share(self.user_share, self.user_part)
+
     def _side(self, split: SplitName) -> "_Side":
         """A side's windows, cut when they are first needed."""
         if split not in self.manifest.sides():
             self._refuse_side(split)
         if split not in self._sides:
-            users = self.user_parts
-            if split == "train" and self.user_share < 1:
-                users = users.training_share(self.user_share, self.user_part)
+            users = self._training_parts() if split == "train" else self.user_parts
             windows = pack(users.segments(split, self.seq_len), self.seq_len)
             counts = SplitCounts.of(users, split, windows)
             self._sides[split] = _Side(windows, counts, _segment_table(windows, self.seq_len))
@@ -181,8 +200,8 @@ class Dataset:
     @cached_property
     def item_train_counts(self) -> np.ndarray:
         """How often each item occurs among the training events, int64 [num_items]."""
-        if self.user_share < 1:
-            users = self.user_parts.training_share(self.user_share, self.user_part)
+        if not self._trains_as_prepared:
+            users = self._training_parts()
             before = np.cumsum(users.train_lengths) - users.train_lengths
             rows = np.repeat(users.starts - before, users.train_lengths)
             return np.bincount(self.items[rows + np.arange(len(rows))], minlength=self.num_items)

@@ -52,6 +52,11 @@ class UserParts:
             return training_segments(self.starts, ends, seq_len)
         return held_out_segments(self.starts, begins, ends, seq_len)
 
+    def with_validation(self) -> "UserParts":
+        """The same with the validation events among the training events."""
+        _, ends = self.part("validation")
+        return replace(self, train_lengths=ends, validation_lengths=np.zeros_like(ends))
+
     def training_share(self, share: float, part: int) -> "UserParts":
         """The same with the training events of a share of the training users alone.
 

@@ -168,6 +168,12 @@ def open_scorer(
     """The model of a run as a scorer; a cache that the catalogue regime lacks is built, and `note` says so."""
     bundle = load_bundle(path, compute.device)
     check_dataset(bundle, dataset, compute.other_dataset)
+    if bundle.recipe.data.include_validation and options.side == "validation":
+        raise ModelError(
+            f"{bundle.run_path} was trained on the validation events too (data.include_validation)",
+            expected="an evaluation on events that it has not seen",
+            next_step="habitus evaluate --side test",
+        )
     ranks = Ranks()
     cache = find_cache(bundle, dataset, note, verify=ranks.is_first)  # hashing once is enough
     if cache is None and "catalogue" in options.regimes:

@@ -18,7 +18,7 @@ DeviceKind = Literal["gpu", "cpu"]
 _REFERENCE_EVENTS, _REFERENCE_PASSES, _PASSES_EXPONENT = 8e5, 20.0, 0.75
 LEAST_PASSES, MOST_PASSES = 2.0, 24.0
 _STEPS_PER_PASS = 20  # at least, where the log has the windows: a batch is a small part of it
-_MANY_EVENTS = 5e5  # from here on half the learning rate was better
+_MANY_EVENTS = 5e5  # from here on half the learning rate was better, and twice the batch is twice as fast on a GPU
 _STAGE2_SHARE, _STAGE2_RATE = 0.25, 0.25  # of stage 1's steps and learning rate
 _STAGE2_NEGATIVES = 8192
 
@@ -62,8 +62,10 @@ def usual_passes(dataset: Dataset) -> float:
 def stage1_recipe(shape: Shape, dataset: Dataset, passes: float, device: DeviceKind, *, seed: int = 0) -> Recipe:
     """Stage 1 of a shape on this log. All copy and correct by log q: where that did not help, it cost nothing."""
     counts = dataset.counts("train")
-    batch = min(shape.batch_sequences, max(1, counts.windows // _STEPS_PER_PASS))
-    rate = shape.rate * (0.5 if counts.events >= _MANY_EVENTS else 1.0)
+    is_large = counts.events >= _MANY_EVENTS
+    batch = shape.batch_sequences * (2 if is_large and device == "gpu" else 1)
+    batch = min(batch, max(1, counts.windows // _STEPS_PER_PASS))
+    rate = shape.rate * (0.5 if is_large else 1.0)
     return Recipe(
         data=DataRecipe(seq_len=dataset.seq_len),
         model=ModelRecipe(
@@ -100,3 +102,14 @@ def stage2_recipe(first: Recipe, dataset: Dataset) -> Recipe:
         }
     )
     return first.model_copy(update={"train": train})
+
+
+def refit_recipe(first: Recipe, dataset: Dataset) -> Recipe:
+    """A stage-1 recipe on training and validation events: the same number of passes, so somewhat more steps."""
+    windows, whole = (view.counts("train").windows for view in (dataset, dataset.with_validation()))
+    return first.model_copy(
+        update={
+            "data": first.data.model_copy(update={"include_validation": True}),
+            "train": first.train.model_copy(update={"steps": round(first.train.steps * whole / windows)}),
+        }
+    )

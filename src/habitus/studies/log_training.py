@@ -1,6 +1,6 @@
 """A good model for any log, without a recipe: a few candidates within a time, chosen on validation, reported on test.
 
-probe the speed ─▶ candidates: the usual passes, then more or fewer, then another shape ─▶ stage 2 ─▶ table
+probe the speed ─▶ candidates: passes, then another shape ─▶ stage 2 ─▶ refit with the validation events ─▶ table
 """
 
 import shutil
@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
-from habitus.planning import LEAST_PASSES, SHAPES, DeviceKind, Shape, stage1_recipe, stage2_recipe, usual_passes
+from habitus.planning import (
+    LEAST_PASSES,
+    SHAPES,
+    DeviceKind,
+    Shape,
+    refit_recipe,
+    stage1_recipe,
+    stage2_recipe,
+    usual_passes,
+)
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
@@ -26,22 +35,26 @@ if TYPE_CHECKING:
     from habitus.training import TrainingProgress, TrainOptions
 
 CHOICE_FILE = "choice.json"
-BEST = "best"  # a link to the stage that validation chose
+BEST = "best"  # a link to the stage that validation chose, refitted where the time lasted
+REFIT = "refit-stage"
 DEFAULT_HOURS: dict[DeviceKind, float] = {"gpu": 0.04, "cpu": 0.13}
 _PROBE_STEPS: dict[DeviceKind, int] = {"gpu": 40, "cpu": 6}
-_STAGE2_RESERVE = 0.3  # of a candidate's time, kept for its second stage
+_STAGE2_COST = 0.3  # of a candidate's time, for its second stage
+_REFIT_COST = 1.3  # likewise, for both stages again on more events
 _GROWTH = 2.0  # from one number of passes to the next
+_LEAST_GAIN = 0.003  # of the metric: a smaller one is no reason to go on in the same direction
 
 
 @dataclass(frozen=True)
 class LogTrainingOptions:
     """Everything but the dataset and the folder."""
 
-    hours: float | None = None  # for candidates and stage 2; the closing table comes on top
+    hours: float | None = None  # for all training; the closing table comes on top
     metric: str = "catalogue/ndcg@10"  # candidates are chosen by it, on validation
     device: str = "auto"
     threads: int | None = None
     seed: int = 0
+    refit: bool = True  # train the choice again on training and validation events, if the time lasts
 
 
 class Candidate(Typed):
@@ -67,6 +80,7 @@ class LogTraining(Typed):
     stage: int
     value: float
     stage1: Recipe
+    refit: bool = False
     table: TestTable
     seconds: float
 
@@ -81,7 +95,8 @@ def train_log(
 ) -> LogTraining:
     """Train on a log within a time and keep the best of what was tried; the same call continues where it stopped.
 
-    `out` then holds stage1, stage2, a link `best` to one of them, and choice.json. `note` gets a line per decision.
+    `out` then holds stage1 and stage2, which validation compares, the choice among them refitted on training and
+    validation events, a link `best` to what should be served, and choice.json. `note` gets a line per decision.
     """
     options, note = options or LogTrainingOptions(), note or (lambda _: None)
     search = _Search(dataset, Path(out), options, progress, note)
@@ -95,8 +110,10 @@ def train_log(
     chosen = search.finished_choice() or search.choose()
     first = Record.read(search.out / "stage1" / "record.json")
     stage, value = search.train_stage2(first, chosen)
+    refit = search.refit(first, stage)
+    best = f"{REFIT}{stage}" if refit else f"stage{stage}"
     note("comparing with baselines on test users")
-    table = compare_on_test(search.out / f"stage{stage}", dataset, options.device)
+    table = compare_on_test(search.out / best, dataset, options.device)
     result = LogTraining(
         metric=options.metric,
         candidates=tuple(search.candidates),
@@ -104,11 +121,12 @@ def train_log(
         stage=stage,
         value=value,
         stage1=first.recipe,
+        refit=refit,
         table=table,
         seconds=time.monotonic() - search.began,
     )
     (search.out / BEST).unlink(missing_ok=True)
-    (search.out / BEST).symlink_to(f"stage{stage}")
+    (search.out / BEST).symlink_to(best)
     result.write(search.out / CHOICE_FILE)
     shutil.rmtree(search.out / "candidates", ignore_errors=True)
     return result
@@ -158,17 +176,16 @@ class _Search:
     def choose(self) -> Candidate:
         """Probe, try candidates, and leave the best as stage1."""
         self._probe()
-        deep, *others = SHAPES[self.device]
+        first, *others = SHAPES[self.device]
         passes = min(usual_passes(self.dataset), self._affordable_passes())
-        best = self._try(deep, passes, "the usual passes for a log of this size")
-        more = self._search_passes(deep, best, _GROWTH, "more passes")
-        if more is best:
-            more = self._search_passes(deep, best, 1 / _GROWTH, "fewer passes")
-        best = more
+        best = self._try(first, passes, "the usual passes for a log of this size")
+        best = self._search_passes(first, best)
         for shape in others:
-            wanted = best.passes * shape.pass_factor
-            if self._fits(wanted):
-                best = self._better(best, self._try(shape, wanted, "another shape"))
+            passes = best.passes * shape.pass_factor
+            if self._fits(passes):
+                candidate = self._try(shape, passes, "another shape")
+                if self._better(best, candidate) is candidate:
+                    best = self._search_passes(shape, candidate)
         self.note(
             f"chosen: {best.shape}, {best.passes:.3g} passes, {self.options.metric} {best.value:.4f} on validation"
         )
@@ -187,6 +204,22 @@ class _Search:
             f"stage 2: {self.options.metric} {value:.4f}, {'better: kept' if better else 'not better: stage 1 stays'}"
         )
         return (2, value) if better else (1, chosen.value)
+
+    def refit(self, first: Record, stage: int) -> bool:
+        """Train the choice again, as many passes, on training and validation events; whether there was a reason to."""
+        if not self.options.refit:
+            return False
+        whole = self.dataset.with_validation()
+        if whole.counts("train").events == self.dataset.counts("train").events:
+            return False
+        recipe = refit_recipe(first.recipe, self.dataset)
+        parent = self.out / f"{REFIT}1"
+        self._train(recipe, parent, name="refit")
+        if stage == 2:
+            recipe = stage2_recipe(recipe, self.dataset)
+            self._train(recipe, self.out / f"{REFIT}2", parent=parent, name="refit of stage 2")
+        self.note(f"refitted on {whole.counts('train').events:,} events, those of validation among them")
+        return True
 
     def _probe(self) -> None:
         """Measure how fast the first shape trains here; refuse a time that does not pay one pass."""
@@ -208,26 +241,41 @@ class _Search:
             f"{self.hours:g} hours pay {affordable:.3g} passes"
         )
         if affordable < 1:
-            least = (self.seconds_per_pass * (1 + _STAGE2_RESERVE) + 2 * self.overhead_seconds) / 3600
+            least = (self.seconds_per_pass * self._pass_cost + self._starts * self.overhead_seconds) / 3600
             raise ConfigError(
                 f"--hours {self.hours:g} does not pay one pass over {self.dataset.path}",
                 expected=f"at least {1.2 * least + (self.hours - self.seconds_left / 3600):.2g} hours on this device",
             )
 
+    @property
+    def _pass_cost(self) -> float:
+        """What a pass of a candidate costs in all if it is chosen, in passes."""
+        return 1 + _STAGE2_COST + (_REFIT_COST if self.options.refit else 0)
+
+    @property
+    def _starts(self) -> int:
+        """Runs that are to be started for a candidate that is chosen."""
+        return 4 if self.options.refit else 2
+
     def _affordable_passes(self) -> float:
-        seconds = self.seconds_left - 2 * self.overhead_seconds
-        return max(0.0, seconds / (self.seconds_per_pass * (1 + _STAGE2_RESERVE)))
+        seconds = self.seconds_left - self._starts * self.overhead_seconds
+        return max(0.0, seconds / (self.seconds_per_pass * self._pass_cost))
 
     def _fits(self, passes: float) -> bool:
         return passes <= self._affordable_passes() and passes >= LEAST_PASSES / 2
 
-    def _search_passes(self, shape: Shape, best: Candidate, factor: float, why: str) -> Candidate:
-        """Go on in one direction for as long as it helps and the time lasts."""
+    def _search_passes(self, shape: Shape, first: Candidate) -> Candidate:
+        """More passes for as long as that helps and the time lasts; fewer where more did not help."""
+        best = self._follow(shape, first, _GROWTH, "more passes")
+        return best if best is not first else self._follow(shape, first, 1 / _GROWTH, "fewer passes")
+
+    def _follow(self, shape: Shape, best: Candidate, factor: float, why: str) -> Candidate:
         while self._fits(best.passes * factor):
             candidate = self._try(shape, best.passes * factor, why)
-            if self._better(best, candidate) is best:
-                return best
-            best = candidate
+            gain = self.sign * (candidate.value - best.value)
+            best = self._better(best, candidate)
+            if gain < _LEAST_GAIN * abs(best.value):
+                break
         return best
 
     def _try(self, shape: Shape, passes: float, why: str) -> Candidate:

@@ -97,6 +97,11 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
             expected="at most the full catalogue",
             next_step=f"set train.num_negatives={dataset.num_items} for the exact softmax, or fewer",
         )
+    if recipe.data.include_validation and recipe.evaluate.every:
+        raise ConfigError(
+            f"evaluate.every is {recipe.evaluate.every}, and data.include_validation trains on the validation events",
+            expected="evaluate.every = 0: nothing is left to evaluate on while training",
+        )
     options = evaluate_options(recipe)
     queries = query_set(dataset, options)
     if "catalogue" in options.regimes:

@@ -121,6 +121,8 @@ class TrainingRun:
             shutil.rmtree(bundle, ignore_errors=True)  # of a run that was killed after it had written it
             save_bundle(model, self.recipe, self.dataset, bundle)
         self.ranks.barrier()
+        if self.recipe.data.include_validation:
+            return self._publish(step)  # nothing is left to evaluate on but the test side
         with self.meter.evaluating():
             evaluation = self._evaluate_bundle(model)
         if self.recipe.evaluate.every:
