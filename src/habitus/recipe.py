@@ -44,9 +44,6 @@ class DataRecipe(Typed):
     include_validation: bool = Field(
         False, exclude_if=not_, description="Train on the validation events too; then only the test side evaluates."
     )
-    include_validation: bool = Field(
-        False, exclude_if=not_, description="Train on the validation events too; then only the test side evaluates."
-    )
 
     @model_validator(mode="after")
     def _the_part_exists(self) -> Self:
