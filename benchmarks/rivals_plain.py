@@ -1,0 +1,110 @@
+"""A plain SASRec with full cross-entropy: item ids, learned positions, tied item embeddings, nothing else.
+
+Stands in for RecTools' and RePlay's where they cannot run. Pre-norm blocks of causal attention and a ReLU layer as
+wide as the model, dropout, Adam with their betas, softmax over all trained items, bf16 on a GPU. Positions count from
+the end of a sequence, as RecTools has them.
+
+    b  sequences      L  events      d  width      V  trained items and the empty one, 0
+"""
+
+import numpy as np
+import torch
+from rivals_scoring import LEARNING_RATE, Course, Setting, TrainingLog
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer, each with its norm and residual."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        width = setting.width
+        self.heads, self.dropout = setting.heads, setting.dropout
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Dropout(setting.dropout), nn.Linear(width, width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        b, length, width = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(b, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(b, length, width)), self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+
+
+class SASRec(nn.Module):
+    """Ids [b, L], padded on the left with 0, to vectors [b, L, d]; the item embeddings are the output layer."""
+
+    def __init__(self, num_ids: int, length: int, setting: Setting) -> None:
+        super().__init__()
+        self.items = nn.Embedding(num_ids, setting.width)
+        self.positions = nn.Parameter(torch.zeros(length, setting.width))
+        self.blocks = nn.ModuleList(Block(setting) for _ in range(setting.depth))
+        self.norm = nn.LayerNorm(setting.width)
+        self.dropout = setting.dropout
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.xavier_normal_(parameter)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        length = ids.shape[1]
+        x = F.dropout(self.items(ids) + self.positions[-length:], self.dropout, self.training)
+        causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+        itself = torch.eye(length, dtype=torch.bool, device=ids.device)  # an empty slot has nothing else to see
+        mask = causal & ((ids > 0)[:, None, None, :] | itself)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.norm(x)
+
+
+class PlainSASRec:
+    """The rival: training by passes over shuffled sequences."""
+
+    def __init__(self, log: TrainingLog, setting: Setting, device: torch.device, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.device, self.batch = device, log.batch
+        self.ids = np.zeros(log.num_items, np.int64)
+        self.ids[log.items] = np.arange(1, len(log.items) + 1)
+        self.sequences = np.zeros((len(log.sequences), log.length + 1), np.int64)
+        for row, sequence in zip(self.sequences, log.sequences, strict=True):
+            row[len(row) - len(sequence) :] = self.ids[sequence]
+        self.module = SASRec(len(log.items) + 1, log.length, setting).to(device)
+        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
+        self.rng = np.random.default_rng(seed)
+
+    def fit(self, course: Course) -> None:
+        """Passes until the course stops."""
+        sequences = torch.from_numpy(self.sequences).to(self.device)
+        while True:
+            order = torch.from_numpy(self.rng.permutation(len(sequences))).to(self.device)
+            for rows in order.split(self.batch):
+                self.step(sequences[rows])
+                if course.expired():
+                    break
+            if course.after_pass():
+                return
+
+    def step(self, sequences: Tensor) -> float | Tensor:
+        """One step on sequences [b, L + 1]; its loss."""
+        inputs, targets = sequences[:, :-1], sequences[:, 1:]
+        chosen = (inputs > 0) & (targets > 0)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            vectors = self.module(inputs)[chosen]
+            logits = vectors @ self.module.items.weight[1:].T
+        loss = F.cross_entropy(logits.float(), targets[chosen] - 1)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def encode(self, items: Tensor, times: Tensor) -> Tensor:
+        del times
+        return self.module(items)[:, -1]
+
+    def item_vectors(self) -> Tensor:
+        return self.module.items.weight.detach()[1:]
