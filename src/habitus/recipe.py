@@ -26,7 +26,8 @@ def _check_optimizer(name: str) -> str:
 
 Optimizer = Annotated[str, AfterValidator(_check_optimizer)]
 Init = Literal["default", "mup_lr", "mup"]
-Schedule = Literal["cosine", "constant"]
+Schedule = Literal["cosine", "constant", "wsd"]  # wsd: warm-up, stable, decay
+_DECAY_SHARE = 0.2
 Precision = Literal["bf16", "fp32"]
 Regime = Literal["batch", "catalogue"]  # the candidates of an evaluation: a batch's own, or the catalogue
 
@@ -92,6 +93,14 @@ class TrainRecipe(Typed):
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
     schedule: Schedule = Field("cosine", description="After the warm-up.")
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that warm up linearly.")
+    warmup_steps: int | None = Field(None, ge=0, description="Their number, instead of the share; wsd needs it.")
+    decay_share: float = Field(
+        _DECAY_SHARE,
+        gt=0,
+        le=1,
+        exclude_if=lambda share: share == _DECAY_SHARE,
+        description="Of wsd: share of the steps, at the end, in which the rate falls linearly to zero.",
+    )
     weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
     dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the contextualizer's inputs and branches.")
     # Of the embedder, so in stage 1 alone.
@@ -114,6 +123,24 @@ class TrainRecipe(Typed):
             raise ValueError("stage 2 continues a stage-1 run; parent must be its hash")
         return self
 
+    @model_validator(mode="after")
+    def _the_trunk_is_the_same_for_all_lengths(self) -> Self:
+        if self.schedule != "wsd":
+            return self
+        if self.warmup_steps is None:
+            raise ValueError("schedule 'wsd' counts its warm-up in steps; set warmup_steps, as in warmup_steps = 100")
+        if self.warmup_steps > self.stable_steps:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps:,}, but {self.steps:,} steps begin to decay after "
+                f"{self.stable_steps:,}; warm up in fewer"
+            )
+        return self
+
+    @property
+    def stable_steps(self) -> int:
+        """Of wsd: the steps before the decay, which are those of every longer run too."""
+        return self.steps - max(1, round(self.decay_share * self.steps))
+
 
 class EvaluateRecipe(Typed):
     queries: int = Field(20_000, ge=1, description="Validation queries scored.")
@@ -135,3 +162,10 @@ class Recipe(Typed):
     def hash(self, dataset_checksum: str) -> str:
         """The run's identity: this recipe (its parent's hash included) on that dataset, at this version."""
         return content_hash({"recipe": self.to_values(), "dataset": dataset_checksum, "version": RECIPE_VERSION})
+
+    def trunk_hash(self, dataset_checksum: str) -> str:
+        """What runs with schedule wsd have in common that are the same until they decay: all but their length."""
+        values = self.to_values()
+        for name in ("steps", "decay_share"):
+            values["train"].pop(name, None)
+        return content_hash({"recipe": values, "dataset": dataset_checksum, "version": RECIPE_VERSION})

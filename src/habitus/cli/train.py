@@ -60,6 +60,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print sizes, steps, FLOPs and memory, then stop.")
     ] = False,
+    trunk: Annotated[
+        Path | None, typer.Option(help="Folder that runs with schedule wsd share until they decay.")
+    ] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0: only when stopped.")] = 0,
     keep: Annotated[int, typer.Option(help="Newest checkpoints to keep.")] = 2,
     best: Annotated[
@@ -113,6 +116,7 @@ def train(
         save_every=save_every,
         keep=keep,
         best=best,
+        trunk=trunk,
         resume=resume,
         accumulate=accumulate,
         compile=compiled,

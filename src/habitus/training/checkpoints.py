@@ -131,22 +131,27 @@ def save_checkpoint(
 
 def newest_checkpoint(run: Path, note: Note) -> Checkpoint | None:
     """The newest checkpoint that is intact; damaged ones are skipped and named. None where there is none at all."""
-    folder = run / "checkpoints"
-    paths = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True) if folder.is_dir() else []
-    for path in paths:
+    paths = checkpoint_paths(run)
+    for path in reversed(paths):
         try:
-            return _read_checkpoint(path)
+            return read_checkpoint(path)
         except HabitusError as error:
             note(f"{error.problem}; trying the next older checkpoint")
     if paths:
         raise RunError(
-            f"none of the {len(paths)} checkpoints in {folder} is intact",
-            next_step=f"remove {folder} to start again, or restore the files",
+            f"none of the {len(paths)} checkpoints in {run / 'checkpoints'} is intact",
+            next_step=f"remove {run / 'checkpoints'} to start again, or restore the files",
         )
     return None
 
 
-def _read_checkpoint(path: Path) -> Checkpoint:
+def checkpoint_paths(run: Path) -> list[Path]:
+    """The folders of a run's checkpoints, the oldest first."""
+    folder = run / "checkpoints"
+    return sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a folder, once every file is verified."""
     state = CheckpointState.read(path / _STATE)
     state.check(path)
@@ -164,8 +169,7 @@ def _read_checkpoint(path: Path) -> Checkpoint:
 
 def prune_checkpoints(run: Path, keep: int, best: BestCheckpoint | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one."""
-    folder = run / "checkpoints"
-    paths = sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
+    folder, paths = run / "checkpoints", checkpoint_paths(run)
     best_path = None if best is None else _checkpoint_folder(run, best.step)
     for path in paths[: max(0, len(paths) - keep)]:
         if path != best_path:

@@ -18,6 +18,7 @@ from habitus.training.journal import Meter, TrainingProgress
 from habitus.training.options import TrainOptions, check_best, check_folder, check_parent, check_recipe, hold_folder
 from habitus.training.run import TrainingRun
 from habitus.training.step import StepResult
+from habitus.training.trunk import check_trunk
 
 
 def train(
@@ -44,6 +45,7 @@ def train(
     parent_run = check_parent(recipe, dataset, parent)
     device = resolve_device(options.device)
     check_best(recipe, options.best)
+    check_trunk(recipe, options.trunk)
     check_folder(out, resume=options.resume)
     if (out / "record.json").exists():
         return _read_finished(out, recipe, dataset)
@@ -83,13 +85,15 @@ def _loop(run: TrainingRun, stop: StopRequest) -> Record:
         if run.must_save(step) and saved < step < steps:
             run.save(step)
             saved = step
+        if run.ends_trunk(step):
+            run.save_trunk(step)
         if step == steps:
             return run.finish(step)
         run.engine.step(step)
         step += 1
         stopping = run.any_rank(stop.received)
         # On a GPU results come in blocks, some steps late, unless something is about to depend on them.
-        wait = stopping or step == steps or run.must_evaluate(step) or run.must_save(step)
+        wait = stopping or step == steps or run.must_evaluate(step) or run.must_save(step) or run.ends_trunk(step)
         for result in run.engine.results(wait=wait):
             if result.problem:
                 return run.fail(result.step, _explain(run, result))

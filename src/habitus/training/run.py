@@ -43,6 +43,7 @@ from habitus.training.options import ParentRun, TrainOptions, evaluate_options
 from habitus.training.parallel import full_model, full_tensors, load_weights, must_shard, shard
 from habitus.training.recording import TrainingOutcome, make_record, publish_record
 from habitus.training.step import EagerEngine, Work
+from habitus.training.trunk import copy_journal, find_trunk_state, prune_trunk, reaches
 from habitus.units import format_bytes
 
 _SHARE_FOR_DATA = 0.5  # of the free device memory
@@ -60,6 +61,11 @@ class TrainingRun:
         self.ranks = Ranks()
         self.cache: EmbeddingCache | None = None  # of the frozen embedder, in stage 2
         checkpoint = self._find_checkpoint()
+        trunk = options.trunk
+        if trunk is not None:
+            checkpoint = self._choose_start(checkpoint, trunk)
+        stable = recipe.train.stable_steps
+        self._trunk_end = -1 if trunk is None or reaches(trunk, stable) else stable  # where it is left for others
         self.state = checkpoint.state if checkpoint else self._initial_state()
         with pause_garbage_collection():
             if device.type == "cuda" and should_compile(recipe, dataset, device, options.compile):
@@ -92,6 +98,10 @@ class TrainingRun:
         every = self.options.save_every
         return bool(every) and step > 0 and step % every == 0
 
+    def ends_trunk(self, step: int) -> bool:
+        """Whether this step is the end of the stable part, and the trunk does not reach as far yet."""
+        return self.options.trunk is not None and self._trunk_end == step
+
     def evaluate(self, step: int) -> None:
         """Evaluate in the middle of the run; the best checkpoint so far is saved at once."""
         with self.meter.evaluating():
@@ -102,15 +112,20 @@ class TrainingRun:
 
     def save(self, step: int) -> None:
         """Write a checkpoint and remove those that are no longer kept."""
-        self.on_save(step)
-        self.journal.flush()
-        update = {"step": step, "work": asdict(self.engine.work()), "seconds": self.meter.seconds()}
-        self.state = self.state.model_copy(update=update)
-        weights, tensors = full_tensors(self.model.state_dict()), full_tensors(self.engine.state_tensors())
+        self._write_checkpoint(self.out, step)
         if self.ranks.is_first:
-            save_checkpoint(self.out, self.state, weights, tensors, self.recipe, self.dataset)
             prune_checkpoints(self.out, self.options.keep, self.state.best)
         self.ranks.barrier()
+
+    def save_trunk(self, step: int) -> None:
+        """Leave the state for longer runs to begin from."""
+        trunk = self.options.trunk
+        assert trunk is not None
+        self._trunk_end = -1
+        self._write_checkpoint(trunk, step)
+        if self.ranks.is_first:
+            copy_journal(self.out, trunk)
+            prune_trunk(trunk, step)
 
     def finish(self, step: int) -> Record:
         """Write the bundle, evaluate it, and publish the Record."""
@@ -137,6 +152,15 @@ class TrainingRun:
         with contextlib.suppress(OSError):
             self.journal.close()
 
+    def _write_checkpoint(self, folder: Path, step: int) -> None:
+        self.on_save(step)
+        self.journal.flush()
+        update = {"step": step, "work": asdict(self.engine.work()), "seconds": self.meter.seconds()}
+        self.state = self.state.model_copy(update=update)
+        weights, tensors = full_tensors(self.model.state_dict()), full_tensors(self.engine.state_tensors())
+        if self.ranks.is_first:
+            save_checkpoint(folder, self.state, weights, tensors, self.recipe, self.dataset)
+
     # How it begins -------------------------------------------------------------------------------------------------
 
     def _initial_state(self) -> CheckpointState:
@@ -160,6 +184,15 @@ class TrainingRun:
                 next_step=f"remove {checkpoint.path}; the one before it is used",
             )
         return checkpoint
+
+    def _choose_start(self, own: Checkpoint | None, trunk: Path) -> Checkpoint | None:
+        """The run's own checkpoint, or the state of the trunk where that is further."""
+        state = find_trunk_state(trunk, self.recipe, self.dataset.checksum, self.note)
+        if state is None or (own is not None and own.state.step >= state.state.step):
+            return own
+        if self.ranks.is_first:
+            copy_journal(trunk, self.out)
+        return state
 
     def _build_model(self) -> BehaviorModel:
         """The model at its start: fresh in stage 1, the parent's with a frozen embedder in stage 2."""
