@@ -63,6 +63,10 @@ TRAIN = ["train", "recipe.toml", "--data", "dataset", "--out", "run"]
         ([*PREPARE, "--threads", 100_000], "threads is 100,000"),
         ([*TRAIN, "--threads", 100_000], "threads is 100,000"),
         ([*TRAIN, "data.seq_len=100000000000"], "seq_len is 100,000,000,000"),
+        ([*TRAIN, "model.depth=100000"], "the model has 100,001 layers"),
+        ([*TRAIN, "model.width=1000000"], "a step of this recipe takes about 131 TiB (optimizer 43.7 TiB, "),
+        ([*TRAIN, "train.batch_sequences=100000000"], "a step of this recipe takes about 55.1 TiB (activations "),
+        ([*PREPARE, "--text-len", 10**8], "text_len is 100,000,000"),
     ],
 )
 def test_numbers_beyond_reason_are_refused(place: Path, arguments: list[Any], message: str) -> None:
@@ -70,6 +74,37 @@ def test_numbers_beyond_reason_are_refused(place: Path, arguments: list[Any], me
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.startswith(f"habitus: {message}"), failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_tokens_that_do_not_fit_are_refused_with_their_size(place: Path) -> None:
+    rows = "".join(f"item{i},word\n" for i in range(70_000))  # more than are encoded at once
+    (place / "items.csv").write_text("item,title\n" + rows)
+    (place / "events.csv").write_text("user,item,time\nu,item1,1\nu,item2,2\n")
+    (place / "schema.toml").write_text(
+        '[events]\nuser = "user"\nitem = "item"\ntimestamp = "time"\ntime_unit = "order"\n'
+        '[items]\nitem = "item"\n[items.fields]\ntitle = "text"\n'
+    )
+    tables = ["prepare", "events.csv", "items.csv", "--schema", "schema.toml", "--out", "out"]
+    failed = habitus(*tables, "--text-len", 60_000, "--memory", "1GiB", cwd=place)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(
+        "habitus: 60,000 text tokens for each of 70,000 items take 15.6 GiB, some of it at once, and --memory is 1 GiB"
+    ), failed.stderr
+    assert not (place / "out").exists()
+
+
+def test_force_trains_what_seems_not_to_fit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from habitus.data import Dataset
+    from habitus.errors import OutOfMemory
+    from habitus.recipe import Recipe
+    from habitus.training import TrainOptions, memory_check, train
+
+    monkeypatch.setattr(memory_check, "available_memory", lambda: 10_000)
+    recipe, dataset = Recipe.read(place / "recipe.toml"), Dataset.open(place / "dataset")
+    with pytest.raises(OutOfMemory, match=r"and cpu has 9\.77 KiB"):
+        train(recipe, dataset, place / "small")
+    assert not (place / "small").exists()
+    assert train(recipe, dataset, place / "small", options=TrainOptions(force=True)).status == "done"
 
 
 @pytest.mark.parametrize("arguments", [["serve", "run", "--threads", -3], ["world", "w", "--threads", 100_000]])

@@ -85,6 +85,9 @@ def train(
     captured: Annotated[
         bool | None, typer.Option("--capture/--no-capture", help="Capture steps as graphs; by default on a GPU.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Train even where a step seems to take more memory than there is.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
 ) -> None:
     from habitus.data import Dataset
@@ -122,6 +125,7 @@ def train(
         compile=compiled,
         capture=captured,
         keep_checkpoints_at_end=keep_checkpoints,
+        force=force,
     )
     for number, file in enumerate(files):  # all of them before the first is trained
         recipe = _read_recipe(file, overrides, "0" * 64 if number or parent or dry_run else None)

@@ -17,20 +17,21 @@ import pyarrow.parquet as pq
 from habitus.data.assemble import Assembly, assemble
 from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
+from habitus.data.kinds import KINDS
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
 from habitus.data.problems import refuse
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
 from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey_items
-from habitus.data.text import MIN_VOCABULARY
+from habitus.data.text import MAX_TEXT_LEN, MIN_VOCABULARY
 from habitus.data.windows import MAX_SEQ_LEN
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events import Schema
 from habitus.files import staged_folder
 from habitus.progress import Progress
 from habitus.store import SplitKind
-from habitus.units import MAX_THREADS, parse_bytes
+from habitus.units import MAX_THREADS, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -121,7 +122,7 @@ def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
     for name, least in (("seq_len", 2), ("text_len", 1), ("vocabulary_size", MIN_VOCABULARY), ("threads", 1)):
         if getattr(options, name) < least:
             raise ConfigError(f"{name} is {getattr(options, name)}", expected=f"at least {least}")
-    for name, most in (("seq_len", MAX_SEQ_LEN), ("threads", MAX_THREADS)):
+    for name, most in (("seq_len", MAX_SEQ_LEN), ("text_len", MAX_TEXT_LEN), ("threads", MAX_THREADS)):
         if getattr(options, name) > most:
             raise ConfigError(f"{name} is {getattr(options, name):,}", expected=f"at most {most:,}")
     if options.split == "time" and schema.events.time_unit == "order":
@@ -168,6 +169,7 @@ def _read(
     progress("checking events", 0.0)
     log.check_events(drop)
     stream, item_ids = _item_streams(log, schema, unusable)
+    _check_token_table(stream, options, scratch)
     progress("surveying items", 0.0)
     survey = survey_items(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
     if not drop:
@@ -179,6 +181,25 @@ def _read(
     plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)
     parts = Assembly(schema, options.seq_len, options.seed, survey, item_ids, plan, dropped)
     return log, parts
+
+
+def _check_token_table(stream: ItemStream, options: PrepareOptions, scratch: Path) -> None:
+    """Refuse texts whose tokens fit neither the disk nor, a chunk of items at a time, the memory."""
+    if not any(KINDS[kind].encoded_as == "text" for kind in stream.kinds.values()):
+        return
+    row = 4 * options.text_len
+    free, memory = shutil.disk_usage(scratch).free, parse_bytes(options.memory)
+    for needed, room, what in (
+        (row * stream.num_items, free, "and the disk has"),
+        (row * min(stream.num_items, CHUNK_ROWS), memory, "some of it at once, and --memory is"),
+    ):
+        if needed > room:
+            raise DataError(
+                f"{options.text_len:,} text tokens for each of {stream.num_items:,} items take "
+                f"{format_bytes(row * stream.num_items)}, {what} {format_bytes(room)}",
+                expected="a table of tokens that fits",
+                next_step="lower --text-len: texts of items rarely have more than a few dozen tokens",
+            )
 
 
 def _item_streams(

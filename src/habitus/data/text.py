@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Control characters never survive cleaning, so no item text can spell one of the two special tokens.
 PADDING, SEPARATOR = "\x00", "\x1f"
+MAX_TEXT_LEN = 1 << 16
 MAX_TRAINING_TEXTS = 1_000_000
 MIN_VOCABULARY = 256 + 2  # every byte, and the two special tokens
 

@@ -2,6 +2,7 @@
 
 from habitus.sizing.cell import Cell, cell_of, cell_of_recipe, ladder_batch_sequences
 from habitus.sizing.executed import Workload, executed_step_flops
+from habitus.sizing.memory import training_bytes
 from habitus.sizing.nominal import (
     embedder_flop_share,
     item_cache_flops,
@@ -76,5 +77,6 @@ __all__ = [
     "steps_for",
     "text_heads",
     "tokens_per_item",
+    "training_bytes",
     "wall_seconds",
 ]

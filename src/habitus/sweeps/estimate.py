@@ -1,9 +1,9 @@
 """What cells will take: seconds from measured rates of this store where there are any, bytes from their structure."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from habitus.machine import available_memory, usable_cores
 from habitus.sizing import Inputs, SpeedModel, count_evaluations, fit_speed
 from habitus.sweeps.cells import PlannedRun
 from habitus.sweeps.store import Store
@@ -33,7 +33,7 @@ def device_kind(device: str) -> str:
 
 def usual_workers(kind: str) -> int:
     """How many workers a machine gets where the user does not say: one per core, or a few on a GPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores = usable_cores()
     return cores if kind == "cpu" else min(4, cores)
 
 
@@ -43,9 +43,5 @@ def device_bytes(kind: str) -> int:
         import torch
 
         return int(torch.cuda.get_device_properties(0).total_memory * 0.92)
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 0  # unknown: no limit
-    return int(kib * 1024 * 0.9)
+    room = available_memory()
+    return 0 if room is None else int(room * 0.9)  # 0: unknown, no limit

@@ -15,6 +15,7 @@ from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training.environment import StopRequest, training_environment
 from habitus.training.journal import Meter, TrainingProgress
+from habitus.training.memory_check import check_memory
 from habitus.training.options import TrainOptions, check_best, check_folder, check_parent, check_recipe, hold_folder
 from habitus.training.run import TrainingRun
 from habitus.training.step import StepResult
@@ -46,6 +47,8 @@ def train(
     device = resolve_device(options.device)
     check_best(recipe, options.best)
     check_trunk(recipe, options.trunk)
+    if not options.force:
+        check_memory(recipe, dataset, device, accumulate=options.accumulate, processes=Ranks().world)
     check_folder(out, resume=options.resume)
     if (out / "record.json").exists():
         return _read_finished(out, recipe, dataset)

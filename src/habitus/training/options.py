@@ -36,6 +36,7 @@ class TrainOptions:
     capture: bool | None = None  # steps as captured graphs; None: on a GPU, where that is possible
     flops_budget: float | None = None  # copied into the Record
     keep_checkpoints_at_end: bool = False
+    force: bool = False  # train even where a step seems to take more memory than there is
     shard: bool | None = None  # weights sharded over processes (FSDP2); None: above a size
 
     def check(self) -> None:
