@@ -130,7 +130,8 @@ def test_the_roll_out_shows_what_the_papers_own_losses_would_have_missed(paper: 
     rows = [r for r in paper.articles["rollout-table"].tables[0] if r[1] == "train/loss" and r[0] == "L*"]
     assert [r[7] for r in rows if r[2:4] == ["10¹⁸", "10¹⁹"]] == ["+7.6%"]
     sizes = [r for r in paper.articles["rollout-table"].tables[0] if r[1] == "batch/loss" and r[0] == "N*"]
-    assert [r[7] for r in sizes if r[3] == "10¹⁹"] == ["0.50×", "0.64×"]
+    # 0.64 times by the printed optima, unweighted; here optima count by their errors, fitted without 10¹⁹.
+    assert [r[7] for r in sizes if r[3] == "10¹⁹"] == ["0.50×", "0.70×"]
 
 
 def test_an_interval_without_ends_judges_no_forecast(paper: Page) -> None:

@@ -5,6 +5,7 @@ from scipy import optimize
 
 from habitus.errors import FitError
 from habitus.laws.checks import check_positive_number
+from habitus.laws.cost import SIX_ND, RealisedCost
 from habitus.laws.law_builders import make_intervals, widen_to_values
 from habitus.laws.separable import region
 from habitus.laws.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
@@ -13,11 +14,11 @@ from habitus.store import LEVELS, Law
 _SIZES = 400  # grid points in log N when the cost has no closed form
 
 
-def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
+def surface_optimum(law: Law, compute: float, cost: Cost | RealisedCost | None = None) -> Law:
     """size, data, loss and exponent (of N* in C, at this budget) that a surface implies for one budget.
 
-    `cost(N, D)` gives FLOPs and must rise in both; the default is 6·N·D. Intervals let the whole surface
-    move within what its points allow.
+    `cost(N, D)` gives FLOPs and must rise in both; the default is 6·N·D, and a power law of both has a closed form.
+    Intervals let the whole surface move within what its points allow.
     """
     if law.law != "surface" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted surface")
@@ -47,7 +48,7 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
             "exponent": allowed.range_of(lambda t, c: line.exponent(t, c, fit)),
         }
     warnings = []
-    spent = float((6 * N * D if cost is None else cost(N, D)).max())
+    spent = float(line.flops(N, D).max())
     if compute > 1.01 * spent:
         warnings.append(f"extrapolates to {compute / spent:.3g} times the largest budget that was fitted")
     return Law(
@@ -58,16 +59,18 @@ def surface_optimum(law: Law, compute: float, cost: Cost | None = None) -> Law:
         intervals=make_intervals(widen_to_values(intervals, values)),
         residuals=law.residuals,
         warnings=(*law.warnings, *warnings),
-        details={"compute": compute, "cost": "6ND" if cost is None else getattr(cost, "__name__", "cost")},
+        details={"compute": compute, "cost": line.name},
     )
 
 
 class _IsoFlopLine:
     """All (N, D) that cost one budget."""
 
-    def __init__(self, compute: float, cost: Cost | None, size_range: tuple[float, float]) -> None:
-        self.compute, self.cost = compute, cost
-        if cost is not None:
+    def __init__(self, compute: float, cost: Cost | RealisedCost | None, size_range: tuple[float, float]) -> None:
+        self.compute = compute
+        self.power = cost if isinstance(cost, RealisedCost) else SIX_ND if cost is None else None
+        self.cost = None if isinstance(cost, RealisedCost) else cost
+        if self.power is None:
             center = 0.5 * np.log(size_range[0] * size_range[1])
             self.grid = np.linspace(center - 12, center + 12, _SIZES)
             self.grid_data = self._solve(self.grid)
@@ -79,9 +82,23 @@ class _IsoFlopLine:
                 )
             self.grid, self.grid_data = self.grid[keep], self.grid_data[keep]
 
+    @property
+    def name(self) -> str:
+        if self.power is None:
+            return getattr(self.cost, "__name__", "cost")
+        k, p, q = self.power
+        return "6ND" if self.power == SIX_ND else f"C = {k:.4g} * N^{p:.4f} * D^{q:.4f}"
+
+    def flops(self, N: np.ndarray, D: np.ndarray) -> np.ndarray:
+        if self.power is None:
+            assert self.cost is not None
+            return self.cost(N, D)
+        return self.power.k * N**self.power.p * D**self.power.q
+
     def log_data(self, log_size: np.ndarray) -> np.ndarray:
-        if self.cost is None:
-            return np.log(self.compute / 6) - log_size
+        if self.power is not None:
+            k, p, q = self.power
+            return (np.log(self.compute / k) - p * log_size) / q
         return np.interp(log_size, self.grid, self.grid_data)
 
     def data(self, size: float) -> float:
@@ -90,11 +107,12 @@ class _IsoFlopLine:
     def log_size(self, theta: np.ndarray, linear: np.ndarray, fit: SurfaceFit) -> np.ndarray:
         """log N* of each surface."""
         alpha, beta = theta.T
-        if self.cost is None:
+        if self.power is not None:
+            k, p, q = self.power
             with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.log(alpha * linear[:, 1]) - np.log(beta * linear[:, 2])
-            room = np.log(self.compute / 6) - fit.log_d
-            return (ratio + alpha * fit.log_n + beta * room) / (alpha + beta)
+                ratio = np.log(alpha * linear[:, 1]) - np.log(beta * p / q * linear[:, 2])
+            room = np.log(self.compute / k) / q - fit.log_d
+            return (ratio + alpha * fit.log_n + beta * room) / (alpha + beta * p / q)
         size_term = np.exp(-alpha[:, None] * (self.grid - fit.log_n))
         data_term = np.exp(-beta[:, None] * (self.grid_data - fit.log_d))
         heights = linear[:, 1:2] * size_term + linear[:, 2:3] * data_term
@@ -113,9 +131,10 @@ class _IsoFlopLine:
             return linear[:, 0] + size_term + linear[:, 2] * np.exp(-beta * (v - fit.log_d))
 
     def exponent(self, theta: np.ndarray, linear: np.ndarray, fit: SurfaceFit) -> np.ndarray:
-        """d log N* / d log C: β/(α+β) for 6ND, a difference quotient for another cost."""
-        if self.cost is None:
-            return theta[:, 1] / theta.sum(1)
+        """d log N* / d log C: β/(qα + pβ) for k·N^p·D^q, a difference quotient for another cost."""
+        if self.power is not None:
+            _, p, q = self.power
+            return theta[:, 1] / (q * theta[:, 0] + p * theta[:, 1])
         h = 0.5  # half an e-fold of compute on each side: wide enough to step over the grid
         up, down = (
             _IsoFlopLine(

@@ -8,18 +8,19 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.allocation import surface_optimum
 from habitus.laws.checks import num_distinct, pluralize
+from habitus.laws.cost import realised_cost
 from habitus.laws.critical_batch import critical_batch
+from habitus.laws.forecast import AllocationRuns, allocation_rollouts
 from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.isoflop import depth_optimum
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.power_law import power_law
-from habitus.laws.rollout import leave_one_out, rollout
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import iso_target, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
-from habitus.store import AXES, Law, LawEntry, NamedForms, NamedRollout, direction_of
+from habitus.store import AXES, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
 
 _MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
@@ -160,7 +161,14 @@ def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     ]
     if direction == "min" and (data.y > 0).all() and all("slots_seen" in run.knobs for run in data.runs):
         entries += _surface_entries(fitted, data, metric)
-    return AxisLaws(tuple(entries), tuple(_rollouts(fitted, metric)), tuple(_forms(fitted, data, metric)))
+    rollouts = allocation_rollouts(_allocation_runs(data, direction), fitted, metric)
+    return AxisLaws(tuple(entries), tuple(rollouts), tuple(_forms(fitted, data, metric)))
+
+
+def _allocation_runs(data: AxisData, direction: Direction) -> AllocationRuns:
+    known = all("slots_seen" in run.knobs for run in data.runs)
+    slots = np.array([run.knobs["slots_seen"] for run in data.runs]) if known else None
+    return AllocationRuns(data.budget, data.x, slots, data.y, direction)
 
 
 def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[LawEntry]:
@@ -199,13 +207,7 @@ def _surface_entries(fitted: Frontier, data: AxisData, metric: str) -> list[LawE
     entries = [_entry("surface", "allocation", metric, law)]
     if not law.values:
         return entries
-    k, p, q = _realised_cost(data.x, slots, data.budget)
-
-    def cost(N: np.ndarray, D: np.ndarray) -> np.ndarray:
-        return k * N**p * D**q
-
-    best = surface_optimum(law, 10 * float(data.budget.max()), cost)
-    best = best.model_copy(update={"details": {**best.details, "cost": f"C = {k:.4g} * N^{p:.4f} * D^{q:.4f}"}})
+    best = surface_optimum(law, 10 * float(data.budget.max()), realised_cost(data.x, slots, data.budget))
     entries.append(_entry("surface_optimum_10x", "allocation", metric, best))
     if fitted.size.values:
         both = compare_approaches(
@@ -213,25 +215,6 @@ def _surface_entries(fitted: Frontier, data: AxisData, metric: str) -> list[LawE
         )
         entries.append(_entry("both_approaches", "allocation", metric, both))
     return entries
-
-
-def _realised_cost(N: np.ndarray, D: np.ndarray, C: np.ndarray) -> tuple[float, float, float]:
-    """k, p, q of C = k·N^p·D^q on the runs: what the budget really bought, 6ND being k = 6 and p = q = 1."""
-    X = np.stack([np.ones(len(N)), np.log(N), np.log(D)], axis=1)
-    (log_k, p, q), *_ = np.linalg.lstsq(X, np.log(C), rcond=None)
-    return float(np.exp(log_k)), float(p), float(q)
-
-
-def _rollouts(fitted: Frontier, metric: str) -> Iterable[NamedRollout]:
-    inside = [c for c, law in fitted.optima.items() if law.ok]
-    for name, value, law in (("size_law", "x_opt", "power_law"), ("loss_law", "y_opt", "saturating")):
-        pairs = [(c, float(fitted.optima[c][value])) for c in inside]
-        if law == "saturating" and fitted.height.details.get("direction") == "max":
-            pairs = []  # a roll-out of rising metrics is covered by the size law
-        if pairs:
-            yield NamedRollout(
-                name=name, metric=metric, rollout=rollout(pairs, law), leave_one_out=leave_one_out(pairs, law)
-            )
 
 
 def _forms(fitted: Frontier, data: AxisData, metric: str) -> Iterable[NamedForms]:

@@ -153,6 +153,21 @@ def evaluate(values: dict[str, Any], N: np.ndarray, D: np.ndarray) -> np.ndarray
     return e + a * N**-alpha + b * D**-beta
 
 
+def predict_surface(law: Law, N: float, D: float, level: float = 0.95) -> tuple[float, float, float]:
+    """(value, low, high) of the surface at one size and amount of data; the interval is that of the surface."""
+    if law.law != "surface" or not law.values:
+        raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted surface")
+    check_positive_number(N=N, D=D)
+    sizes, slots, losses = (np.asarray(law.points[name]) for name in ("N", "D", "loss"))
+    fitted = fit_surface(sizes, slots, losses, law.details["delta"])
+    u, v = float(np.log(N)) - fitted.log_n, float(np.log(D)) - fitted.log_d
+    low, high = region(pseudo_fit(sizes, slots, losses, fitted), level).range_of(
+        lambda t, c: c[:, 0] + c[:, 1] * np.exp(-t[:, 0] * u) + c[:, 2] * np.exp(-t[:, 1] * v)
+    )
+    value = float(evaluate(law.values, np.array([N]), np.array([D]))[0])
+    return value, min(low, value), max(high, value)
+
+
 def size_exponent_6nd(values: dict[str, Any]) -> float:
     """N* ∝ C^{β/(α+β)} where C = 6ND."""
     return values["data_exponent"] / (values["size_exponent"] + values["data_exponent"])

@@ -121,10 +121,18 @@ def _rollouts(laws: Laws) -> str:
                     _number(f.predicted),
                     _number(f.observed),
                     f"{f.ratio:.2f}x" if item.name == "size_law" else f"{f.miss:+.1%}",
+                    _share_of_gain(f.error_of_gain()),
+                    _share_of_gain(None if f.log_line is None else f.error_of_gain(f.log_line)),
                 ]
             )
-    header = ["law", "metric", "fitted up to", "budget", "predicted", "observed", "miss"]
-    return grid("Roll-out: fit the lowest budgets, predict the rest", header, rows)
+    header = ["law", "metric", "fitted up to", "budget", "predicted", "observed", "miss", "of the gain", "log line"]
+    return grid(
+        "Roll-out: fit the lowest budgets, predict the rest (persistence misses 100% of the gain)", header, rows
+    )
+
+
+def _share_of_gain(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.0%}"
 
 
 def _correlations(laws: Laws) -> str:

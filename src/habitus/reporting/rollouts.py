@@ -10,7 +10,7 @@ from habitus.reporting.valleys import make_views
 from habitus.store import Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}
-_LETTERS = {"size_law": "N*", "loss_law": "L*"}
+_LETTERS = {"size_law": "N*", "loss_law": "L*", "surface": "L(N, D)"}
 
 
 def rollout_figure(study: Study) -> Exhibit | None:
@@ -58,11 +58,15 @@ def _forecast_marks(item: NamedRollout, letter: str) -> tuple[Mark, ...]:
     return tuple(marks)
 
 
-_COLUMNS = ("fitted_up_to", "flops_budget", "predicted", "low95", "high95", "observed", "ratio")
+_COLUMNS = (
+    "fitted_up_to", "flops_budget", "predicted", "low95", "high95", "observed", "ratio", "error_of_gain",
+    "error_of_gain_log_line",
+)  # fmt: skip
 
 
 def _numbers(f: Forecast) -> tuple[float | None, ...]:
-    return (f.fitted_budgets[-1], f.budget, f.predicted, f.low, f.high, f.observed, f.ratio)
+    by_line = None if f.log_line is None else f.error_of_gain(f.log_line)
+    return (f.fitted_budgets[-1], f.budget, f.predicted, f.low, f.high, f.observed, f.ratio, f.error_of_gain(), by_line)
 
 
 def rollout_table(study: Study) -> Exhibit | None:
@@ -76,7 +80,9 @@ def rollout_table(study: Study) -> Exhibit | None:
                 (
                     _LETTERS.get(item.name, item.name), item.metric, power_of_ten(f.fitted_budgets[-1]),
                     power_of_ten(f.budget), form(f.predicted), f"[{low}, {high}]", form(f.observed),
-                    f"{f.ratio:.2f}×" if item.name == "size_law" else _signed(f.miss), _VERDICTS[_inside(f)],
+                    f"{f.ratio:.2f}×" if item.name == "size_law" else _signed(f.miss),
+                    "–" if f.error_of_gain() is None else _signed(f.error_of_gain() or 0.0),
+                    "–" if f.log_line is None else _signed(f.error_of_gain(f.log_line) or 0.0), _VERDICTS[_inside(f)],
                 )
             )  # fmt: skip
             raw.append((item.name, item.metric, *_numbers(f)))
@@ -87,7 +93,8 @@ def rollout_table(study: Study) -> Exhibit | None:
         for r in study.laws.rollouts
         if r.metric == study.metric and r.rollout.forecasts
     ]
-    header = ("law", "metric", "fitted up to", "budget", "forecast", "95%", "observed", "miss", "inside")
+    header = ("law", "metric", "fitted up to", "budget", "forecast", "95%", "observed", "miss", "of the gain",
+              "log line's", "inside")  # fmt: skip
     sheet = Sheet(("law", "metric", *_COLUMNS), tuple(raw))
     paper = (
         "the paper's own training losses up to 10¹⁸ miss its 10¹⁹ by +7.6% although their R² is .999; its N* by 0.64×"
@@ -129,7 +136,7 @@ def calibration(study: Study) -> Exhibit | None:
         share = f"{100 * num_inside / num_judged:.0f}%"
         reading = f"{num_inside} of {num_judged} values that a law had not seen lie inside its 95% interval ({share})"
     notes = (
-        "These are intervals of the curve, not of one more run, and a store's forecasts share their points: "
+        "Intervals of L* are for one more run, those of N* for the curve, and a store's forecasts share their points: "
         "read the share as a warning light. docs/laws.md says where simulated coverage of each law is kept.",
     )
     header = ("law", "metric", "kind", "inside 95%", "mean miss", "largest miss")

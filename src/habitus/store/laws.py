@@ -33,11 +33,26 @@ class Forecast(Typed):
     observed: float
     ratio: float  # predicted / observed
     r2: float | None = None  # of the fit that made the prediction
+    last: float | None = None  # observed at the largest fitted budget: what persistence forecasts
+    log_line: float | None = None  # a straight line in log C through what the two largest fitted budgets gave
 
     @property
     def miss(self) -> float:
         """How far off, as a share of what was observed."""
         return self.ratio - 1
+
+    @property
+    def gain(self) -> float | None:
+        """What the budget gained over the largest fitted one; absent without that, or where there was none."""
+        return None if self.last is None or self.last == self.observed else self.observed - self.last
+
+    def error_of_gain(self, forecast: float | None = None) -> float | None:
+        """The error of a forecast (this one, or another of the same budget) as a share of the gain: persistence has 1.
+
+        Positive where the forecast promises too little.
+        """
+        forecast = self.predicted if forecast is None else forecast
+        return None if self.gain is None else (self.observed - forecast) / self.gain
 
 
 class Rollout(Typed):

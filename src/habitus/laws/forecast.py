@@ -1,0 +1,185 @@
+"""Forecasts of the allocation axis: each budget from runs of other budgets alone, with the plan's own estimator.
+
+Everything is fitted again without the budgets that are forecast: the shared shape of the valleys, the weights of the
+optima, N*(C), L*(C) and the surface. What a forecast is held against is measured: the best run of the budget, and for
+N* the optimum by all runs.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from habitus.errors import FitError
+from habitus.laws.checks import pluralize
+from habitus.laws.cost import SIX_ND, realised_cost
+from habitus.laws.frontier import Frontier, frontier
+from habitus.laws.power_law import predict_power_law
+from habitus.laws.recipe_value import RecipeLaws
+from habitus.laws.surface import surface
+from habitus.store import Direction, Forecast, NamedRollout, Rollout
+
+_FEWEST = 3  # budgets that a law can be fitted to
+_SIZE_TOLERANCE = 1.25  # of N*; beyond it the roll-out warns
+GAIN_TOLERANCE = 0.15  # of the gain since the last fitted budget, likewise
+_NAMES = ("size_law", "loss_law", "surface")
+
+
+@dataclass(frozen=True)
+class AllocationRuns:
+    """Budget, size, data (absent where a run does not say) and metric of the runs."""
+
+    budget: np.ndarray
+    size: np.ndarray
+    data: np.ndarray | None
+    metric: np.ndarray
+    direction: Direction
+
+    def at(self, budgets: np.ndarray) -> "AllocationRuns":
+        """The runs of some budgets."""
+        keep = np.isin(self.budget, budgets)
+        data = None if self.data is None else self.data[keep]
+        return AllocationRuns(self.budget[keep], self.size[keep], data, self.metric[keep], self.direction)
+
+    def best(self, budget: float) -> float:
+        """The metric of the budget's best cell, a mean over its seeds."""
+        sizes, metric = self.size[self.budget == budget], self.metric[self.budget == budget]
+        means = [float(metric[sizes == size].mean()) for size in np.unique(sizes)]
+        return min(means) if self.direction == "min" else max(means)
+
+
+@dataclass(frozen=True)
+class AllocationEstimate:
+    """What some runs say of another budget."""
+
+    frontier: Frontier
+    laws: RecipeLaws
+
+    def size_at(self, budget: float) -> tuple[float, float, float] | None:
+        """N* and its interval; None where there is no size law."""
+        return predict_power_law(self.frontier.size, budget) if self.frontier.size.ok else None
+
+    def metric_at(self, reading: str, budget: float) -> tuple[float, float, float] | None:
+        """The metric of the run that a plan for the budget would choose; None where the reading is not identified."""
+        size = self.size_at(budget)
+        if size is None or reading not in self.laws.identified:
+            return None
+        return self.laws.predict(reading, size[0], self.laws.cost.data(budget, size[0]))
+
+
+def estimate(runs: AllocationRuns, *, with_surface: bool = True) -> AllocationEstimate:
+    """The frontier, and where the runs say how much data they saw, the realised cost and the surface."""
+    fitted = frontier(runs.budget, runs.size, runs.metric, runs.direction)
+    cost, by_surface = SIX_ND, None  # along the frontier any cost gives the budget back
+    if runs.data is not None:
+        with suppress(FitError):
+            cost = realised_cost(runs.size, runs.data, runs.budget)
+        if with_surface and runs.direction == "min" and (runs.metric > 0).all():
+            by_surface = surface(runs.size, runs.data, runs.metric)
+    laws = RecipeLaws(runs.direction, fitted.height, fitted.size, tuple(fitted.optima.values()), cost, by_surface)
+    return AllocationEstimate(fitted, laws)
+
+
+def allocation_rollouts(runs: AllocationRuns, whole: Frontier, metric: str) -> Iterator[NamedRollout]:
+    """For N*, the loss law and the surface: every later budget from the lowest k, and each from all the others."""
+    budgets = np.unique(runs.budget)
+    ahead: dict[str, list[Forecast]] = {name: [] for name in _NAMES}
+    left_out: dict[str, list[Forecast]] = {name: [] for name in _NAMES}
+    for k in range(_FEWEST, len(budgets)):
+        _forecast(runs, whole, budgets[:k], budgets[k:], ahead)
+    if len(budgets) > _FEWEST:
+        for budget in budgets:
+            _forecast(runs, whole, budgets[budgets != budget], np.array([budget]), left_out)
+    for name in _NAMES:
+        if ahead[name] or left_out[name] or name != "surface":
+            yield NamedRollout(
+                name=name,
+                metric=metric,
+                rollout=Rollout(
+                    law=name, forecasts=tuple(ahead[name]), warnings=_warnings(ahead[name], name, len(budgets))
+                ),
+                leave_one_out=Rollout(law=name, forecasts=tuple(left_out[name])),
+            )
+
+
+def _forecast(
+    runs: AllocationRuns,
+    whole: Frontier,
+    fitted: np.ndarray,
+    others: np.ndarray,
+    forecasts: dict[str, list[Forecast]],
+) -> None:
+    """Add what the fitted budgets alone say of the others."""
+    try:
+        earlier = estimate(runs.at(fitted), with_surface=bool(others.min() > fitted.max()))
+    except FitError:
+        return
+    log_line = _log_line(runs, fitted)
+    last = runs.best(float(fitted[-1]))
+    for budget in (float(b) for b in others):
+        size = earlier.size_at(budget)
+        optimum = whole.optima.get(budget)
+        if size is not None and optimum is not None and optimum.ok:
+            r2 = earlier.frontier.size.residuals.r2
+            forecasts["size_law"].append(_held_against(float(optimum["x_opt"]), size, fitted, budget, r2))
+        for reading in ("loss_law", "surface"):
+            value = earlier.metric_at(reading, budget)
+            observed = runs.best(budget)
+            if value is None or observed == 0:
+                continue
+            law = earlier.laws.height if reading == "loss_law" else earlier.laws.surface
+            one = _held_against(observed, value, fitted, budget, law.residuals.r2 if law else None)
+            beside = {"last": last, "log_line": log_line(budget)} if budget > fitted[-1] else {}
+            forecasts[reading].append(one.model_copy(update=beside))
+
+
+def _held_against(
+    observed: float, value: tuple[float, float, float], fitted: np.ndarray, budget: float, r2: float | None
+) -> Forecast:
+    predicted, low, high = value
+    return Forecast(
+        fitted_budgets=tuple(float(c) for c in fitted),
+        budget=budget,
+        predicted=predicted,
+        low=low if np.isfinite(low) else None,
+        high=high if np.isfinite(high) else None,
+        observed=observed,
+        ratio=predicted / observed,
+        r2=r2,
+    )
+
+
+def _log_line(runs: AllocationRuns, fitted: np.ndarray) -> Callable[[float], float]:
+    """The straight line in log C through the best runs of the two largest fitted budgets."""
+    before, last = (float(c) for c in fitted[-2:])
+    slope = (runs.best(last) - runs.best(before)) / np.log(last / before)
+    return lambda budget: float(runs.best(last) + slope * np.log(budget / last))
+
+
+def _warnings(forecasts: list[Forecast], name: str, num_budgets: int) -> tuple[str, ...]:
+    if not forecasts:
+        if num_budgets <= _FEWEST:
+            return (f"{pluralize(num_budgets, 'budget')}: a roll-out needs {_FEWEST + 1}",)
+        return ("no law fitted to fewer budgets is identified: nothing was forecast",)
+    warnings = []
+    missed = [f for f in forecasts if not (f.low or -np.inf) <= f.observed <= (np.inf if f.high is None else f.high)]
+    if missed:
+        warnings.append(f"{len(missed)} of {len(forecasts)} observed values lie outside their forecast's 95% interval")
+    top = max(f.budget for f in forecasts)
+    latest = max((f for f in forecasts if f.budget == top), key=lambda f: len(f.fitted_budgets))
+    where = f"fitted up to {latest.fitted_budgets[-1]:.3g} FLOPs, the law misses {latest.budget:.3g} by"
+    if name == "size_law":
+        if not 1 / _SIZE_TOLERANCE <= latest.ratio <= _SIZE_TOLERANCE:
+            warnings.append(f"{where} {latest.ratio:.2f} times: expect no better of the next extrapolation")
+    else:
+        warnings += _gain_warning(latest, where)
+    return tuple(warnings)
+
+
+def _gain_warning(forecast: Forecast, where: str) -> list[str]:
+    error, by_line = forecast.error_of_gain(), forecast.error_of_gain(forecast.log_line)
+    if error is None or abs(error) <= GAIN_TOLERANCE:
+        return []
+    line = "" if by_line is None else f" (a straight line in log C by {abs(by_line):.0%})"
+    return [f"{where} {abs(error):.0%} of the gain since then{line}: expect no better of the next extrapolation"]
