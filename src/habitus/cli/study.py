@@ -22,11 +22,19 @@ def study(
     data: Annotated[Path | None, typer.Option(help="Prepared dataset; else the preset's own synthetic world.")] = None,
     items: Annotated[int | None, typer.Option(min=2, help="Items of the synthetic world; else the preset's.")] = None,
     users: Annotated[int | None, typer.Option(min=1, help="Users of the synthetic world; else the preset's.")] = None,
-    preset: Annotated[str, typer.Option(help="tiny, quick, standard, paper, or a .toml: budgets and grids.")] = "quick",
+    preset: Annotated[
+        str | None,
+        typer.Option(help="tiny, quick, standard, paper, or a .toml: budgets and grids; by default as the device."),
+    ] = None,
     flops: Annotated[float | None, typer.Option(help="Envelope: nominal FLOPs of all runs together.")] = None,
     gpu_hours: Annotated[float | None, typer.Option(help="Envelope: hours on this machine.")] = None,
-    metric: Annotated[str, typer.Option(help="The metric you serve.")] = "catalogue/recall@10",
-    axis: Annotated[list[str] | None, typer.Option(help="Only this axis; may be repeated.")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="The metric you serve; by default catalogue/ndcg@10 on a log, recall@10 on a world."),
+    ] = None,
+    axis: Annotated[
+        list[str] | None, typer.Option(help="Only this axis, whatever the regime of the log; may be repeated.")
+    ] = None,
     plan_flops: Annotated[
         float | None, typer.Option(help="Budget of the recipe; else ten times the largest of the study.")
     ] = None,
@@ -40,6 +48,7 @@ def study(
         bool, typer.Option("--allow-repeats", help="Also run cells of more than one epoch (small logs).")
     ] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at once; else one per core.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each run; else one.")] = None,
     backend: Annotated[str, typer.Option(help="local or ray.")] = "local",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     gpu: Annotated[str | None, typer.Option(help="Hardware of the planned run, as in `habitus plan`.")] = None,
@@ -51,8 +60,9 @@ def study(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, cost and time, then stop.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure the scaling laws of a log: event log in; a page with figures, laws and a recipe out.
+    """Find the best recipe for a log and its scaling laws: event log in; a page with figures, laws and a recipe out.
 
+    It says first whether the compute or the log ends before the other, and does what that asks for (docs/study.md).
     Interrupt it at any time; the same command continues where it stopped and repeats nothing.
     """
     from habitus.errors import ConfigError, Interrupted
@@ -78,6 +88,7 @@ def study(
         copying=copying,
         allow_repeats=allow_repeats,
         workers=workers,
+        threads=threads,
         backend=backend,
         device=device,
         gpu=gpu,
@@ -158,19 +169,25 @@ def _print(result: "StudyResult", json_output: bool) -> None:
             "sweep_seconds": round(result.swept, 1),
             "stated_seconds": round(result.state.seconds, 1),
             "laws_status": result.identified,
+            **({} if result.state.regime is None else {"regime": result.state.regime.to_values()}),
+            **({} if result.search is None else {"value": result.search.value, "ended": result.search.ended}),
+            **({} if result.table is None else {"test": result.table.to_values()}),
             "next": result.next_command,
         }
         typer.echo(json.dumps(values, indent=2))
         return
     from habitus.units import format_seconds
 
-    ok = sum(status == "ok" for status in result.identified.values())
-    typer.echo(f"{ok} of {len(result.identified)} laws behind the recipe are identified; the report says which.")
+    if result.identified:
+        ok = sum(status == "ok" for status in result.identified.values())
+        typer.echo(f"{ok} of {len(result.identified)} laws behind the recipe are identified; the report says which.")
+    if result.table is not None:
+        typer.echo("\n".join(result.table.lines()))
     typer.echo(f"report: {result.report}")
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
     timing = f"took {format_seconds(result.seconds)}"
-    if not result.continued:
+    if not result.continued and result.state.seconds:
         off = result.swept / max(result.state.seconds, 1e-9) - 1
         timing += f"; the sweeps {format_seconds(result.swept)}, "
         timing += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"

@@ -1,7 +1,9 @@
 """A budget and a metric, or a log, to the next recipe: every number with its interval and its source."""
 
+from habitus.planning.best_run import plan_of_run
 from habitus.planning.hardware import affordable_flops
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
+from habitus.planning.neighbours import Change, combine, neighbours, passes_of
 from habitus.planning.plan import PlanOptions, plan
 from habitus.planning.portfolio import (
     LEAST_PASSES,
@@ -13,17 +15,25 @@ from habitus.planning.portfolio import (
     stage2_recipe,
     usual_passes,
 )
+from habitus.planning.regime import LogRegime, log_regime
 from habitus.planning.registration import check_plan, register_plan
 
 __all__ = [
     "LEAST_PASSES",
     "SHAPES",
+    "Change",
     "DeviceKind",
+    "LogRegime",
     "PlanOptions",
     "Shape",
     "affordable_flops",
     "check_plan",
+    "combine",
+    "log_regime",
+    "neighbours",
+    "passes_of",
     "plan",
+    "plan_of_run",
     "refit_recipe",
     "register_plan",
     "stage1_metrics",

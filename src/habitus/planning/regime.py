@@ -16,7 +16,7 @@ from habitus.typed import Typed
 
 RegimeKind = Literal["compute-limited", "between", "data-limited"]
 
-# The budgets of a study's axes begin at about a hundredth of its envelope: beyond it even the smallest sees the whole log.
+# The axes' budgets begin at about a hundredth of an envelope: beyond that even the smallest sees the whole log.
 _SMALLEST_BUDGET = 0.01
 _LOG_C = (3.0, 40.0)  # log10 of budgets among which the log's own is looked for
 

@@ -90,6 +90,11 @@ def _with_plan_bytes(cell: Cell, fixed: FixedSettings) -> Cell:
     )
 
 
+def slots_for(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> float:
+    """D of Equation 1 at a real-numbered N."""
+    return _data_ratio(C, N, s, B, fixed) * N
+
+
 def _data_ratio(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> float:
     """D/N of Equation 1 at a real-numbered N: C = 6·D·(t·s·N + (1 − s)·N + 3·B·L·h), h from p_e = s·N."""
     t = tokens_per_item(fixed.dataset.text_len, fixed.dataset.inputs)

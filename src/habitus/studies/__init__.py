@@ -1,6 +1,7 @@
 """The verbs in a row: probe, sweep, fit, plan, report. An event log in; laws, a recipe and a page out."""
 
-from habitus.studies.log_table import TestTable
+from habitus.store import TestTable
+from habitus.studies.log_search import SEARCH_FILE, SearchState
 from habitus.studies.log_training import CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import StudyProgress
@@ -10,9 +11,11 @@ from habitus.studies.study import StudyResult, study
 __all__ = [
     "CHOICE_FILE",
     "DEFAULT_HOURS",
+    "SEARCH_FILE",
     "STATE_FILE",
     "LogTraining",
     "LogTrainingOptions",
+    "SearchState",
     "StudyOptions",
     "StudyProgress",
     "StudyResult",

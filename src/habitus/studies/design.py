@@ -10,7 +10,7 @@ from habitus.studies.envelope import ScaledPreset, adapt_preset, choose_copying,
 from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES, ProbeResults, probe, seconds_of
 from habitus.studies.progress import StudyMonitor
-from habitus.studies.state import STATE_FILE, AxisCost, StudyState, request_values
+from habitus.studies.state import AxisCost, StudyState, request_values
 from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, speed_of_store, usual_workers
 
 _SWEEPS_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
@@ -24,9 +24,11 @@ def design_study(
     dataset: Dataset,
     monitor: StudyMonitor,
     hours_left: Callable[[], float | None],
+    share: float = 1.0,
 ) -> StudyState:
-    """Adapt and scale the preset, probe, state the cost, and write it all down."""
+    """Adapt and scale the preset to a share of the envelope, probe, and state the cost."""
     facts, axes = DatasetFacts.of(dataset), options.chosen_axes()
+    envelope = share * _SWEEPS_SHARE
     preset, notes = adapt_preset(preset, dataset)
     preset, copying_notes = choose_copying(preset, dataset, options)
     notes += copying_notes
@@ -34,7 +36,7 @@ def design_study(
     def scale(limit: float | None, cost: Callable[[Sequence[Design]], float], unit: str) -> ScaledPreset:
         return fit_envelope(preset, facts, axes, allow_repeats=options.allow_repeats, limit=limit, cost=cost, unit=unit)
 
-    scaled = scale(None if options.flops is None else _SWEEPS_SHARE * options.flops, _total_flops, "FLOPs")
+    scaled = scale(None if options.flops is None else envelope * options.flops, _total_flops, "FLOPs")
     probed_budget = min(scaled.preset.budgets)
     if options.dry_run and not (out / PROBES).exists():
         probes = _assume_speeds(options, facts, scaled.preset)
@@ -45,10 +47,10 @@ def design_study(
         probes = probe(scaled.preset, dataset, out, options, progress, monitor.note, hours_left)
         notes.append(probes.summary)
     if options.gpu_hours is not None:
-        seconds = _seconds_for_sweeps(options.gpu_hours, probes)
+        seconds = _seconds_for_sweeps(envelope * options.gpu_hours, probes)
         scaled = scale(seconds, lambda designs: sum(_wall_seconds(design, probes) for design in designs), "seconds")
     notes += _scale_notes(preset, scaled)
-    state = StudyState(
+    return StudyState(
         dataset_checksum=dataset.checksum,
         request=request_values(options),
         preset=_with_probed_rate(scaled.preset, probes, probed_budget),
@@ -58,19 +60,14 @@ def design_study(
         workers=probes.workers,
         notes=tuple(notes),
     )
-    if not options.dry_run:
-        out.mkdir(parents=True, exist_ok=True)
-        state.write(out / STATE_FILE)
-    monitor.report_plan(state)
-    return state
 
 
-def _seconds_for_sweeps(gpu_hours: float, probes: ProbeResults) -> float:
-    """What an envelope of hours leaves for the sweeps after the probes."""
-    seconds = _SWEEPS_SHARE * gpu_hours * 3600 - probes.seconds - _FINISH_SECONDS
+def _seconds_for_sweeps(hours: float, probes: ProbeResults) -> float:
+    """What so many hours leave for the sweeps after the probes."""
+    seconds = hours * 3600 - probes.seconds - _FINISH_SECONDS
     if seconds <= 0:
         raise ConfigError(
-            f"--gpu-hours {gpu_hours:g} were spent on the probes ({probes.seconds:.0f} s)",
+            f"{hours:.3g} hours of the envelope were spent on the probes ({probes.seconds:.0f} s)",
             expected="more time, or a smaller preset",
         )
     return seconds

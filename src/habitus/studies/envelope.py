@@ -12,8 +12,7 @@ import numpy as np
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.sizing import contextualizer_parts, largest_num_negatives, tokens_per_item
-from habitus.store import AXES
-from habitus.studies.options import StudyOptions
+from habitus.studies.options import GRID_AXES, StudyOptions
 from habitus.sweeps import DatasetFacts, Design, Preset, PriorResults, SweepRequest, centred_shapes, design_axis
 
 _WIDTH_EXPONENT = 0.3
@@ -90,7 +89,7 @@ def scale_preset(preset: Preset, factor: float) -> Preset:
         name: getattr(preset, name).model_copy(
             update={"budgets": tuple(budget(b) for b in getattr(preset, name).budgets)}
         )
-        for name in AXES
+        for name in GRID_AXES
     }
     rows = [
         row.model_copy(

@@ -1,12 +1,17 @@
 """What a user may set for a study."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from habitus.errors import ConfigError
-from habitus.store import AXES, CUTOFFS, METRICS, REGIMES, direction_of
+from habitus.store import AXES, CUTOFFS, LOG_AXIS, METRICS, REGIMES, direction_of
 from habitus.typed import suggest_name
+from habitus.units import MAX_THREADS
+
+LOG_METRIC, WORLD_METRIC = "catalogue/ndcg@10", "catalogue/recall@10"
+GRID_AXES = tuple(axis for axis in AXES if axis != LOG_AXIS)  # one pass, at the budgets of a preset
+_LOG_PRESETS = {"cpu": "quick", "cuda": "standard"}
 
 
 @dataclass(frozen=True)
@@ -16,15 +21,16 @@ class StudyOptions:
     data: Path | None = None  # a prepared dataset; else the preset's own synthetic world
     items: int | None = None  # of the synthetic world; else the preset's
     users: int | None = None  # of the synthetic world; else the preset's
-    preset: str = "quick"
-    axes: tuple[str, ...] = ()  # empty: all but init, which preset `paper` has too
+    preset: str | None = None  # None: by the device for a log of one's own, `quick` for a world
+    axes: tuple[str, ...] = ()  # empty: by the regime; all but init, which preset `paper` has too
     flops: float | None = None  # envelope: nominal FLOPs of all runs together
     gpu_hours: float | None = None  # envelope: hours on this machine
-    metric: str = "catalogue/recall@10"
+    metric: str | None = None  # None: NDCG@10 on a log, as `train --data`; recall@10 on a world
     plan_flops: float | None = None  # budget of the recipe; else ten times the largest budget of the study
     copying: bool | None = None  # None: on a log of one's own whose users often come back to items
     allow_repeats: bool = False  # runs of more than one epoch, which laws leave out otherwise
     workers: int | None = None
+    threads: int | None = None  # CPU threads of each run; one where None
     backend: str = "local"
     device: str = "auto"
     gpu: str | None = None  # named hardware for the plan's hours and memory
@@ -41,9 +47,12 @@ class StudyOptions:
             ("--gpu-hours", self.gpu_hours),
             ("--plan-flops", self.plan_flops),
             ("--max-minutes", self.max_minutes),
+            ("--threads", self.threads),
         ):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} {value:g}", expected="a positive number")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ConfigError(f"--threads {self.threads:,}", expected=f"at most {MAX_THREADS:,}")
         for name, count, least in (("--items", self.items, 2), ("--users", self.users, 1)):
             if count is None:
                 continue
@@ -56,18 +65,28 @@ class StudyOptions:
             if count < least:
                 raise ConfigError(f"{name} {count}", expected=f"{least} or more")
         for axis in self.axes:
-            if axis not in AXES:
+            if axis not in GRID_AXES:
                 raise ConfigError(
-                    f"axis {axis!r} is unknown ({suggest_name(axis, list(AXES))})",
-                    expected=f"some of {', '.join(AXES)}",
+                    f"axis {axis!r} is unknown ({suggest_name(axis, list(GRID_AXES))})",
+                    expected=f"some of {', '.join(GRID_AXES)}",
                 )
-        check_metric(self.metric)
+        if self.metric is not None:
+            check_metric(self.metric)
+
+    def for_device(self, kind: str) -> "StudyOptions":
+        """The options with a preset and a metric where none were given; `kind` is cpu or cuda."""
+        log = self.data is not None
+        return replace(
+            self,
+            preset=self.preset or (_LOG_PRESETS[kind] if log else "quick"),
+            metric=self.metric or (LOG_METRIC if log else WORLD_METRIC),
+        )
 
     def chosen_axes(self) -> tuple[str, ...]:
         """The axes in the order in which they run."""
         # Initialisations matter for learning rates across sizes, not for a recipe: only the full programme has them.
-        default = [axis for axis in AXES if axis != "init" or self.preset == "paper"]
-        return tuple(axis for axis in AXES if axis in (self.axes or default))
+        default = [axis for axis in GRID_AXES if axis != "init" or self.preset == "paper"]
+        return tuple(axis for axis in GRID_AXES if axis in (self.axes or default))
 
 
 def check_metric(metric: str) -> None:

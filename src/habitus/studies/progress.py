@@ -23,7 +23,7 @@ class StudyProgress:
     done: int
     total: int
     failed: int
-    best: str  # metric and value of the best run so far
+    best: str  # metric and value of the best run so far, and of the best baseline
     seconds_left: float | None  # of the whole study
 
 
@@ -41,17 +41,22 @@ class StudyMonitor:
         self.progress = progress or (lambda _progress: None)
         self.note = note or (lambda _text: None)
         self._state: StudyState | None = None
+        self.baseline = ""  # the best one and its value, in words
         self._values: dict[str, float | None] = {}  # of the metric, by the cells that have a Record
         self._last_look = 0.0
 
     def report_plan(self, state: StudyState) -> None:
         """Note what was decided, then the plan of the study."""
-        for text in (*state.notes, *_plan_lines(state)):
+        for text in (*state.notes, *(_plan_lines(state) if state.axes else ())):
             self.note(text)
+        if state.baseline is not None:
+            self.note(f"best baseline: {state.baseline.scorer}, {self.metric} {state.baseline.value:.4f} on validation")
 
     def begin(self, state: StudyState) -> None:
         """From here on the time left is that of all axes."""
         self._state = state
+        if state.baseline is not None:
+            self.baseline = f"{state.baseline.scorer} {state.baseline.value:.4g}"
 
     def sweep_progress(self, number: int, axes: int) -> Callable[[SweepProgress], None]:
         """A callback for the sweep of one axis; the probes are number 0."""
@@ -89,7 +94,7 @@ class StudyMonitor:
         if not values:
             return ""
         best = min(values) if direction_of(self.metric) == "min" else max(values)
-        return f"{self.metric} {best:.4g}"
+        return f"{self.metric} {best:.4g}" + (f" ({self.baseline})" if self.baseline else "")
 
 
 def interruption(out: Path, where: str, why: str) -> Interrupted:

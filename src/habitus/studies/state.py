@@ -1,16 +1,18 @@
 """study.json: what was decided once, so that the same command continues where it stopped."""
 
+from operator import not_
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from habitus.errors import ConfigError
+from habitus.planning import LogRegime
 from habitus.studies.options import StudyOptions
 from habitus.sweeps import Preset
 from habitus.typed import Typed
 
-STATE_FILE = "study.json"
+STATE_FILE, TOOK_FILE = "study.json", "took.json"
 STATE_VERSION = 1
 
 
@@ -22,6 +24,13 @@ class AxisCost(Typed):
     runs: int
     flops: float
     seconds: float
+
+
+class Baseline(Typed):
+    """A scorer that a model must beat."""
+
+    scorer: str
+    value: float
 
 
 class StudyState(Typed):
@@ -36,6 +45,11 @@ class StudyState(Typed):
     probe_seconds: float
     workers: int
     notes: tuple[str, ...] = ()
+    regime: LogRegime | None = Field(None, description="Of a log of one's own; absent for a synthetic world.")
+    search: bool = Field(
+        False, exclude_if=not_, description="Whether recipes of several passes are searched, after the axes if any."
+    )
+    baseline: Baseline | None = Field(None, description="The best of the baselines on the validation users.")
 
     @property
     def flops(self) -> float:
@@ -44,6 +58,23 @@ class StudyState(Typed):
     @property
     def seconds(self) -> float:
         return sum(cost.seconds for cost in self.costs)
+
+
+class Took(Typed):
+    """took.json: the time of all calls together."""
+
+    seconds: float = 0.0
+    calls: int = 0
+
+
+def add_seconds(out: Path, seconds: float, *, calls: int) -> Took:
+    """Count the time of one more call, or of none."""
+    path = out / TOOK_FILE
+    before = Took.read(path) if path.exists() else Took()
+    took = Took(seconds=before.seconds + seconds, calls=before.calls + calls)
+    if out.is_dir():
+        took.write(path)
+    return took
 
 
 def request_values(options: StudyOptions) -> dict[str, Any]:

@@ -15,17 +15,34 @@ from types import FrameType
 from habitus.data import Dataset
 from habitus.errors import ConfigError, FitError, Interrupted
 from habitus.laws import fit
-from habitus.planning import PlanOptions, register_plan
-from habitus.planning import plan as make_plan
+from habitus.planning import LogRegime, log_regime
 from habitus.progress import Note
-from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan, RegisteredPlan, headline_metrics
+from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan
+from habitus.studies import conclusion
+from habitus.studies.baseline import best_baseline
 from habitus.studies.design import design_study
+from habitus.studies.envelope import repeat_share
+from habitus.studies.log_search import Envelope, LogSearch, SearchState
+from habitus.studies.log_table import TestTable
 from habitus.studies.options import StudyOptions
+from habitus.studies.probes import PROBES
 from habitus.studies.progress import StudyMonitor, StudyProgress, interruption
-from habitus.studies.state import StudyState, load_state
-from habitus.sweeps import Preset, load_preset, preset_dataset, sweep, usual_workers
+from habitus.studies.state import STATE_FILE, StudyState, add_seconds, load_state, request_values
+from habitus.sweeps import (
+    EvaluationSettings,
+    Preset,
+    RecipeRunner,
+    device_kind,
+    load_preset,
+    preset_dataset,
+    sweep,
+    usual_workers,
+)
 
-STORE, DATASET, RECIPE, PLAN, REPORT = "store", "dataset", "recipe", "plan.json", "report.html"
+STORE, DATASET, RECIPE = "store", "dataset", "recipe"
+DEFAULT_LOG_HOURS = {"cuda": 0.16, "cpu": 0.5}  # of a study of one's own log without an envelope
+_ASSUMED_RATES = {"cuda": 5e13, "cpu": 1e10}  # nominal FLOP/s, of a core on a CPU: tells regimes apart, nothing else
+_AXES_SHARE = 0.5  # of an envelope between the regimes, for the axes; the rest is searched
 # The laws that a recipe rests on.
 _RECIPE_LAWS = ("share_law", "share_optimum", "depth_optimum", "critical_batch", "size_law", "size_optimum",
                 "loss_law", "negatives_law", "negatives_optimum")  # fmt: skip
@@ -42,10 +59,13 @@ class StudyResult:
     recipes: tuple[Path, ...] = ()
     report: Path | None = None
     data: Path | None = None
-    seconds: float = 0.0  # of this call
+    seconds: float = 0.0  # of all calls together
     swept: float = 0.0  # seconds of the sweeps in this call, to be compared with what was stated
     continued: bool = False  # an earlier call had begun
     identified: dict[str, str] = field(default_factory=dict)  # law -> status
+    search: SearchState | None = None  # of a log that ends before the compute does
+    table: TestTable | None = None  # of the best run, on test users
+    notes: tuple[str, ...] = ()  # what the plan says about itself
     dry_run: bool = False
 
     @property
@@ -62,44 +82,234 @@ def study(
     progress: Callable[[StudyProgress], None] | None = None,
     note: Note | None = None,
 ) -> StudyResult:
-    """Probe, state a plan, sweep, fit, plan and report into a folder; the same call continues where it stopped."""
+    """Probe, state a plan, sweep or search, fit, plan and report into a folder; the same call continues."""
     options = options or StudyOptions()
     options.check()
-    out, began = Path(out), time.monotonic()
-    preset = load_preset(options.preset)
+    options = options.for_device(device_kind(options.device))
+    running = _Study(Path(out), options, progress, note)
+    try:
+        with _stop_on_signal():
+            return running.run()
+    finally:
+        if not options.dry_run:
+            running.count_seconds()
 
-    def hours_left() -> float | None:
-        if options.max_minutes is None:
-            return None
-        return max(1e-9, options.max_minutes / 60 - (time.monotonic() - began) / 3600)
 
-    monitor = StudyMonitor(out / STORE, options.metric, progress, note)
-    with _stop_on_signal():
-        dataset = _open_dataset(out, options, preset, monitor.note)
-        state = load_state(out, options, dataset.checksum)
+class _Study:
+    """One call."""
+
+    def __init__(
+        self,
+        out: Path,
+        options: StudyOptions,
+        progress: Callable[[StudyProgress], None] | None,
+        note: Note | None,
+    ) -> None:
+        assert options.preset is not None and options.metric is not None
+        self.out, self.options, self.metric = out, options, options.metric
+        self.began = time.monotonic()
+        self.preset = load_preset(options.preset)
+        self.monitor = StudyMonitor(out / STORE, self.metric, progress, note)
+        self.note = self.monitor.note
+        self.dataset = _open_dataset(out, options, self.preset, self.note)
+        self._counted = False
+
+    def run(self) -> StudyResult:
+        options, out = self.options, self.out
+        state = load_state(out, options, self.dataset.checksum)
         continued = state is not None
         if state is None:
-            state = design_study(out, options, preset, dataset, monitor, hours_left)
+            state = self._begin()
         if options.dry_run:
-            return StudyResult(out, state, data=dataset.path, seconds=time.monotonic() - began, dry_run=True)
-        swept = _sweep_axes(out, options, state, dataset, monitor, hours_left)
-        laws = _fit_laws(out / STORE, options, dataset)
-        plan = _plan_next(out, options, laws, dataset)
+            seconds = time.monotonic() - self.began
+            return StudyResult(out, state, data=self.dataset.path, seconds=seconds, dry_run=True)
+        self.monitor.begin(state)
+        swept = self._sweep_axes(state)
+        search = self._search(state) if state.search else None
+        laws = self._fit(search)
+        plan = self._plan(laws, search)
         recipes = tuple(plan.write_recipes(out / RECIPE))
+        conclusion.register(plan, out / conclusion.PLAN)
+        table = self._test_table(plan)
         # The page is kept and passed on: it calls the program by its name.
-        page = _write_report(out, options.metric, _train_command("habitus", recipes, dataset.path, out))
-    return StudyResult(
-        out=out,
-        state=state,
-        laws=out / STORE / LAWS_FILE,
-        plan=out / PLAN,
-        recipes=recipes,
-        report=page,
-        data=dataset.path,
-        seconds=time.monotonic() - began,
-        swept=swept,
-        continued=continued,
-        identified=_recipe_laws(laws, options.metric),
+        command = _train_command("habitus", recipes, self.dataset.path, out)
+        page = conclusion.write_report(out, out / STORE, self.metric, command)
+        return StudyResult(
+            out=out,
+            state=state,
+            laws=out / STORE / LAWS_FILE,
+            plan=out / conclusion.PLAN,
+            recipes=recipes,
+            report=page,
+            data=self.dataset.path,
+            seconds=self.count_seconds(),
+            swept=swept,
+            continued=continued,
+            identified=_recipe_laws(laws, self.metric),
+            search=search,
+            table=table,
+            notes=plan.warnings if search is not None else (),
+        )
+
+    def count_seconds(self) -> float:
+        """Add this call's time to that of earlier ones, once; the sum."""
+        seconds = 0.0 if self._counted else time.monotonic() - self.began
+        self._counted = True
+        return add_seconds(self.out, seconds, calls=int(seconds > 0)).seconds
+
+    def _begin(self) -> StudyState:
+        """Decide what is run, and write it down."""
+        options = self.options
+        regime = None if options.data is None else self._regime()
+        # Axes that are named, and one pass that may be left, are what the user asked for, whatever the regime.
+        named = bool(options.axes) or options.allow_repeats
+        searches = regime is not None and not named and regime.kind != "compute-limited"
+        if regime is not None:
+            self.note(_describe_log(self.dataset))
+            self.note(regime.describe())
+        if regime is not None and searches and regime.kind == "data-limited":
+            state = self._state_of_search()
+        else:
+            share = _AXES_SHARE if searches else 1.0
+            try:
+                state = design_study(
+                    self.out, options, self.preset, self.dataset, self.monitor, self._hours_left, share
+                )
+            except ConfigError as refused:
+                if not searches:
+                    raise
+                self.note(f"no axes: {refused.problem}")
+                state = self._state_of_search()
+        settings = state.preset.evaluate
+        baseline = None if options.dry_run else best_baseline(self.dataset, self.metric, settings)
+        state = state.model_copy(update={"regime": regime, "search": searches, "baseline": baseline})
+        if not options.dry_run:
+            self.out.mkdir(parents=True, exist_ok=True)
+            state.write(self.out / STATE_FILE)
+        self.monitor.report_plan(state)
+        return state
+
+    def _regime(self) -> LogRegime:
+        options = self.options
+        if options.flops is not None:
+            return log_regime(self.dataset, options.flops)
+        kind = device_kind(options.device)
+        cores = usual_workers("cpu") if kind == "cpu" else 1
+        return log_regime(self.dataset, _ASSUMED_RATES[kind] * cores * 3600 * self._hours())
+
+    def _hours(self) -> float:
+        return self.options.gpu_hours or DEFAULT_LOG_HOURS[device_kind(self.options.device)]
+
+    def _state_of_search(self) -> StudyState:
+        """The decisions of a study without axes."""
+        options = self.options
+        preset = self.preset.model_copy(update={"evaluate": EvaluationSettings()})
+        return StudyState(
+            dataset_checksum=self.dataset.checksum,
+            request=request_values(options),
+            preset=preset,
+            axes=(),
+            costs=(),
+            probe_seconds=0.0,
+            workers=options.workers or usual_workers(device_kind(options.device)),
+        )
+
+    def _hours_left(self) -> float | None:
+        """Until this call is to stop."""
+        if self.options.max_minutes is None:
+            return None
+        return max(1e-9, self.options.max_minutes / 60 - (time.monotonic() - self.began) / 3600)
+
+    def _sweep_axes(self, state: StudyState) -> float:
+        """Run every axis in its turn; the seconds that they took."""
+        options, began = self.options, time.monotonic()
+        for number, (axis, cost) in enumerate(zip(state.axes, state.costs, strict=True)):
+            if not cost.budgets:
+                self.note(f"{axis}: no cell can be run at these budgets; the axis is left out")
+                continue
+            _fit_loss(self.out / STORE, options.allow_repeats)
+            result = sweep(
+                axis,
+                self.dataset,
+                self.out / STORE,
+                budgets=cost.budgets,
+                preset=state.preset,
+                workers=options.workers,
+                backend=options.backend,
+                device=options.device,
+                threads=options.threads,
+                max_hours=self._hours_left(),
+                allow_repeats=options.allow_repeats,
+                progress=self.monitor.sweep_progress(1 + number, 1 + len(state.axes)),
+                note=self.note,
+            )
+            if not result.complete:
+                raise interruption(self.out, f"{axis} axis", result.stopped)
+            self.monitor.finish_axis(result)
+        return time.monotonic() - began
+
+    def _search(self, state: StudyState) -> SearchState:
+        """The best recipe of several passes, within what the axes left of the envelope."""
+        settings, numbers = state.preset.evaluate, 1 + len(state.axes)
+
+        def runner(folder: str) -> RecipeRunner:
+            return RecipeRunner(
+                self.dataset,
+                self.out / folder,
+                settings,
+                device=self.options.device,
+                workers=self.options.workers,
+                threads=self.options.threads,
+                progress=self.monitor.sweep_progress(numbers, 1 + numbers),
+                note=self.note,
+            )
+
+        search = LogSearch(
+            self.dataset,
+            self.out,
+            runner(STORE),
+            lambda: runner(PROBES),
+            self.metric,
+            self._envelope(state),
+            note=self.note,
+            pause_after=self._hours_left,
+        )
+        result = search.run()
+        for line in conclusion.search_warnings(result, self._limit_seconds()):
+            self.note(line)
+        return result
+
+    def _envelope(self, state: StudyState) -> Envelope:
+        if self.options.flops is not None:
+            return Envelope(self.options.flops - state.flops, "FLOPs")
+        return Envelope(self._hours() * 3600 - state.seconds - state.probe_seconds, "seconds")
+
+    def _limit_seconds(self) -> float | None:
+        return None if self.options.flops is not None else self._hours() * 3600
+
+    def _fit(self, search: SearchState | None) -> Laws:
+        repeats = self.options.allow_repeats or search is not None
+        return conclusion.fit_laws(self.out / STORE, self.options, self.dataset, allow_repeats=repeats)
+
+    def _plan(self, laws: Laws, search: SearchState | None) -> Plan:
+        store = self.out / STORE
+        if search is not None:
+            return conclusion.plan_winner(store, search, self.dataset, self._limit_seconds())
+        return conclusion.plan_larger_budget(store, self.options, laws, self.dataset, self.note)
+
+    def _test_table(self, plan: Plan) -> TestTable | None:
+        """Of the recipe's own run, or of the best one; a world's users are no one's."""
+        best = conclusion.best_run_hash(self.out / STORE, plan, self.dataset)
+        if self.options.data is None or best is None:
+            return None
+        return conclusion.write_test_table(self.out / STORE, best, self.dataset, self.options.device, self.note)
+
+
+def _describe_log(dataset: Dataset) -> str:
+    counts = dataset.counts("train")
+    return (
+        f"log: {counts.events:,} training events of {counts.users:,} users on {dataset.num_items:,} items; "
+        f"{repeat_share(dataset):.0%} of next items are in the visible past"
     )
 
 
@@ -135,42 +345,6 @@ def _open_dataset(out: Path, options: StudyOptions, preset: Preset, note: Note) 
     return dataset
 
 
-def _sweep_axes(
-    out: Path,
-    options: StudyOptions,
-    state: StudyState,
-    dataset: Dataset,
-    monitor: StudyMonitor,
-    hours_left: Callable[[], float | None],
-) -> float:
-    """Run every axis in its turn; the seconds that they took."""
-    monitor.begin(state)
-    began = time.monotonic()
-    for number, (axis, cost) in enumerate(zip(state.axes, state.costs, strict=True)):
-        if not cost.budgets:
-            monitor.note(f"{axis}: no cell can be run at these budgets; the axis is left out")
-            continue
-        _fit_loss(out / STORE, options.allow_repeats)
-        result = sweep(
-            axis,
-            dataset,
-            out / STORE,
-            budgets=cost.budgets,
-            preset=state.preset,
-            workers=options.workers,
-            backend=options.backend,
-            device=options.device,
-            max_hours=hours_left(),
-            allow_repeats=options.allow_repeats,
-            progress=monitor.sweep_progress(1 + number, 1 + len(state.axes)),
-            note=monitor.note,
-        )
-        if not result.complete:
-            raise interruption(out, f"{axis} axis", result.stopped)
-        monitor.finish_axis(result)
-    return time.monotonic() - began
-
-
 def _fit_loss(store: Path, allow_repeats: bool) -> None:
     """Write the laws of the loss alone, all that the next axis needs; the others are fitted once, at the end."""
     records = [path.stat().st_mtime for path in store.glob(f"cells/*/{RECORD_FILE}")]
@@ -181,50 +355,6 @@ def _fit_loss(store: Path, allow_repeats: bool) -> None:
         fit(store, ["batch/loss"], allow_repeats=allow_repeats).write(laws)
     except FitError:  # the sweep says what it does without laws
         return
-
-
-def _fit_laws(store: Path, options: StudyOptions, dataset: Dataset) -> Laws:
-    """The laws of the store, with the dataset they belong to."""
-    laws = fit(store, allow_repeats=options.allow_repeats)
-    metrics = [name for name in headline_metrics() if name in laws.metrics]
-    if options.metric not in metrics:
-        if not any(options.metric in run.metrics for run in laws.runs):
-            raise ConfigError(
-                f"no Record of {store} has --metric {options.metric}", expected=f"one of {', '.join(metrics)}"
-            )
-        laws = fit(store, [*metrics, options.metric], allow_repeats=options.allow_repeats)
-    laws = laws.model_copy(update={"extra": {**laws.extra, "dataset_checksum": dataset.checksum}})
-    laws.write(store / LAWS_FILE)
-    return laws
-
-
-def _plan_next(out: Path, options: StudyOptions, laws: Laws, dataset: Dataset) -> Plan:
-    """The recipe for the next larger budget, registered before anyone runs it."""
-    largest = max(run.budget for run in laws.runs)
-    plan = make_plan(
-        options.plan_flops or float(f"{10 * largest:.3g}"),
-        options.metric,
-        PlanOptions(laws=out / STORE / LAWS_FILE, dataset=dataset, gpu=options.gpu),
-    )
-    path = out / PLAN
-    if path.exists() and not _predicts_the_same(RegisteredPlan.read(path), plan):
-        path.replace(path.with_name("plan-before.json"))
-    if not path.exists():
-        register_plan(plan, path)
-    return plan
-
-
-def _predicts_the_same(one: Plan, other: Plan) -> bool:
-    """Whether two plans have the same recipes and predictions; the hours may differ, since machines do."""
-    return (one.stage1, one.stage2, one.predictions) == (other.stage1, other.stage2, other.predictions)
-
-
-def _write_report(out: Path, metric: str, next_command: str) -> Path:
-    from habitus.reporting import report
-
-    name = out.resolve().name
-    title = f"Scaling study for {metric}" + (f": {name}" if name != "study" else "")
-    return report(out / STORE, out / REPORT, plan=out / PLAN, title=title, next_command=next_command)
 
 
 def _recipe_laws(laws: Laws, metric: str) -> dict[str, str]:

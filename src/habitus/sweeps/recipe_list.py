@@ -47,9 +47,9 @@ class RecipeRunner:
         self.facts = DatasetFacts.of(self.dataset)
         self.store = Store.create(self.path, self.dataset, self.evaluation)
 
-    def run(self, recipes: Sequence[Recipe], seconds_left: float | None = None) -> list[Record | None]:
+    def run(self, label: str, recipes: Sequence[Recipe], seconds_left: float | None = None) -> list[Record | None]:
         """The Records of the recipes, which are run where the store has none; None where the time was up before."""
-        design = self.design("runs", recipes)
+        design = self.design(label, recipes)
         for planned in design.cells:
             self.store.add(planned.hash, planned.recipe)
         self._run_jobs(design, seconds_left)
