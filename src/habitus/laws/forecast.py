@@ -182,4 +182,7 @@ def _gain_warning(forecast: Forecast, where: str) -> list[str]:
     if error is None or abs(error) <= GAIN_TOLERANCE:
         return []
     line = "" if by_line is None else f" (a straight line in log C by {abs(by_line):.0%})"
-    return [f"{where} {abs(error):.0%} of the gain since then{line}: expect no better of the next extrapolation"]
+    return [
+        f"{where} {forecast.miss:+.1%}, {abs(error):.0%} of the gain since then{line}: "
+        "expect no better of the next extrapolation"
+    ]

@@ -109,30 +109,26 @@ def _critical_batch(laws: Laws, title: str) -> str:
 
 
 def _rollouts(laws: Laws) -> str:
+    """N* as a ratio; the metric's errors as shares of the gain since the largest fitted budget."""
     rows = []
     for item in laws.rollouts:
         for f in item.rollout.forecasts:
+            error = f.error_of_gain()
             rows.append(
                 [
-                    item.name,
+                    {"size_law": "N*", "loss_law": "L*"}.get(item.name, item.name),
                     item.metric,
                     f"{f.fitted_budgets[-1]:.3g}",
                     f"{f.budget:.3g}",
                     _number(f.predicted),
                     _number(f.observed),
-                    f"{f.ratio:.2f}x" if item.name == "size_law" else f"{f.miss:+.1%}",
-                    _share_of_gain(f.error_of_gain()),
-                    _share_of_gain(None if f.log_line is None else f.error_of_gain(f.log_line)),
+                    f"{f.ratio:.2f}x" if error is None else f"{error:+.0%}",
+                    "-" if f.log_line is None else f"{f.error_of_gain(f.log_line) or 0.0:+.0%}",
                 ]
             )
-    header = ["law", "metric", "fitted up to", "budget", "predicted", "observed", "miss", "of the gain", "log line"]
-    return grid(
-        "Roll-out: fit the lowest budgets, predict the rest (persistence misses 100% of the gain)", header, rows
-    )
-
-
-def _share_of_gain(error: float | None) -> str:
-    return "-" if error is None else f"{error:+.0%}"
+    title = "Roll-out: fit the lowest budgets, predict the rest; errors of a metric are\n"
+    title += "shares of its gain, beside those of a line in log C (persistence: +100%)"
+    return grid(title, ["law", "metric", "up to", "budget", "forecast", "observed", "miss", "line"], rows)
 
 
 def _correlations(laws: Laws) -> str:
