@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import platform
 import queue
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def main() -> None:
     if given.verb == "runs":
         run_cells(given)
     else:
-        raise SystemExit("fit comes next")
+        forecast_all(given)
 
 
 def run_cells(given: argparse.Namespace) -> None:
@@ -247,6 +248,117 @@ def cell_recipe(cell: Cell, dataset: Any, given: argparse.Namespace) -> Any:
             "evaluate": recipe.evaluate.model_copy(update={"queries": given.queries}),
         }
     )
+
+
+def forecast_all(given: argparse.Namespace) -> None:
+    """Forecast every log's runs on all users from those on parts; print, write and end with one JSON line."""
+    measured = json.loads(given.rows.read_text())
+    forecasts, beyond = [], []
+    for log in sorted({row["log"] for row in measured["rows"]}):
+        rows = [row for row in measured["rows"] if row["log"] == log and row["shape"] == "deep"]
+        for metric in METRICS:
+            forecasts += forecast_whole(rows, metric)
+            beyond += forecast_beyond(rows, metric)
+    summary = summarise(forecasts)
+    result = {
+        "benchmark": "value of data: all users forecast from disjoint parts",
+        "runs": {name: measured[name] for name in ("date", "hardware", "workers", "torch", "seconds")},
+        "forecasts": forecasts,
+        "beyond": beyond,
+        "summary": summary,
+    }
+    if given.out:
+        write(given.out, result)
+    print(
+        f"{'log':20s} {'metric':10s} {'by':15s} {'passes':>6s} {'forecast':>28s} {'measured':>9s} {'error':>7s} inside"
+    )
+    for row in forecasts:
+        interval = f"{row['forecast']:.4f} [{row['low']:.4f}, {row['high']:.4f}]"
+        print(
+            f"{row['log']:20s} {row['metric']:10s} {row['by']:15s} {row['passes']:6.1f} {interval:>28s} "
+            f"{row['measured']:9.4f} {row['error']:+7.1%} {'yes' if row['inside'] else 'NO'}"
+            f"{'' if row['chosen'] else ' (other passes)'} {row['status']}"
+        )
+    print("\nbeyond the log, from all runs (unchecked):")
+    for row in beyond:
+        print(f"{row['log']:20s} {row['metric']:10s} {row['users']:3g}x users: {row['words']}")
+    print(json.dumps(summary))
+
+
+def law_of(rows: list[dict[str, Any]], metric: str) -> Any:
+    from habitus.laws import finite_log
+    from habitus.store import direction_of
+
+    values = [row["metrics"][metric]["value"] for row in rows]
+    loss = None if metric == METRICS[0] else [row["metrics"][METRICS[0]]["value"] for row in rows]
+    return finite_log(
+        [row["params"] for row in rows],
+        [row["unique_events"] for row in rows],
+        [row["passes"] for row in rows],
+        values,
+        share=[row["share"] for row in rows],
+        part=[f"{row['share']:g}/{row['part']}" for row in rows],
+        loss=loss,
+        direction=direction_of(metric),
+    )
+
+
+def forecast_whole(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Each number of passes over all users, forecast; `chosen` is the one that the law itself calls best."""
+    from habitus.laws import open_finite_log
+
+    parts = [row for row in rows if row["share"] < 1]
+    law = law_of(parts, metric)
+    if not law.points:
+        return []
+    fitted = open_finite_log(law)
+    cells: dict[float, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["share"] == 1:
+            cells.setdefault(row["factor"], []).append(row)
+    answers = []
+    for same in cells.values():
+        place = (same[0]["params"], same[0]["unique_events"], same[0]["passes"])
+        value, low, high = fitted.forecast(*place, new_runs=len(same))
+        got = sum(row["metrics"][metric]["value"] for row in same) / len(same)
+        answers.append(
+            {
+                "log": same[0]["log"], "metric": metric.split("/")[1], "by": law.details["forecast_by"],
+                "as_good": law.details.get("as_good", []), "status": law.status, "passes": place[2],
+                "forecast": value, "low": low, "high": high, "measured": got, "seeds": len(same),
+                "error": value / got - 1, "width": (high - low) / 2 / got, "inside": low <= got <= high,
+                "held_out": law.details.get("forecast_held_out"), "widen": law.details.get("widen"),
+                "predicted": fitted.sign * (fitted.predict(*place)[0] if fitted.surface else value),
+            }
+        )  # fmt: skip
+    best = min(answers, key=lambda answer: answer["predicted"])
+    return [{**answer, "chosen": answer is best} for answer in answers]
+
+
+def forecast_beyond(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """The metric at more users than the log has, from all runs."""
+    from habitus.planning import log_limits
+
+    limits = log_limits(law_of(rows, metric), metric)
+    return [
+        {"log": rows[0]["log"], "metric": metric.split("/")[1], "users": row.factor, "words": str(row.value)}
+        for row in limits.more_users
+    ]
+
+
+def summarise(forecasts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per metric over the logs: how many forecasts hold, how far off they are, how wide their intervals."""
+    summary = {}
+    for metric in dict.fromkeys(row["metric"] for row in forecasts):
+        rows = [row for row in forecasts if row["metric"] == metric and row["chosen"]]
+        summary[metric] = {
+            "logs": len(rows),
+            "inside": sum(row["inside"] for row in rows),
+            "median_error": statistics.median(abs(row["error"]) for row in rows),
+            "median_half_width": statistics.median(row["width"] for row in rows),
+            "widest": max(row["width"] for row in rows),
+        }
+    return summary
 
 
 def document(rows: list[dict[str, Any]], given: argparse.Namespace, began: float) -> dict[str, Any]:

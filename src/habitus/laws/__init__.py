@@ -11,6 +11,8 @@ from habitus.laws.correlation import (
     surrogacy,
 )
 from habitus.laws.critical_batch import critical_batch
+from habitus.laws.finite_forms import Place
+from habitus.laws.finite_log import FiniteLog, best_rows, finite_log, open_finite_log
 from habitus.laws.fit import fit
 from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.laws.frontier import frontier
@@ -32,14 +34,18 @@ from habitus.laws.two_term import two_term, two_term_by_budget
 __all__ = [
     "EWMA_HALF_LIFE",
     "NO_TREND",
+    "FiniteLog",
     "MeasuredRun",
+    "Place",
     "allocation_pipeline",
+    "best_rows",
     "compare_approaches",
     "compare_scaling",
     "compare_valleys",
     "correlation_by_budget",
     "critical_batch",
     "depth_optimum",
+    "finite_log",
     "fit",
     "format_summary",
     "format_tables",
@@ -49,6 +55,7 @@ __all__ = [
     "isoflop_optimum",
     "learning_rate_drift",
     "leave_one_out",
+    "open_finite_log",
     "paired_regimes",
     "power_law",
     "predict_power_law",

@@ -3,6 +3,7 @@
 from habitus.planning.best_run import plan_of_run
 from habitus.planning.hardware import affordable_flops
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
+from habitus.planning.log_limits import log_limits
 from habitus.planning.neighbours import Change, combine, neighbours, passes_of
 from habitus.planning.plan import PlanOptions, plan
 from habitus.planning.portfolio import (
@@ -29,6 +30,7 @@ __all__ = [
     "affordable_flops",
     "check_plan",
     "combine",
+    "log_limits",
     "log_regime",
     "neighbours",
     "passes_of",

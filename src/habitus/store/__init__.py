@@ -46,6 +46,7 @@ from habitus.store.laws import (
     RunRow,
     Surrogacy,
 )
+from habitus.store.log_limits import LOG_LIMITS_FILE, Estimate, LogLimits, MoreUsers, NextStep
 from habitus.store.manifest import LeftOut, ManifestRow, SweepManifest, manifest_path, manifest_paths
 from habitus.store.metrics import (
     CUTOFFS,
@@ -100,6 +101,7 @@ __all__ = [
     "LAW_NAMES",
     "LEVELS",
     "LOG_AXIS",
+    "LOG_LIMITS_FILE",
     "METRICS",
     "METRIC_GROUPS",
     "RECIPE_FILE",
@@ -122,6 +124,7 @@ __all__ = [
     "CorrelationTable",
     "Difference",
     "Direction",
+    "Estimate",
     "EvaluationFiles",
     "EvaluationSide",
     "Exclusion",
@@ -136,14 +139,17 @@ __all__ = [
     "LawStatus",
     "Laws",
     "LeftOut",
+    "LogLimits",
     "ManifestRow",
     "MemoryEstimate",
     "MetricGroup",
     "MetricKind",
+    "MoreUsers",
     "NamedBootstrap",
     "NamedForms",
     "NamedRollout",
     "NamedTables",
+    "NextStep",
     "Plan",
     "PlanCheck",
     "Prediction",
