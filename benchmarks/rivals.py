@@ -8,10 +8,11 @@
 `train` runs the settings of rivals on one prepared dataset, one after another, in this environment (RecTools and RePlay
 each want their own: VENV/bin/python with `src` on PYTHONPATH). `gpu` shares one GPU among all trainings of a folder of
 datasets, --slots at a time, a third of them for large catalogues: each has its part of the minutes that are left. A
-training goes on until validation stops improving or its time is up; validation picks the setting; OUT gets a row of
-JSON and the ranks of the test queries per training. `ours` writes the same of a run of `habitus train`. `table`
-compares: recall@10 and NDCG@10 of each rival's best setting, ours less theirs with a 95% interval over users, and the
-seconds until our validation curve passed their best. The last line is JSON.
+training goes on until validation stops improving or its time is up; validation picks the setting, which is trained
+again on training and validation events, as our runs are. OUT gets a row of JSON and the ranks of the test queries of
+each. `ours` writes the same of a run of `habitus train`. `table` compares: recall@10 and NDCG@10 of each rival's best
+setting, ours less theirs with a 95% interval over users, and the seconds until our validation curve passed their best.
+The last line is JSON.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import os
 import platform
 import time
 import traceback
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ RIVALS = {
 GPU_RIVALS = ("rectools_sasrec", "rectools_hstu", "plain")
 TEST_SECONDS = 15.0  # of a training's time, kept for its last evaluation
 HUGE_WORK = 2e11  # events times items from which on two settings are tried, not four
+REFIT_SHARE = 0.2  # of the minutes, kept for the last refits
 METRICS = ("recall@10", "ndcg@10")
 
 
@@ -76,13 +78,16 @@ def main() -> None:
 
 
 def run_train(given: argparse.Namespace) -> None:
-    """Trainings on one dataset, one after another."""
+    """Trainings on one dataset, one after another; the setting that validation picks is refitted."""
+    how = {"device": given.device, "seed": given.seed, "batch": given.batch, "queries": given.queries}
     for rival in given.rivals:
+        rows = []
         for number in given.settings:
-            row = train_one(
-                given.dataset, rival, number, given.out, given.seconds, device=given.device, seed=given.seed,
-                batch=given.batch, queries=given.queries,
-            )  # fmt: skip
+            rows.append(train_one(given.dataset, rival, number, given.out, given.seconds, **how))
+            print(describe(rows[-1]), flush=True)
+        if chosen := pick(rows):
+            refit = {**how, "refit_passes": chosen["validation"]["passes"]}
+            row = train_one(given.dataset, rival, chosen["number"], given.out, given.seconds, **refit)
             print(describe(row), flush=True)
 
 
@@ -90,30 +95,48 @@ def run_gpu(given: argparse.Namespace) -> None:
     """All trainings of a folder of datasets on one GPU, those with large catalogues beside the others."""
     began = time.monotonic()
     jobs = plan_jobs(given)
-    large = [job for job in jobs if job.large]
-    pools = [
-        (large, max(1, given.slots // 3)),
-        ([job for job in jobs if not job.large], given.slots - given.slots // 3),
-    ]
-    deadline = time.time() + given.minutes * 60 - TEST_SECONDS
+    for_large = max(1, given.slots // 3)
+    end = time.time() + given.minutes * 60 - TEST_SECONDS
+    choice_end = end - given.minutes * 60 * REFIT_SHARE
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    failed = 0
+    rows: dict[Job, dict[str, Any]] = {}
     with ExitStack() as stack:
-        futures = {}
-        for queue, slots in pools:
-            pool = stack.enter_context(ProcessPoolExecutor(slots, multiprocessing.get_context("spawn")))
+        futures, pools = {}, {}
+        for large, slots in ((True, for_large), (False, max(1, given.slots - for_large))):
+            queue = [job for job in jobs if job.large == large]
+            pools[large] = stack.enter_context(ProcessPoolExecutor(slots, multiprocessing.get_context("spawn")))
             for place, job in enumerate(queue):
                 share = slots * job.weight / sum(other.weight for other in queue[place:])
-                futures[pool.submit(train_in_time, job, given.out, deadline, share, given.device, given.seed)] = job
-        for future in as_completed(futures):
-            job = futures[future]
-            try:
-                row = future.result()
-            except Exception as error:  # a worker that died takes the others of its pool with it
-                row = {"log": job.log.name, "rival": job.rival, "failed": repr(error)[:200]}
-            failed += "failed" in row
-            print(f"{time.monotonic() - began:5.0f} s  {describe(row)}", flush=True)
-    print(json.dumps({"jobs": len(jobs), "failed": failed, "seconds": round(time.monotonic() - began)}))
+                arguments = (job, given.out, choice_end, share, given.device, given.seed)
+                futures[pools[large].submit(train_in_time, *arguments)] = job
+        while futures:
+            for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                job = futures.pop(future)
+                rows[job] = outcome(future, job)
+                print(f"{time.monotonic() - began:5.0f} s  {describe(rows[job])}", flush=True)
+                others = [other for other in jobs if (other.log, other.rival) == (job.log, job.rival)]
+                if job.passes is None and all(other in rows for other in others):
+                    chosen = pick([rows[other] for other in others])
+                    if chosen:
+                        refit = job._replace(setting=chosen["number"], passes=chosen["validation"]["passes"])
+                        arguments = (refit, given.out, end, 1.0, given.device, given.seed)
+                        futures[pools[job.large].submit(train_in_time, *arguments)] = refit
+    failed = sum("failed" in row for row in rows.values())
+    print(json.dumps({"trainings": len(rows), "failed": failed, "seconds": round(time.monotonic() - began)}))
+
+
+def outcome(future: Future[dict[str, Any]], job: "Job") -> dict[str, Any]:
+    """The row of a training; one that failed has a row too."""
+    try:
+        return future.result()
+    except Exception as error:  # a worker that died takes the others of its pool with it
+        return {"log": job.log.name, "rival": job.rival, "failed": repr(error)[:200]}
+
+
+def pick(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row that validation prefers; None where all failed."""
+    rows = [row for row in rows if row.get("validation")]
+    return max(rows, key=lambda row: row["validation"]["ndcg@10"]) if rows else None
 
 
 class Job(NamedTuple):
@@ -124,6 +147,7 @@ class Job(NamedTuple):
     setting: int
     weight: float
     large: bool
+    passes: int | None = None  # of a refit on training and validation events
 
 
 def plan_jobs(given: argparse.Namespace) -> list[Job]:
@@ -151,7 +175,7 @@ def train_in_time(job: Job, out: Path, deadline: float, share: float, device: st
     seconds = (deadline - time.time()) * min(1.0, share)
     if seconds < 5.0:
         return {"log": job.log.name, "rival": job.rival, "setting": str(job.setting), "failed": "no time left"}
-    return train_one(job.log, job.rival, job.setting, out, seconds, device=device, seed=seed)
+    return train_one(job.log, job.rival, job.setting, out, seconds, device=device, seed=seed, refit_passes=job.passes)
 
 
 def train_one(
@@ -165,6 +189,7 @@ def train_one(
     seed: int,
     batch: int | None = None,
     queries: int | None = None,
+    refit_passes: int | None = None,
 ) -> dict[str, Any]:
     """One training; its row and the ranks of its test queries go to `out`."""
     import torch
@@ -174,13 +199,13 @@ def train_one(
 
     torch.set_num_threads(1)
     module, name = RIVALS[rival]
-    stem = f"{path.name}-{rival}-{number}"
+    stem = f"{path.name}-{rival}-{number if refit_passes is None else 'refit'}"
     out.mkdir(parents=True, exist_ok=True)
     try:
         build = getattr(importlib.import_module(module), name)
         trained = train_rival(
             rival, build, Dataset.open(path, verify=False), SETTINGS[number], device=device, seconds=seconds,
-            batch=batch, queries=queries, seed=seed,
+            batch=batch, queries=queries, seed=seed, refit_passes=refit_passes,
         )  # fmt: skip
     except Exception as error:
         (out / f"{stem}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
@@ -193,6 +218,7 @@ def train_one(
         "device": device_name(device),
         "date": datetime.date.today().isoformat(),
         "ranks": f"{stem}.npz",
+        "number": number,
     }
     save_ranks(out / f"{stem}.npz", values.event, values.user, values.rank)
     write_json(out / f"{stem}.json", row)
@@ -249,39 +275,40 @@ def run_table(given: argparse.Namespace) -> None:
     compared = []
     for log in sorted({row["log"] for row in rows}):
         ours = [row for row in rows if row["log"] == log and row["rival"] == "habitus"]
-        best: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            if row["log"] == log and row["rival"] != "habitus":
-                now = best.get(row["rival"])
-                if now is None or row["validation"]["ndcg@10"] > now["validation"]["ndcg@10"]:
-                    best[row["rival"]] = row
+        theirs = [row for row in rows if row["log"] == log and row["rival"] != "habitus"]
         if ours:
             means = {name: np.mean([row["test"][name]["value"] for row in ours]) for name in METRICS}
             print(f"{log:20} habitus          {means['recall@10']:.4f}  {means['ndcg@10']:.4f}  ({len(ours)} runs)")
-        for rival in sorted(best):
-            compared.append(compare(ours, best[rival]))
-            print(line(compared[-1]))
+        for rival in sorted({row["rival"] for row in theirs}):
+            tried = [row for row in theirs if row["rival"] == rival]
+            chosen = pick(tried)
+            if chosen:
+                refits = [row for row in tried if row["refit"] and row["stopped"] == "passes"]
+                compared.append(compare(ours, chosen, refits[-1] if refits else chosen))
+                print(line(compared[-1]))
     result = {"benchmark": "rivals", "date": datetime.date.today().isoformat(), "rows": compared}
     if given.json:
         write_json(given.json, result)
     print(json.dumps(result))
 
 
-def compare(ours: list[dict[str, Any]], rival: dict[str, Any]) -> dict[str, Any]:
-    """A rival's best setting, the mean of ours less it with a 95% interval over users, and our time to its quality."""
+def compare(ours: list[dict[str, Any]], chosen: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
+    """A rival's best setting, refitted like ours, the mean of ours less it, and our time to its quality."""
     from habitus.evaluation.metrics import RANKING_METRICS, means
 
-    row: dict[str, Any] = {key: rival[key] for key in ("log", "rival", "setting", "stopped", "train_seconds", "device")}
-    row["test"] = {name: rival["test"][name]["value"] for name in METRICS}
-    row["validation"] = rival["validation"]["ndcg@10"]
+    keys = ("log", "rival", "setting", "stopped", "train_seconds", "device")
+    row: dict[str, Any] = {key: chosen[key] for key in keys}
+    row["test"] = {name: final["test"][name]["value"] for name in METRICS}
+    row["refit"] = final["refit"]
+    row["validation"] = chosen["validation"]["ndcg@10"]
     row["runs"] = len(ours)
     if not ours:
         return row
-    theirs = load_ranks(rival)
+    theirs = load_ranks(final)
     our_ranks = [load_ranks(run) for run in ours]
     for ranks in our_ranks:
         if not np.array_equal(ranks["event"], theirs["event"]):
-            raise SystemExit(f"{rival['log']}: ours and {rival['rival']} answered different queries; use one dataset")
+            raise SystemExit(f"{row['log']}: ours and {row['rival']} answered different queries; use one dataset")
     for name in METRICS:
         metric, _, k = name.partition("@")
         per_query = RANKING_METRICS[metric]
@@ -292,7 +319,7 @@ def compare(ours: list[dict[str, Any]], rival: dict[str, Any]) -> dict[str, Any]
         row[f"difference {name}"] = [mean.value] if half is None else [mean.value, mean.value - half, mean.value + half]
     reached = [time_to(run["curve"], row["validation"]) for run in ours]
     row["seconds_to_quality"] = None if None in reached or not reached else float(np.median(reached))  # type: ignore[arg-type]
-    row["seconds_of_rival"] = time_to(rival["curve"], row["validation"])
+    row["seconds_of_rival"] = time_to(chosen["curve"], row["validation"])
     return row
 
 
@@ -320,11 +347,12 @@ def describe(row: dict[str, Any]) -> str:
         return f"{row['log']:20} {row['rival']:16} {row.get('setting', '')}  FAILED: {row['failed']}"
     test = row["test"]
     text = f"{row['log']:20} {row['rival']:16} test {test['recall@10']['value']:.4f} {test['ndcg@10']['value']:.4f}"
-    if "validation" not in row:
+    if "curve" not in row or row["rival"] == "habitus":
         return text
+    validation = f"validation {row['validation']['ndcg@10']:.4f}" if row["validation"] else "refitted"
     return (
-        f"{text}  validation {row['validation']['ndcg@10']:.4f}  {row['setting']}, batch {row['batch']}: "
-        f"{row['passes']} passes, {row['train_seconds']:.0f} s, stopped by {row['stopped']}"
+        f"{text}  {validation}  {row['setting']}, batch {row['batch']}: {row['passes']} passes, "
+        f"{row['train_seconds']:.0f} s, stopped by {row['stopped']}"
     )
 
 

@@ -115,8 +115,8 @@ def provide_implicit() -> None:
     names = "als bpr cpu cpu.als cpu.bpr cpu.matrix_factorization_base gpu gpu.als gpu.bpr nearest_neighbours utils"
     for name in ["implicit", *(f"implicit.{part}" for part in names.split())]:
         module = types.ModuleType(name)
-        module.__path__ = []  # type: ignore[attr-defined]
-        module.__getattr__ = _missing  # type: ignore[attr-defined,method-assign]
+        module.__path__ = []
+        module.__getattr__ = _missing  # type: ignore[method-assign]
         sys.modules[name] = module
         parent, _, child = name.rpartition(".")
         if parent:

@@ -5,6 +5,7 @@ on the queries of our own runs. Items that it never trained on score lowest. Run
 this repository's `src` on the path.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ LARGE_CATALOGUE = 50_000  # trained items beyond which histories are cut at 128 
 LOGITS_BYTES = 5 << 30  # of a step's scores over the catalogue, their gradients and copies included
 ENCODED_AT_ONCE = 128  # histories
 MIN_STEPS = 1_000  # before validation may stop a training: the start is a plateau
+QUERIES = 20_000  # of validation and of the closing table on a GPU
 METRIC = "catalogue/ndcg@10"
 
 
@@ -60,7 +62,7 @@ class TrainingLog:
     @classmethod
     def of(cls, dataset: Dataset, batch: int | None = None) -> "TrainingLog":
         """The training side of a dataset."""
-        parts = dataset.user_parts
+        parts = dataset.user_parts.with_validation() if dataset.includes_validation else dataset.user_parts
         items = np.flatnonzero(dataset.item_train_counts)
         length = min(128 if len(items) > LARGE_CATALOGUE else 256, dataset.seq_len)
         rows = []
@@ -177,19 +179,24 @@ def evaluate_options(dataset: Dataset, side: str, queries: int | None = None) ->
     Where the last events of all users are held out, the protocol of published tables: all of them, seen items excluded.
     """
     last = dataset.manifest.split.kind == "last"
-    per_user = max(8, -(-20_000 // max(dataset.counts("test").segments, 1))) if side == "test" else None
-    number = 20_000  # as the closing table asks on a GPU
+    number = queries or (100_000 if last else QUERIES)
+    per_user = max(8, math.ceil(number / max(dataset.counts("test").segments, 1)))
     return EvaluateOptions(
-        regimes=("catalogue",), queries=queries or (100_000 if last else number), per_user=None if last else per_user,
+        regimes=("catalogue",), queries=number, per_user=per_user if side == "test" and not last else None,
         cutoffs=(10,), metrics=("ranking",), histories=(), exclude_history=last, side=side,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 class Course:
-    """A training from its first step to its last: clock, validation curve, best weights."""
+    """A training from its first step to its last: clock, validation curve, best weights.
 
-    def __init__(self, validate: Callable[[], Evaluation], module: torch.nn.Module, seconds: float) -> None:
-        self._validate, self._module, self._limit = validate, module, seconds
+    With `passes` nothing is validated: it ends after so many.
+    """
+
+    def __init__(
+        self, validate: Callable[[], Evaluation], module: torch.nn.Module, seconds: float, passes: int | None = None
+    ) -> None:
+        self._validate, self._module, self._limit, self._last_pass = validate, module, seconds, passes
         self._began = self._trained_from = time.perf_counter()
         self._validation_seconds = 0.0
         self._best: tuple[float, int, int] | None = None  # value, pass, point
@@ -212,6 +219,10 @@ class Course:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         since = time.perf_counter() - self._trained_from
+        if self._last_pass is not None:
+            self.train_seconds = since
+            self.stopped = self.stopped or ("passes" if self.passes >= self._last_pass else "")
+            return bool(self.stopped)
         if self.curve and since < self._validation_seconds and not self.stopped:
             return False
         self.train_seconds += since
@@ -235,15 +246,18 @@ class Course:
         self._validation_seconds = self._trained_from - began
         return bool(self.stopped)
 
-    def restore_best(self) -> float:
-        """Put the best weights back; their value on validation."""
+    def restore_best(self) -> dict[str, Any] | None:
+        """Put the best weights back; their point of the curve, where there is one."""
+        if self._last_pass is not None:
+            self._module.eval()
+            return None
         if not self.curve or self.curve[-1]["steps"] < self.steps:
             self.stopped = self.stopped or "passes"
             self.after_pass()
         assert self._best is not None
         self._module.load_state_dict(self._weights)
         self._module.eval()
-        return self._best[0]
+        return self.curve[self._best[2] - 1]
 
 
 class TrainedRival(NamedTuple):
@@ -264,17 +278,21 @@ def train_rival(
     batch: int | None = None,
     queries: int | None = None,
     seed: int = 0,
+    refit_passes: int | None = None,
 ) -> TrainedRival:
-    """Train one setting of one rival, validate as it goes, and rank the test queries with its best weights."""
+    """Train one setting of one rival, validate as it goes, and rank the test queries with its best weights.
+
+    With `refit_passes` it trains so many passes on the training and validation events, as our runs end.
+    """
     torch.set_float32_matmul_precision("high")
     place = torch.device(device)
-    log = TrainingLog.of(dataset, batch)
+    log = TrainingLog.of(dataset if refit_passes is None else dataset.with_validation(), batch)
     rival = build(log, setting, place, seed)
     validation = RivalScorer(name, rival, dataset, log, place)
     options = evaluate_options(dataset, "validation", queries)
-    course = Course(lambda: evaluate(dataset, validation, options), rival.module, seconds)
+    course = Course(lambda: evaluate(dataset, validation, options), rival.module, seconds, refit_passes)
     rival.fit(course)
-    value = course.restore_best()
+    best = course.restore_best()
     kept: list[PerQuery] = []
     test = evaluate(
         dataset, RivalScorer(name, rival, dataset, log, place), evaluate_options(dataset, "test", queries),
@@ -283,7 +301,7 @@ def train_rival(
     row = {
         "log": dataset.path.name, "rival": name, "setting": str(setting), "learning_rate": LEARNING_RATE,
         "batch": log.batch, "length": log.length, "params": sum(p.numel() for p in rival.module.parameters()),
-        "validation": {"ndcg@10": value}, "curve": course.curve, "stopped": course.stopped,
+        "refit": refit_passes is not None, "validation": best, "curve": course.curve, "stopped": course.stopped,
         "train_seconds": round(course.train_seconds, 2), "passes": course.passes, "steps": course.steps,
         "test": {key.partition("/")[2]: metric.to_values() for key, metric in test.metrics.items()},
         "dataset_checksum": dataset.checksum,
