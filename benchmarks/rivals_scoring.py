@@ -132,7 +132,7 @@ class RivalScorer:
         place = np.searchsorted(self.log.items, queries.targets)
         known = self.rival.ids[queries.targets] > 0
         targets = torch.from_numpy(np.where(known, place, 0)).to(self.device)
-        tile = ScanTile(4096, 16384) if self.device.type == "cuda" else ScanTile(256, 2048)
+        tile = ScanTile(2048, 4096) if self.device.type == "cuda" else ScanTile(256, 2048)
         width = min(k, len(table))
         with full_precision():  # a target's score and the same item's in the table must be equal to the bit
             scan = CandidateScan(
