@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from habitus.laws import saturating
+from habitus.laws import power_law, saturating
 from habitus.planning import PlanOptions, plan
 from habitus.planning.facts import ParentMetrics
 from habitus.planning.knobs import SourcedLaws
-from habitus.planning.predict import predict_metrics
+from habitus.planning.predict import PlannedRun, predict_metrics
 from habitus.store import LawEntry, Laws, Prediction, RunRow
 
 METRIC = "catalogue/recall@10"
@@ -26,14 +26,18 @@ def run(budget: float, K: float, value: float, chosen: bool = True) -> RunRow:
 def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> tuple[list[Prediction], list[str]]:
     """For 1e13 FLOPs of stage 1; parents had the budget of the stage-2 runs that continue them."""
     law = saturating(BUDGETS, [0.5 - 40 * C**-0.2 for C in BUDGETS], direction="max")
-    entry = LawEntry(name="loss_law", metric=METRIC, axis="allocation", law=law)
-    laws = SourcedLaws(Laws(source="x", seed=0, metrics=(METRIC,), entries=(entry,), runs=tuple(runs)), "this study")
+    sizes = power_law(BUDGETS, [C**0.5 for C in BUDGETS])
+    entries = tuple(
+        LawEntry(name=name, metric=METRIC, axis="allocation", law=one)
+        for name, one in (("loss_law", law), ("size_law", sizes))
+    )
+    laws = SourcedLaws(Laws(source="x", seed=0, metrics=(METRIC,), entries=entries, runs=tuple(runs)), "this study")
     known = {
         (r.budget, r.knobs["num_negatives"], 0.01, 0): ParentMetrics(r.budget, {METRIC: parents[r.budget]})
         for r in runs
     }
-    found, why_not = predict_metrics(1e13, share * 1e13, METRIC, [laws], known)
-    return [p for p in found if p.metric == METRIC], why_not
+    found, why_not = predict_metrics(PlannedRun(1e13, 10**6.5, 10**6.5), share * 1e13, METRIC, [laws], known)
+    return [p for p in found if p.metric == METRIC], [line for line in why_not if line.startswith(METRIC)]
 
 
 RUNS = [

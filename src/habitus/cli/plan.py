@@ -163,7 +163,7 @@ def _print_plan(plan: "Plan", console: "Console") -> None:
     """The plan as tables: the recipe, what it should reach, the paper's recipe next to it, and every warning."""
     second = f" + {plan.stage2_flops:.3g} for stage 2" if plan.stage2_flops else ""
     console.print(f"{plan.flops:.3g} FLOPs for {plan.metric}: {plan.stage1_flops:.3g} for stage 1{second}.")
-    console.print(f"Laws: {plan.laws}; optimizer {plan.optimizer}. Intervals are 95%.\n")
+    console.print(f"Laws: {plan.laws}; optimizer {plan.optimizer}. Intervals are 95%, except those marked 'tried'.\n")
     _print_quantities(plan, console)
     _print_memory(plan, console)
     _print_paper_recipe(plan, console)
@@ -279,7 +279,7 @@ def _interval(number: "Quantity | Prediction | Comparison", form: str) -> str:
     if number.low is None and number.high is None:
         return ""
     low, high = ("…" if end is None else _format(end, form) for end in (number.low, number.high))
-    return f"{low} to {high}"
+    return f"{low} to {high}{' tried' if getattr(number, 'range', '') == 'tried' else ''}"
 
 
 def _format(value: float, form: str) -> str:

@@ -10,6 +10,7 @@ from habitus.laws.correlation import (
     spearman_matrix,
     surrogacy,
 )
+from habitus.laws.cost import RealisedCost, realised_cost
 from habitus.laws.critical_batch import critical_batch
 from habitus.laws.finite_forms import Place
 from habitus.laws.finite_log import FiniteLog, best_rows, finite_log, open_finite_log
@@ -20,6 +21,7 @@ from habitus.laws.isoflop import depth_optimum, isoflop_optimum
 from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
+from habitus.laws.recipe_value import RecipeLaws, RunValue
 from habitus.laws.rollout import leave_one_out, rollout
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
@@ -37,6 +39,9 @@ __all__ = [
     "FiniteLog",
     "MeasuredRun",
     "Place",
+    "RealisedCost",
+    "RecipeLaws",
+    "RunValue",
     "allocation_pipeline",
     "best_rows",
     "compare_approaches",
@@ -62,6 +67,7 @@ __all__ = [
     "predict_saturating",
     "published_laws",
     "read_runs",
+    "realised_cost",
     "rollout",
     "saturating",
     "select",

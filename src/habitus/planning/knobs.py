@@ -4,14 +4,15 @@ Letters: C nominal FLOPs of stage 1, N params, s embedder_share, B batch_sequenc
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from habitus.laws import NO_TREND, predict_power_law, published_laws, trend
 from habitus.sizing import ladder_batch_sequences
-from habitus.store import AXES, Law, LawEntry, Laws, Quantity, QuantitySource, direction_of, regime_twins
+from habitus.store import AXES, Law, LawEntry, Laws, Quantity, QuantitySource, RunRow, direction_of, regime_twins
 
+LOSS = "batch/loss"
 _PUBLISHED_SHARE = 0.02  # the printed recipe's
 RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
 _USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
@@ -57,29 +58,39 @@ def stage2_metrics(metric: str) -> list[str]:
     return list(dict.fromkeys([f"catalogue/{bare}", "catalogue/loss", "catalogue/recall@10"]))
 
 
+def size_metrics(metric: str, laws: SourcedLaws) -> list[str]:
+    """Whose optimum N is taken from: the loss's, which is measured sharply, unless a test over users shows that the
+    metric has another one; then the metric's own."""
+    own = stage1_metrics(metric)
+    differs = any(e.law.ok for e in laws.entries("size_test", [metric]))
+    if laws.source == "published" or differs or metric.endswith("/loss"):
+        return own
+    return list(dict.fromkeys([LOSS, *own]))
+
+
 def size(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """N*(C): the size law; else the largest budget's optimum carried on by the published exponent."""
-    published = published_laws().find("size_law", "batch/loss")
+    published = published_laws().find("size_law", LOSS)
     for laws in sources:
-        entry = _size_entry(C, metric, laws)
+        metrics = size_metrics(metric, laws)
+        entry = _size_entry(C, metrics, laws)
         if entry is not None:
             value, low, high = predict_power_law(entry.law, C)
             how = _describe_law("size law", entry)
             return _quantity(value, low, high, laws.source, how, entry.law)
-        carried = _carried_optimum(C, metric, laws, float(published["exponent"]))
+        carried = _carried_optimum(C, metrics, laws, float(published["exponent"]))
         if carried is not None:
             return carried
     raise AssertionError("the published laws always give a size")
 
 
-def _size_entry(C: float, metric: str, laws: SourcedLaws) -> LawEntry | None:
+def _size_entry(C: float, metrics: Sequence[str], laws: SourcedLaws) -> LawEntry | None:
     """The size law to use: of the first metric whose interval at C says anything; else of the first that has one.
 
-    Three budgets can give a law of status ok whose interval spans decades; the loss, which is measured more
-    sharply, then decides in the place of a ranking metric.
+    Three budgets can give a law of status ok whose interval spans decades.
     """
     entries = []
-    for name in stage1_metrics(metric):
+    for name in metrics:
         entries += [e for e in laws.first_ok("size_law", [name], "coefficient") if e.law.points]
     for entry in entries:
         _, low, high = predict_power_law(entry.law, C)
@@ -88,9 +99,9 @@ def _size_entry(C: float, metric: str, laws: SourcedLaws) -> LawEntry | None:
     return entries[0] if entries else None
 
 
-def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) -> Quantity | None:
+def _carried_optimum(C: float, metrics: Sequence[str], laws: SourcedLaws, exponent: float) -> Quantity | None:
     """One optimum (or, with none inside, the best cell of the largest budget) and the published exponent."""
-    optima = laws.first_ok("size_optimum", stage1_metrics(metric), "x_opt")
+    optima = laws.first_ok("size_optimum", metrics, "x_opt")
     if optima:
         entry = optima[-1]
         assert entry.budget is not None
@@ -98,13 +109,13 @@ def _carried_optimum(C: float, metric: str, laws: SourcedLaws, exponent: float) 
         low, high = entry.law.interval("x_opt")
         how = f"optimum of {entry.metric} at {entry.budget:.3g}, carried on by the published exponent {exponent:.3f}"
         return _quantity(scale * entry.law["x_opt"], scale * low, scale * high, laws.source, how, entry.law)
-    best = _best_cell(laws.file, stage1_metrics(metric), "allocation")
+    best = _best_cell(laws.file, metrics, "allocation")
     if best is None:
         return None
     ranked_by, budget, params, swept = best
     scale = (C / budget) ** exponent
     how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
-    return _quantity(scale * params, scale * swept[0], scale * swept[1], laws.source, how)
+    return _swept(scale * params, scale * swept[0], scale * swept[1], laws.source, how)
 
 
 def _best_cell(laws: Laws, metrics: Sequence[str], axis: str) -> tuple[str, float, float, tuple[float, float]] | None:
@@ -123,9 +134,13 @@ def _best_cell(laws: Laws, metrics: Sequence[str], axis: str) -> tuple[str, floa
 
 
 def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
-    """s*: the share law; else the optimum of the nearest budget; else the best cell; else the printed 2%."""
+    """s: that of the runs whose sizes were compared, since N* belongs to it; without such runs the share law, the
+    optimum of the nearest budget, the best cell; else the printed 2%."""
     for laws in sources:
         metrics = stage1_metrics(metric)
+        compared = _compared_share(laws)
+        if compared is not None:
+            return compared
         for entry in laws.first_ok("share_law", metrics, "coefficient"):
             if entry.law.points:
                 value, low, high = predict_power_law(entry.law, C)
@@ -136,7 +151,7 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
         if laws.source == "published":
             shares = [float(e.law["x_opt"]) for e in optima]
             how = f"the printed recipe; printed optima of {optima[0].metric} at {len(shares)} budgets give the range"
-            return _quantity(_PUBLISHED_SHARE, min(shares), max(shares), "published", how)
+            return _swept(_PUBLISHED_SHARE, min(shares), max(shares), "published", how)
         if optima:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C) / C)))
             low, high = entry.law.interval("x_opt")
@@ -146,64 +161,111 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
         if best is not None:
             ranked_by, budget, value, swept = best
             how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
-            return _quantity(value, swept[0], swept[1], laws.source, how)
+            return _swept(value, swept[0], swept[1], laws.source, how)
     return Quantity(value=_PUBLISHED_SHARE, source="default", how="the printed recipe")
 
 
+def _compared_share(laws: SourcedLaws) -> Quantity | None:
+    """The share of the largest budget's allocation runs; its interval is what the share sweep says of that budget."""
+    runs = [r for r in laws.file.runs if r.axis == "allocation" and r.chosen and "embedder_share" in r.knobs]
+    if not runs:
+        return None
+    budget = max(r.budget for r in runs)
+    value = math.exp(float(np.mean([math.log(r.knobs["embedder_share"]) for r in runs if r.budget == budget])))
+    how = f"the share of the runs at {budget:.3g} whose sizes were compared"
+    optima = laws.first_ok("share_optimum", [LOSS], "x_opt")
+    if not optima:
+        return Quantity(value=value, source=laws.source, how=f"{how}; no interior optimum of the share bounds it")
+    nearest = min(optima, key=lambda e: abs(math.log((e.budget or budget) / budget)))
+    low, high = nearest.law.interval("x_opt")
+    how = f"{how}; the optimum of {LOSS} at {nearest.budget:.3g} gives the interval"
+    return _quantity(value, min(low, value), max(high, value), laws.source, how, nearest.law)
+
+
 def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
-    """B near the metric's critical batch, as a power of two; the ladder where a study has none."""
-    for laws in sources:
+    """B as the runs had it, so that sizes and predictions hold for it, and at most the critical batch; the ladder
+    where nothing was measured."""
+    laws = sources[0]
+    if laws.source == "this study":
+        # A published critical batch belongs to budgets a thousand times larger than a laptop's.
+        B = _study_batch(C, laws.file)
         entries = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
-        if entries:
-            entry = entries[-1]
-            b_crit = float(entry.law["b_crit"])
-            low, high = entry.law.interval("b_crit")
-            how = f"power of two nearest to B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
-            nearest_power = max(1.0, 2.0 ** round(math.log2(max(b_crit, 1.0))))
-            return _quantity(nearest_power, low, high, laws.source, how, entry.law)
-        if laws.source == "this study":
-            # A published critical batch belongs to budgets a thousand times larger than a laptop's.
-            return _study_ladder(C, laws.file)
+        if not entries:
+            return B.model_copy(update={"how": f"{B.how}; no critical batch was identified"})
+        entry = entries[-1]
+        b_crit = float(entry.law["b_crit"])
+        low, high = entry.law.interval("b_crit")
+        at_most = max(1.0, 2.0 ** round(math.log2(max(b_crit, 1.0))))
+        found = f"B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
+        how = f"{B.how}; below {found}" if B.value <= at_most else f"power of two nearest to {found}"
+        return _quantity(min(B.value, at_most), 1.0, high, B.source, how, entry.law)
+    entries = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
+    if entries:
+        entry = entries[-1]
+        b_crit = float(entry.law["b_crit"])
+        low, high = entry.law.interval("b_crit")
+        how = f"power of two nearest to B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
+        return _quantity(max(1.0, 2.0 ** round(math.log2(b_crit))), low, high, laws.source, how, entry.law)
     return Quantity(value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade")
 
 
-def _study_ladder(C: float, laws: Laws) -> Quantity:
-    """The batch of the study's largest budget, doubled per decade beyond it."""
-    runs = [r for r in laws.runs if r.axis == "allocation" and "batch_sequences" in r.knobs]
-    if not runs:
-        how = "the ladder: 64 at 1e15, twice per decade; no critical batch was identified"
-        return Quantity(value=ladder_batch_sequences(C), source="default", how=how)
-    budget = max(r.budget for r in runs)
-    base = max(r.knobs["batch_sequences"] for r in runs if r.budget == budget)
-    value = max(1.0, base * 2.0 ** round(math.log10(C / budget)))
-    how = f"batch {base:.0f} of the runs at {budget:.3g}, twice per decade; no critical batch was identified"
-    return Quantity(value=value, source="this study", how=how)
+def _study_batch(C: float, laws: Laws) -> Quantity:
+    """The batch of the study's runs, carried on as it grew over their budgets."""
+    by_budget = {r.budget: r.knobs["batch_sequences"] for r in laws.runs if _is_sized(r)}
+    if not by_budget:
+        return Quantity(
+            value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade"
+        )
+    top = max(by_budget)
+    slope = _slope({c: math.log(b) for c, b in by_budget.items()})
+    value = max(1.0, 2.0 ** round(math.log2(by_budget[top] * (C / top) ** slope)))
+    grew = f"growing as C^{slope:.2g}, as over their budgets" if abs(slope) > 0.01 else "the same at all their budgets"
+    return Quantity(
+        value=value, source="this study", how=f"batch {by_budget[top]:.0f} of the runs at {top:.3g}, {grew}"
+    )
 
 
-def learning_rate(B: int, axes: Sequence[str], sources: Sequence[SourcedLaws]) -> Quantity:
-    """The rate for a batch: the study's chosen rates by the √B rule, geometric mean at the largest budget."""
+def _is_sized(run: RunRow) -> bool:
+    return run.axis == "allocation" and "batch_sequences" in run.knobs
+
+
+def _slope(by_budget: Mapping[float, float]) -> float:
+    """Of a straight line through one number per budget, in log C; zero with a single budget."""
+    if len(by_budget) < 2:
+        return 0.0
+    return float(np.polyfit([math.log(c) for c in by_budget], list(by_budget.values()), 1)[0])
+
+
+def learning_rate(B: int, axes: Sequence[str], sources: Sequence[SourcedLaws], C: float | None = None) -> Quantity:
+    """The study's rule: the rates chosen at its budgets by the √B rule, and how they moved with the budget, at C."""
     for laws in sources:
         if laws.source != "this study":
             continue
         rates = _chosen_rates(laws.file, axes)
         if rates:
-            scale = math.sqrt(B / 512)
-            value = math.exp(float(np.mean(np.log(rates)))) * scale
-            how = f"rates chosen in {len(rates)} cells of the largest budget, by the square root of the batch"
-            return _quantity(value, min(rates) * scale, max(rates) * scale, "this study", how)
+            top = max(rates)
+            slope = _slope({c: float(np.mean(np.log(at))) for c, at in rates.items()})
+            scale = math.sqrt(B / 512) * (1.0 if C is None else (C / top) ** slope)
+            value = math.exp(float(np.mean(np.log(rates[top])))) * scale
+            how = f"rates chosen in {len(rates[top])} cells of the largest budget, by the square root of the batch"
+            if abs(slope) > 0.005 and C is not None:
+                how += f" and C^{slope:.2g}, as they moved over {len(rates)} budgets"
+            return _swept(value, min(rates[top]) * scale, max(rates[top]) * scale, "this study", how)
     value = RATE_AT_512 * math.sqrt(B / 512)
     source: QuantitySource = "published" if sources[0].source == "published" else "default"
-    return Quantity(value=value, low=value / 2, high=value * 2, source=source, how="2e-3·√(B/512), as printed")
+    return _swept(value, value / 2, value * 2, source, "2e-3·√(B/512), as printed")
 
 
-def _chosen_rates(laws: Laws, axes: Sequence[str]) -> list[float]:
-    """The chosen rates of the largest budget of the first axis that has any, as rates at B = 512."""
+def _chosen_rates(laws: Laws, axes: Sequence[str]) -> dict[float, list[float]]:
+    """By budget, the chosen rates of the first axis that has any, as rates at B = 512."""
     for axis in axes:
         runs = [r for r in laws.runs if r.axis == axis and r.chosen and "batch_sequences" in r.knobs]
         if runs:
-            budget = max(r.budget for r in runs)
-            return [r.learning_rate / math.sqrt(r.knobs["batch_sequences"] / 512) for r in runs if r.budget == budget]
-    return []
+            rates: dict[float, list[float]] = {}
+            for r in runs:
+                rates.setdefault(r.budget, []).append(r.learning_rate / math.sqrt(r.knobs["batch_sequences"] / 512))
+            return rates
+    return {}
 
 
 def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
@@ -221,7 +283,7 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
             counts = [float(e.law["x_opt"]) for e in optima]
             value = math.exp(float(np.mean(np.log(counts))))
             how = f"geometric mean of the printed optima of {optima[0].metric} at {len(counts)} budgets"
-            return _quantity(value, min(counts), max(counts), "published", how)
+            return _swept(value, min(counts), max(counts), "published", how)
         if optima:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C2) / C2)))
             low, high = entry.law.interval("x_opt")
@@ -231,7 +293,7 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
         if best is not None:
             ranked_by, budget, value, swept = best
             how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
-            return _quantity(value, swept[0], swept[1], laws.source, how)
+            return _swept(value, swept[0], swept[1], laws.source, how)
     return Quantity(value=0, source="default", how="no law of negatives: in-batch candidates only")
 
 
@@ -264,3 +326,8 @@ def _quantity(
         how=how,
         doubts=() if law is None else law.warnings,
     )
+
+
+def _swept(value: float, low: float, high: float, source: QuantitySource, how: str) -> Quantity:
+    """A number between the ends of what was tried or printed, which is no confidence interval."""
+    return _quantity(value, low, high, source, how).model_copy(update={"range": "tried"})

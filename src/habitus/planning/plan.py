@@ -12,7 +12,7 @@ from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, re
 from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.knobs import SourcedLaws
 from habitus.planning.paper_recipe import compare_with_published, printed_recipe
-from habitus.planning.predict import predict_metrics
+from habitus.planning.predict import PlannedRun, predict_metrics
 from habitus.planning.shape import MIN_STEPS, FixedSettings, StageTwoCell, largest_batch, stage1_cell, stage2_cell
 from habitus.planning.warnings import (
     data_warnings,
@@ -66,7 +66,8 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     hours = hours_at(rate, flops) if rate is not None else hours_of_runs(cells.stages(C, C2), facts)
     memory = tuple(memory_of(cell, gpu, options.gpus) for cell in cells.cells())
     printed = printed_recipe(flops)
-    predictions, unpredicted = predict_metrics(C, C2, metric, sources, facts.parents)
+    planned = PlannedRun(C, cells.stage1.params, cells.stage1.slots_seen, dataset.train_slots)
+    predictions, unpredicted = predict_metrics(planned, C2, metric, sources, facts.parents)
     warnings = [
         *([user.unsealed] if user and user.unsealed else []),
         *([unchecked] if unchecked else []),
@@ -149,7 +150,7 @@ def plan_cells(
         "params": _with_built_value(N, cell.params),
         "embedder_share": _with_built_value(s, cell.embedder_share),
         "batch_sequences": B,
-        "learning_rate": knobs.learning_rate(affordable, ("allocation", "share"), sources),
+        "learning_rate": knobs.learning_rate(affordable, ("allocation", "share"), sources, C),
         **_derived(cell, ends, N),
     }
     if not C2:
@@ -169,7 +170,7 @@ def plan_cells(
         how=batch_how,
     )
     quantities["stage2_learning_rate"] = knobs.learning_rate(
-        second.cell.batch_sequences, ("negatives", "allocation"), sources
+        second.cell.batch_sequences, ("negatives", "allocation"), sources, C2
     )
     return PlannedCells(quantities, cell, second)
 

@@ -1,40 +1,152 @@
-"""What the planned run should measure: the laws of the metric's height, with an interval for one more run."""
+"""What the planned run should measure: at its own size and data, by laws that are identified, for one more run."""
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from habitus.laws import predict_saturating
+from habitus.errors import FitError
+from habitus.laws import RealisedCost, RecipeLaws, predict_saturating, realised_cost
 from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.knobs import SourcedLaws, stage1_metrics
-from habitus.store import Law, Prediction, direction_of
+from habitus.store import Law, LawEntry, Prediction, direction_of
+
+_READINGS = {"loss_law": "L*(C) and its valley", "surface": "L(N, D)"}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a prediction depends on: stage 1's compute, size and data, and the slots of one pass over the log."""
+
+    flops: float
+    params: float
+    slots: float
+    one_pass: float | None = None
 
 
 def predict_metrics(
-    C: float, C2: float, metric: str, sources: Sequence[SourcedLaws], parents: Mapping[StageTwoKey, ParentMetrics]
+    run: PlannedRun,
+    C2: float,
+    metric: str,
+    sources: Sequence[SourcedLaws],
+    parents: Mapping[StageTwoKey, ParentMetrics],
 ) -> tuple[tuple[Prediction, ...], list[str]]:
     """After stage 1 (the metric, or its twin, and the loss) and after stage 2; and why there is no more."""
     laws = sources[0]  # heights belong to one dataset: the published ones say nothing about another
+    if laws.source == "published":
+        return tuple(_published(run.flops, metric, laws)), []
     after_stage1: list[Prediction] = []
-    names = [metric, *stage1_metrics(metric)] + (["train/loss"] if laws.source == "published" else [])
-    for name in dict.fromkeys(names):
-        law = next((e.law for e in laws.entries("loss_law", [name]) if e.law.values), None)
-        if law is not None:
-            value, low, high = _one_more_run(law, C)
-            how = f"L*(C) of {name} over {law.residuals.n} budgets, status {law.status.replace('_', ' ')}"
-            after_stage1.append(_prediction(name, 1, value, low, high, laws, how))
+    why_not = []
+    for name in dict.fromkeys([metric, *stage1_metrics(metric)]):
+        prediction = _stage1(run, name, laws)
+        if isinstance(prediction, Prediction):
+            after_stage1.append(prediction)
+        else:
+            why_not.append(f"{name} is not predicted: {prediction}")
     first = next((p for p in after_stage1 if p.metric == metric), None)
-    if not C2 or not metric.startswith("catalogue/") or laws.source == "published" or first is None:
-        return tuple(after_stage1), []
+    if not C2 or not metric.startswith("catalogue/") or first is None:
+        return tuple(after_stage1), why_not
     gains = _stage2_gains(metric, laws, parents)
     if len(gains) < 2:
         measured = "one budget, which gives it no interval" if gains else "no budget"
         return tuple(after_stage1), [
-            f"{metric} after stage 2 is not predicted: what stage 2 adds to its parent is measured at {measured}"
+            *why_not,
+            f"{metric} after stage 2 is not predicted: what stage 2 adds to its parent is measured at {measured}",
         ]
-    return (*after_stage1, _stage2(first, C2 / C, gains, laws)), []
+    return (*after_stage1, _stage2(first, C2 / run.flops, gains, laws)), why_not
+
+
+def _published(C: float, metric: str, laws: SourcedLaws) -> list[Prediction]:
+    """The heights of the published laws, for what they are worth on another dataset."""
+    predictions = []
+    for name in dict.fromkeys([metric, *stage1_metrics(metric), "train/loss"]):
+        law = next((e.law for e in laws.entries("loss_law", [name]) if e.law.values), None)
+        if law is not None:
+            value, low, high = _one_more_run(law, C)
+            how = f"L*(C) of {name} over {law.residuals.n} budgets, status {law.status.replace('_', ' ')}"
+            predictions.append(_prediction(name, 1, value, low, high, laws, how))
+    return predictions
+
+
+def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str:
+    """The metric at the planned size and data; else why there is no prediction."""
+    fitted = recipe_laws(run, metric, laws)
+    if fitted is None:
+        return "no law of its height"
+    if not fitted.identified:
+        return f"neither L*(C) ({fitted.height.status.replace('_', ' ')}) nor a surface of it is identified"
+    errors = {name: _rollout_error(metric, name, laws) for name in fitted.identified}
+    # The reading whose roll-outs missed less; the first where there were none.
+    reading = min(fitted.identified, key=lambda name: math.inf if errors[name] is None else errors[name] or 0.0)
+    value, low, high = fitted.predict(reading, run.params, run.slots)
+    how = f"{_READINGS[reading]} of {metric} at the planned N and D"
+    error, reached = errors[reading], _best_measured(metric, laws)
+    if error is not None and reached is not None and run.flops > reached[0]:
+        # What the same estimator missed before, of the gain that it promises now.
+        miss = 2 * error * abs(value - reached[1])
+        low, high = value - math.hypot(value - low, miss), value + math.hypot(high - value, miss)
+        how += f"; its roll-outs missed {error:.0%} of the gain, which the interval holds twice"
+    if run.one_pass is not None and run.slots > run.one_pass:
+        once = fitted.predict(reading, run.params, run.one_pass)
+        low, high = min(low, once.low), max(high, once.high)
+        how += f"; {run.slots / run.one_pass:.1f} passes, so the interval reaches to what one pass would give"
+    return _prediction(metric, 1, value, low, high, laws, how)
+
+
+def recipe_laws(run: PlannedRun, metric: str, laws: SourcedLaws) -> RecipeLaws | None:
+    """The laws of the metric that say what a run of some size and data measures; None where it has none."""
+    heights, sizes = laws.entries("loss_law", [metric]), laws.entries("size_law", [metric])
+    if not heights or not sizes:
+        return None
+    optima: list[LawEntry] = laws.entries("size_optimum", [metric])
+    surfaces = laws.entries("surface", [metric])
+    return RecipeLaws(
+        direction_of(metric),
+        heights[0].law,
+        sizes[0].law,
+        tuple(entry.law for entry in optima),
+        _cost(run, laws),
+        surfaces[0].law if surfaces else None,
+    )
+
+
+def _cost(run: PlannedRun, laws: SourcedLaws) -> RealisedCost:
+    """What the study's runs paid for N and D; the plan's own price where they do not say."""
+    runs = [
+        r for r in laws.file.runs if r.axis == "allocation" and r.chosen and {"params", "slots_seen"} <= set(r.knobs)
+    ]
+    try:
+        return realised_cost(
+            [r.knobs["params"] for r in runs], [r.knobs["slots_seen"] for r in runs], [r.budget for r in runs]
+        )
+    except FitError:
+        return RealisedCost(run.flops / (run.params * run.slots), 1.0, 1.0)
+
+
+def _rollout_error(metric: str, reading: str, laws: SourcedLaws) -> float | None:
+    """Root mean square of the roll-outs' errors for the next budget, as shares of the gain; None without roll-outs."""
+    errors = []
+    for item in laws.file.rollouts:
+        if (item.name, item.metric) == (reading, metric):
+            nearest: dict[int, tuple[float, float]] = {}
+            for forecast in item.rollout.forecasts:
+                error, k = forecast.error_of_gain(), len(forecast.fitted_budgets)
+                if error is not None and forecast.budget < nearest.get(k, (math.inf, 0.0))[0]:
+                    nearest[k] = forecast.budget, error
+            errors += [error for _, error in nearest.values()]
+    return math.sqrt(math.fsum(e * e for e in errors) / len(errors)) if errors else None
+
+
+def _best_measured(metric: str, laws: SourcedLaws) -> tuple[float, float] | None:
+    """The largest budget of the allocation axis, and the best run there."""
+    runs = [r for r in laws.file.runs if r.axis == "allocation" and r.chosen and metric in r.metrics]
+    if not runs:
+        return None
+    top = max(r.budget for r in runs)
+    values = [r.metrics[metric] for r in runs if r.budget == top]
+    return top, min(values) if direction_of(metric) == "min" else max(values)
 
 
 def _stage2_gains(

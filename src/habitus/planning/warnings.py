@@ -82,11 +82,10 @@ def hardware_warnings(memory: Sequence[MemoryEstimate], rate: RateRange | None) 
 
 
 def prediction_warnings(metric: str, predictions: Sequence[Prediction], sources: Sequence[SourcedLaws]) -> list[str]:
-    """A metric whose height no law gives."""
-    if any(prediction.metric == metric for prediction in predictions):
+    """A metric whose height the paper prints no law of; what a study's laws leave out, they say themselves."""
+    if sources[0].source != "published" or any(prediction.metric == metric for prediction in predictions):
         return []
-    whose = "the paper prints no law of its height" if sources[0].source == "published" else "no law of its height"
-    return [f"{metric} is not predicted: {whose}"]
+    return [f"{metric} is not predicted: the paper prints no law of its height"]
 
 
 def paper_warnings(printed: PrintedRecipe | None, flops: float) -> list[str]:

@@ -45,7 +45,7 @@ def plan_exhibit(study: Study) -> Exhibit | None:
         rows.append((label, f"{significant(p.value)} {_interval(p, 'plain')}".strip(), "–", _source(p)))
         raw.append((label, p.value, p.low, p.high, None, p.source, p.how))
     notes = tuple(_notes(plan, study.next_command))
-    table = Table(("knob", "value [95%]", "by the published laws", "from"), tuple(rows), notes)
+    table = Table(("knob", "value [95%, or what was tried]", "by the published laws", "from"), tuple(rows), notes)
     sheet = Sheet(("knob", "value", "low95", "high95", "published", "source", "how"), tuple(raw))
     title = f"Recipe for {power_of_ten(plan.flops)} FLOPs"
     return Exhibit("plan", title, (View(describe_plan(plan), table=table),), sheet)
@@ -127,4 +127,5 @@ def _interval(number: Quantity | Prediction, kind: str) -> str:
     low, high = ("open" if end is None else format_number(end, kind) for end in (number.low, number.high))
     if low == high == format_number(number.value, kind):
         return ""
-    return f"[{low}, {high}]"
+    tried = " tried" if isinstance(number, Quantity) and number.range == "tried" else ""
+    return f"[{low}, {high}{tried}]"

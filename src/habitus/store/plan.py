@@ -23,6 +23,11 @@ class Quantity(Typed):
     source: QuantitySource
     how: str = Field(description="Which law or rule gave it, in words.")
     doubts: tuple[str, ...] = Field((), description="What the law itself warns of.")
+    range: Literal["95%", "tried"] = Field(
+        "95%",
+        exclude_if=lambda kind: kind == "95%",
+        description="What low and high are: a 95% interval, or the ends of what was tried.",
+    )
 
 
 class Prediction(Typed):
@@ -112,7 +117,9 @@ class Plan(Typed):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return html_table(self._title(), self._summary(), header=("knob", "value [95%]", "from"))
+        return html_table(
+            self._title(), self._summary(), header=("knob", "value [95%; tried: ends of what was tried]", "from")
+        )
 
     def _title(self) -> str:
         return f"Plan for {self.metric} at {self.flops:.3g} FLOPs, laws of {self.laws}"
@@ -188,4 +195,5 @@ def _format_interval(estimate: Quantity | Prediction) -> str:
     if estimate.low is None and estimate.high is None:
         return f"{estimate.value:.4g}"
     ends = ("open" if end is None else f"{end:.3g}" for end in (estimate.low, estimate.high))
-    return f"{estimate.value:.4g} [{', '.join(ends)}]"
+    tried = " tried" if isinstance(estimate, Quantity) and estimate.range == "tried" else ""
+    return f"{estimate.value:.4g} [{', '.join(ends)}{tried}]"
