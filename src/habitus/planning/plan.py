@@ -13,6 +13,7 @@ from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_o
 from habitus.planning.knobs import SourcedLaws
 from habitus.planning.paper_recipe import compare_with_published, printed_recipe
 from habitus.planning.predict import PlannedRun, predict_metrics
+from habitus.planning.repeats import dropout_quantity, flops_to_log_end, log_end_warning, passes_quantity
 from habitus.planning.shape import MIN_STEPS, FixedSettings, StageTwoCell, largest_batch, stage1_cell, stage2_cell
 from habitus.planning.warnings import (
     data_warnings,
@@ -56,11 +57,18 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     dataset = _dataset_profile(options, facts)
     unchecked = None if user is None else check_dataset(dataset, facts, user, options.laws)
     sources = knobs.laws_by_source(user)
+    fixed = _fixed_settings(dataset, facts, user)
+
+    def stage1_of(total: float) -> Cell:
+        return plan_cells((1 - options.stage2_share) * total, 0.0, metric, sources, fixed, facts).stage1
+
+    asked, flops = flops, flops_to_log_end(flops, dataset, stage1_of)
     C2 = options.stage2_share * flops
     C = flops - C2
     reach = _extrapolation(C, metric, sources, options.extrapolate)
-    fixed = _fixed_settings(dataset, facts, user)
     cells = plan_cells(C, C2, metric, sources, fixed, facts)
+    passes = passes_quantity(cells.stage1, dataset, stopped=flops < asked)
+    dropout = dropout_quantity(passes, facts)
     gpu = None if options.gpu is None else gpu_named(options.gpu)
     rate = None if gpu is None else rate_on(gpu, options.gpus, flops)
     hours = hours_at(rate, flops) if rate is not None else hours_of_runs(cells.stages(C, C2), facts)
@@ -71,6 +79,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     warnings = [
         *([user.unsealed] if user and user.unsealed else []),
         *([unchecked] if unchecked else []),
+        *log_end_warning(asked, flops, passes),
         *reach_warnings(reach),
         *law_warnings(metric, sources),
         *quantity_warnings(cells.quantities, sources),
@@ -91,6 +100,8 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         dataset_checksum=dataset.dataset_checksum,
         quantities={
             **cells.quantities,
+            **({} if passes is None else {"passes": passes}),
+            **({"dropout": dropout} if dropout.value else {}),
             **({} if hours is None else {"hours": hours}),
             "memory_gib": _gibibytes(memory),
         },
@@ -102,10 +113,10 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         if user is None
         else compare_with_published(*(optimal_knobs(C, C2, metric, s) for s in (sources, sources[1:]))),
         warnings=tuple(dict.fromkeys(warnings)),
-        stage1=_recipe(cells.stage1, cells.quantities["learning_rate"], fixed, facts, options),
+        stage1=_recipe(cells.stage1, cells.quantities["learning_rate"], dropout, fixed, facts, options),
         stage2=None
         if cells.stage2 is None
-        else _recipe(cells.stage2.cell, cells.quantities["stage2_learning_rate"], fixed, facts, options),
+        else _recipe(cells.stage2.cell, cells.quantities["stage2_learning_rate"], dropout, fixed, facts, options),
     )
 
 
@@ -241,7 +252,9 @@ def _fixed_settings(dataset: DatasetProfile, facts: StoreFacts, user: Laws | Non
     )
 
 
-def _recipe(cell: Cell, rate: Quantity, fixed: FixedSettings, facts: StoreFacts, options: PlanOptions) -> Recipe:
+def _recipe(
+    cell: Cell, rate: Quantity, dropout: Quantity, fixed: FixedSettings, facts: StoreFacts, options: PlanOptions
+) -> Recipe:
     evaluate = facts.evaluate or EvaluateRecipe()
     common = facts.recipe.train if facts.recipe is not None else None
     model = cell.model
@@ -264,7 +277,7 @@ def _recipe(cell: Cell, rate: Quantity, fixed: FixedSettings, facts: StoreFacts,
             clip=1.0 if common is None else common.clip,
             precision=fixed.precision,
             log_q=common is not None and common.log_q,
-            dropout=0.0 if common is None else common.dropout,
+            dropout=dropout.value,
             seed=options.seed,
         ),
         evaluate=evaluate.model_copy(update={"regimes": ("batch", "catalogue"), "every": 0}),

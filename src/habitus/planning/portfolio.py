@@ -54,7 +54,11 @@ SHAPES: dict[DeviceKind, tuple[Shape, ...]] = {
 
 def usual_passes(dataset: Dataset) -> float:
     """How many passes logs of this size wanted."""
-    events = dataset.counts("train").events
+    return usual_passes_of(dataset.counts("train").events)
+
+
+def usual_passes_of(events: float) -> float:
+    """How many passes logs of so many training events wanted."""
     passes = _REFERENCE_PASSES * (events / _REFERENCE_EVENTS) ** _PASSES_EXPONENT
     return min(max(passes, LEAST_PASSES), MOST_PASSES)
 
