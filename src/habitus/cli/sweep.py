@@ -22,7 +22,7 @@ _EXAMPLE = "Example: `habitus sweep allocation --data out/dataset --store out/st
 
 @app.command(epilog=_EXAMPLE)
 def sweep(
-    axis: Annotated[str, typer.Argument(help="share, depth, batch, allocation, negatives or init.")],
+    axis: Annotated[str, typer.Argument(help="share, depth, batch, allocation, negatives, init or passes.")],
     data: Annotated[Path | None, typer.Option(help="A prepared dataset.")] = None,
     store: Annotated[Path | None, typer.Option(help="The run store; created where there is none.")] = None,
     budgets: Annotated[str | None, typer.Option(help="FLOPs, as in 1e13,1e14; default: the preset's.")] = None,
@@ -150,7 +150,8 @@ def _table(result: "SweepResult") -> "RenderableType":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for name in ("budget", "cell", "params", "share", "batch", "steps", "D/N", "FLOPs", "rates", "time", "memory"):
+    sizes = ("params", "share", "batch", "steps", "passes", "D/N", "FLOPs")
+    for name in ("budget", "cell", *sizes, "rates", "time", "memory"):
         table.add_column(name, justify="left" if name in ("cell", "rates") else "right", overflow="fold")
     table.add_column("state")
     groups: dict[tuple[float, str], list[RunOutcome]] = {}
@@ -167,6 +168,7 @@ def _table(result: "SweepResult") -> "RenderableType":
             f"{cell.embedder_share:.1%}",
             str(cell.batch_sequences),
             f"{cell.steps:,}",
+            f"{runs[0].planned.row.realised['epochs']:.3g}",
             f"{cell.data_ratio:.3g}",
             f"{cell.flops:.3g}",
             ", ".join(f"{rate:.2g}" for rate in rates) + (f" × {len(seeds)} seeds" if len(seeds) > 1 else ""),

@@ -20,6 +20,9 @@ class StudyAxis:
     correlations: CorrelationStage | None = None  # the correlation tables that its runs enter
 
 
+# Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
+LOG_AXIS = "passes"
+
 # In the order of a study: each axis may use what those before it found.
 AXES = {
     axis.name: axis
@@ -31,11 +34,9 @@ AXES = {
         StudyAxis("allocation", "params", needs=("share", "allocation"), correlations="stage1"),
         StudyAxis("negatives", "num_negatives", needs=("allocation",), correlations="stage2"),
         StudyAxis("init", "learning_rate", needs=("share",)),
+        StudyAxis(LOG_AXIS, "epochs"),
     )
 }
-
-# Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
-LOG_AXIS = "passes"
 
 
 def correlated_axes(stage: CorrelationStage) -> tuple[str, ...]:

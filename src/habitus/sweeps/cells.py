@@ -1,10 +1,11 @@
 """Planned runs: what a sweep will run, before anything has run."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from habitus.data import Dataset
-from habitus.recipe import Recipe
+from habitus.recipe import DataRecipe, Recipe
 from habitus.sizing import Cell, Inputs
 from habitus.store import LeftOut, ManifestRow
 from habitus.typed import content_hash
@@ -20,9 +21,11 @@ class DatasetFacts:
     text_len: int
     num_items: int
     train_windows: int
+    part_windows: Mapping[tuple[float, int], int] = field(default_factory=dict)  # of (user_share, user_part)
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "DatasetFacts":
+    def of(cls, dataset: Dataset, user_parts: Iterable[tuple[float, int]] = ()) -> "DatasetFacts":
+        """The facts of a dataset; `user_parts` are shares of its users whose windows are counted too."""
         return cls(
             checksum=dataset.checksum,
             inputs=Inputs.of(dataset.fields),
@@ -30,11 +33,17 @@ class DatasetFacts:
             text_len=max(1, dataset.fields.text_len),
             num_items=dataset.num_items,
             train_windows=dataset.counts("train").windows,
+            part_windows={part: dataset.with_users(*part).counts("train").windows for part in user_parts},
         )
 
-    def epochs(self, batch_sequences: int, steps: int) -> float:
-        """How often a run passes over the training windows."""
-        return batch_sequences * steps / max(1, self.train_windows)
+    def windows_of(self, data: DataRecipe) -> int:
+        """Training windows of a recipe's share of the users; about so many where they were not counted."""
+        return self.part_windows.get((data.user_share, data.user_part), round(data.user_share * self.train_windows))
+
+    def epochs(self, batch_sequences: int, steps: int, data: DataRecipe | None = None) -> float:
+        """How often a run passes over its training windows."""
+        windows = self.train_windows if data is None else self.windows_of(data)
+        return batch_sequences * steps / max(1, windows)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,11 @@ class PlannedRun:
     @property
     def parent(self) -> str | None:
         return self.recipe.train.parent
+
+    @property
+    def trunk(self) -> str:
+        """What runs have in common that are the same until they decay; a run of another schedule stands alone."""
+        return self.recipe.trunk_hash("") if self.recipe.train.schedule == "wsd" else self.hash
 
     def with_learning_rate(self, rate: float, facts: DatasetFacts) -> "PlannedRun":
         """The same cell at another learning rate."""
@@ -73,8 +87,10 @@ class Design:
 
     @property
     def flops(self) -> float:
-        """Nominal FLOPs of every distinct run, the parents among them."""
-        return float(sum(planned.cell.flops for planned in self.distinct_runs()))
+        """Nominal FLOPs of every distinct run, the parents among them; what runs of one trunk share counts once."""
+        runs = self.distinct_runs()
+        shares = own_shares(runs)
+        return float(sum(planned.cell.flops * shares[planned.hash] for planned in runs))
 
     @property
     def budgets(self) -> list[float]:
@@ -83,6 +99,17 @@ class Design:
     def distinct_runs(self) -> list[PlannedRun]:
         """Every run once, parents first."""
         return list({planned.hash: planned for planned in (*self.parents, *self.cells)}.values())
+
+
+def own_shares(runs: Iterable[PlannedRun]) -> dict[str, float]:
+    """The share of its steps that each run has to take itself: one of schedule wsd begins where the next shorter of
+    its trunk begins to decay."""
+    shares: dict[str, float] = {}
+    reached: dict[str, int] = {}  # by trunk
+    for planned in sorted(runs, key=lambda planned: planned.recipe.train.stable_steps):
+        shares[planned.hash] = 1 - reached.get(planned.trunk, 0) / planned.recipe.train.steps
+        reached[planned.trunk] = planned.recipe.train.stable_steps
+    return shares
 
 
 def plan_run(
@@ -103,7 +130,7 @@ def plan_run(
         "num_negatives": recipe.train.num_negatives,
         "steps": recipe.train.steps,
         "slots_seen": cell.slots_seen,
-        "epochs": facts.epochs(recipe.train.batch_sequences, recipe.train.steps),
+        "epochs": facts.epochs(recipe.train.batch_sequences, recipe.train.steps, recipe.data),
         "flops": cell.flops,
     }
     if cell.embedder_flop_share is not None:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 
 from habitus.errors import ConfigError
+from habitus.recipe import DataRecipe, ModelRecipe
+from habitus.store import LOG_AXIS
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.draft import Draft, Shape
 from habitus.sweeps.preset import Preset
@@ -114,6 +116,25 @@ def _init(draft: Draft) -> None:
                 draft.add_solved(row.budget, label, wanted, init=init, share=share, width=row.width, depth=row.depth)
 
 
+def _passes(draft: Draft) -> None:
+    """Sizes × passes × dropout × shares of the users; cells of different passes share a trunk."""
+    settings, common = draft.preset.passes, draft.preset.common
+    for joint_dim, text_depth, width, depth in settings.sizes:
+        model = ModelRecipe(
+            joint_dim=joint_dim,
+            text_len=draft.facts.text_len,
+            text_depth=text_depth,
+            width=width,
+            depth=depth,
+            head_dim=common.head_dim or math.gcd(width, 32),
+            copying=settings.copying,
+        )
+        for share, part in settings.user_parts():
+            data = DataRecipe(seq_len=draft.facts.seq_len, user_share=share, user_part=part)
+            for dropout in settings.dropouts:
+                draft.add_lengths(model, data, dropout)
+
+
 _DESIGNERS: dict[str, Callable[[Draft], None]] = {
     "share": _share,
     "depth": _depth,
@@ -121,6 +142,7 @@ _DESIGNERS: dict[str, Callable[[Draft], None]] = {
     "allocation": _allocation,
     "negatives": _negatives,
     "init": _init,
+    LOG_AXIS: _passes,
 }
 
 

@@ -145,6 +145,42 @@ class Draft:
             )
             self._add_runs(cell, model, budget, f"K={num_negatives}", wanted, rates, 0, stage)
 
+    def add_lengths(self, model: ModelRecipe, data: DataRecipe, dropout: float) -> None:
+        """Add a model that passes over a share of the users, once for each number of passes; or list why not."""
+        settings = self.preset.passes
+        batch, windows = settings.batch_sequences, self.facts.windows_of(data)
+        lengths = {passes: max(1, round(passes * windows / batch)) for passes in sorted(settings.passes)}
+        lengths = {passes: steps for passes, steps in lengths.items() if self._is_long(model, data, passes, steps)}
+        train = {
+            "schedule": "wsd",
+            "warmup_steps": round(settings.warmup * min(lengths.values(), default=0)),
+            "decay_share": settings.decay_share,
+            "optimizer": settings.optimizer,
+            "dropout": dropout,
+            "log_q": settings.log_q,
+        }
+        rule = settings.learning_rate * math.sqrt(batch / 512)
+        rates = rate_grid(self.request.learning_rates, settings.learning_rates, rule)
+        for passes, steps in lengths.items():
+            wanted = {"passes": passes, "dropout": dropout, "user_share": data.user_share, "user_part": data.user_part}
+            users = f"{data.user_share:g}" + (f".{data.user_part}" if settings.num_parts > 1 else "")
+            label = f"{model.joint_dim}+{model.width}x{model.depth}-users={users}-dropout={dropout:g}-passes={passes:g}"
+            cell = self._cell(model, batch, steps)
+            if not self.request.budgets or cell.flops in self.request.budgets:
+                self._add_runs(cell, model, cell.flops, label, wanted, rates, 0, train, data)
+
+    def _is_long(self, model: ModelRecipe, data: DataRecipe, passes: float, steps: int) -> bool:
+        settings = self.preset.passes
+        if steps >= settings.min_steps:
+            return True
+        flops = self._cell(model, settings.batch_sequences, steps).flops
+        wanted = {"passes": passes, "user_share": data.user_share, "user_part": data.user_part}
+        windows = self.facts.windows_of(data)
+        self._leave_out(
+            flops, wanted, f"too short: {steps} steps over {windows:,} windows, fewer than {settings.min_steps}"
+        )
+        return False
+
     def solve_cell(self, budget: float, batch: int, wanted: dict[str, Any], **sizes: Any) -> Cell | None:
         """The cell nearest to the requested sizes; None, and listed with the reason, where there is none."""
         common = self.preset.common
@@ -197,6 +233,7 @@ class Draft:
         rates: Iterable[float],
         every: int,
         train_changes: dict[str, Any],
+        data: DataRecipe | None = None,
     ) -> None:
         """Add one run per learning rate and seed."""
         common = self.preset.common
@@ -216,7 +253,7 @@ class Draft:
         for rate in rates:
             for seed in range(self.request.seeds or self.settings.seeds):
                 recipe = Recipe(
-                    data=DataRecipe(seq_len=self.facts.seq_len),
+                    data=data or DataRecipe(seq_len=self.facts.seq_len),
                     model=model,
                     train=TrainRecipe(**train, learning_rate=rate, seed=seed),
                     evaluate=EvaluateRecipe(

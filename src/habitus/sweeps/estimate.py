@@ -5,7 +5,7 @@ from pathlib import Path
 
 from habitus.machine import available_memory, usable_cores
 from habitus.sizing import Inputs, SpeedModel, count_evaluations, fit_speed
-from habitus.sweeps.cells import PlannedRun
+from habitus.sweeps.cells import PlannedRun, own_shares
 from habitus.sweeps.store import Store
 
 
@@ -16,8 +16,10 @@ def speed_of_store(store: Store | None, device: str, inputs: Inputs) -> SpeedMod
 
 
 def seconds_of(speeds: SpeedModel, cells: Iterable[PlannedRun]) -> dict[str, float]:
-    """Estimated seconds of each run, by its hash."""
-    return {p.hash: speeds.seconds(p.cell, count_evaluations(p.recipe)) for p in cells}
+    """Estimated seconds of each run, by its hash; what runs of one trunk share counts for the shortest."""
+    cells = list(cells)
+    shares = own_shares(cells)
+    return {p.hash: shares[p.hash] * speeds.seconds(p.cell, count_evaluations(p.recipe)) for p in cells}
 
 
 def device_kind(device: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from habitus.sizing import SpeedModel, wall_seconds
-from habitus.sweeps.cells import Design, PlannedRun
+from habitus.sweeps.cells import Design, PlannedRun, own_shares
 from habitus.sweeps.estimate import seconds_of
 from habitus.sweeps.lease import holder
 from habitus.sweeps.store import Store
@@ -63,7 +63,9 @@ class SweepResult:
 
     @property
     def flops_missing(self) -> float:
-        return float(sum(run.planned.cell.flops for run in self.runs if run.status == "missing"))
+        shares = own_shares(self.design.distinct_runs())
+        missing = (run.planned for run in self.runs if run.status == "missing")
+        return float(sum(planned.cell.flops * shares[planned.hash] for planned in missing))
 
     def to_values(self) -> dict[str, Any]:
         """Plain values for --json."""

@@ -11,8 +11,8 @@ from habitus.data import Dataset, PrepareOptions, prepare_world
 from habitus.errors import ConfigError
 from habitus.events import WORLD_SCHEMA, World, WorldConfig
 from habitus.recipe import Init, Optimizer, Precision, Regime, Schedule
-from habitus.store import AXES
-from habitus.typed import Typed, suggest_name
+from habitus.store import AXES, LOG_AXIS
+from habitus.typed import Typed, content_hash, suggest_name
 
 _FOLDER = Path(__file__).parent / "presets"
 
@@ -132,6 +132,39 @@ class InitAxis(AxisSettings):
     rates: tuple[float, ...] = Field(min_length=1, description="Learning rates themselves, not multiples.")
 
 
+class PassesAxis(AxisSettings):
+    """Sizes × passes × dropout × shares of the users, on a log that ends before the compute does.
+
+    Cells that differ in their passes alone are one trunk with several decays (schedule wsd), so they have one learning
+    rate, and together cost little more than the longest of them.
+    """
+
+    sizes: tuple[tuple[int, int, int, int], ...] = Field(
+        ((64, 1, 128, 3), (128, 1, 256, 3), (192, 1, 384, 4)),
+        min_length=1,
+        description="(joint_dim, text_depth, width, depth).",
+    )
+    passes: tuple[float, ...] = Field((2, 4, 8, 16, 32), min_length=1, description="Over the share of the users.")
+    dropouts: tuple[float, ...] = Field((0.2, 0.4), min_length=1)
+    user_shares: tuple[float, ...] = Field((0.125, 0.25, 0.5, 1), min_length=1, description="Of the training users.")
+    num_parts: int = Field(1, ge=1, description="Disjoint parts of each share, as far as there are so many.")
+    batch_sequences: int = Field(16, ge=1)
+    min_steps: int = Field(10, ge=1, description="A cell with fewer is not run.")
+    warmup: float = Field(0.25, ge=0, le=0.8, description="Share of the steps of the shortest run, for all of them.")
+    decay_share: float = Field(0.2, gt=0, le=1)
+    optimizer: Optimizer = "muon"
+    learning_rate: float = Field(4e-2, gt=0, description="At 512 windows per step; times sqrt(batch / 512).")
+    copying: bool = True
+    log_q: bool = True
+    regimes: Regimes = ("batch", "catalogue")
+
+    def user_parts(self) -> list[tuple[float, int]]:
+        """(share, part) of every set of users."""
+        return [
+            (share, part) for share in self.user_shares for part in range(min(self.num_parts, int(1 / share + 1e-9)))
+        ]
+
+
 class Preset(Typed):
     """Everything that turns an axis and a budget into cells."""
 
@@ -148,6 +181,7 @@ class Preset(Typed):
     allocation: AllocationAxis
     negatives: NegativesAxis
     init: InitAxis
+    passes: PassesAxis = PassesAxis()
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
@@ -162,8 +196,12 @@ class Preset(Typed):
         assert isinstance(settings, AxisSettings)
         return settings
 
+    def hash(self, axis: str) -> str:
+        """What a manifest knows a preset by. The others do not read [passes], which is younger than they are."""
+        return content_hash({k: v for k, v in self.to_values().items() if k != LOG_AXIS or axis == LOG_AXIS})
+
     def budgets_of(self, axis: str) -> tuple[float, ...]:
-        """The budgets that an axis takes where the user names none."""
+        """The budgets that an axis takes where the user names none; those of `passes` follow from its cells."""
         if axis == "init":
             return tuple(sorted({row.budget for row in self.init.sizes}))
         return self.axis(axis).budgets or self.budgets

@@ -8,7 +8,7 @@ from typing import Any
 from habitus.errors import ConfigError
 from habitus.store import AXES
 from habitus.sweeps.preset import Preset
-from habitus.typed import content_hash, suggest_name
+from habitus.typed import suggest_name
 
 LearningRates = int | str | Sequence[float] | None  # as `rate_grid` takes them
 
@@ -28,11 +28,11 @@ class SweepRequest:
             if not 0 < budget < math.inf:
                 raise ConfigError(f"budget {budget:g}", expected="a positive number of FLOPs, as in 1e13")
 
-    def to_values(self, preset: Preset) -> dict[str, Any]:
+    def to_values(self, preset: Preset, axis: str) -> dict[str, Any]:
         """What makes two sweeps of an axis the same, apart from their budgets; a manifest keeps it."""
         rates = self.learning_rates
         return {
-            "preset_hash": content_hash(preset.to_values()),
+            "preset_hash": preset.hash(axis),
             "learning_rates": rates if rates is None or isinstance(rates, int | str) else list(rates),
             "seeds": self.seeds,
             "allow_repeats": self.allow_repeats,

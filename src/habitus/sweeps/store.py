@@ -81,6 +81,12 @@ class Store:
     def cell(self, digest: str) -> Path:
         return cell_folder(self.path, digest)
 
+    def trunk(self, recipe: Recipe) -> Path | None:
+        """The folder that runs of schedule wsd share until they decay; only its owner's speed depends on it."""
+        if recipe.train.schedule != "wsd":
+            return None
+        return self.path / "trunks" / recipe.trunk_hash(self.info.dataset_checksum)
+
     def has_record(self, digest: str) -> bool:
         return (self.cell(digest) / RECORD_FILE).exists()
 

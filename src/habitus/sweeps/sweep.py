@@ -1,6 +1,7 @@
 """The verb: run every cell of an axis that the store does not have yet."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
 from habitus.progress import Note
 from habitus.sizing import wall_seconds
-from habitus.store import INFO_FILE, LeftOut
+from habitus.store import INFO_FILE, LOG_AXIS, LeftOut
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.design import design_axis
 from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speed_of_store, usual_workers
@@ -51,6 +52,13 @@ def sweep(
     """
     check_axis(axis)
     _check_options(workers, seeds, max_hours, backend)
+    preset = load_preset(preset)
+    if axis == LOG_AXIS and budgets:
+        raise ConfigError(
+            f"budgets were given to the {axis} axis",
+            expected="none: what its cells cost follows from their sizes and passes",
+            next_step="omit --budgets, or change [passes] in a preset of your own (--print-preset)",
+        )
     note = note or (lambda _text: None)
     kind = device_kind(device)
     workers = workers or (max(1, usual_workers(kind) // (threads or 1)) if kind == "cpu" else usual_workers(kind))
@@ -60,9 +68,9 @@ def sweep(
     running = _Sweep(
         axis=axis,
         dataset=dataset,
-        facts=DatasetFacts.of(dataset),
+        facts=DatasetFacts.of(dataset, preset.passes.user_parts() if axis == LOG_AXIS else ()),
         path=Path(store),
-        preset=load_preset(preset),
+        preset=preset,
         request=SweepRequest(tuple(sorted(set(budgets))), learning_rates, seeds, allow_repeats),
         workers=workers,
         backend=backend,
@@ -106,7 +114,7 @@ class _Sweep:
         written = {budget for file in files for budget in file.manifest.budgets()}
         fresh = _at_budgets(designed, [budget for budget in designed.budgets if budget not in written])
         if fresh.cells or fresh.left_out:
-            files.append(write_manifest(store, fresh, self.preset, self.request.to_values(self.preset)))
+            files.append(write_manifest(store, fresh, self.preset, self.request.to_values(self.preset, self.axis)))
         for planned in designed.distinct_runs():
             store.add(planned.hash, planned.recipe)  # again, where its folder was deleted
         total, stopped = Tally(), ""
@@ -136,7 +144,7 @@ class _Sweep:
         files, parts, missing = [], [], self._budgets()
         for file in load_manifests(store.path, self.axis) if store else ():
             budgets = [budget for budget in missing if budget in file.manifest.budgets()]
-            if file.manifest.request == self.request.to_values(self.preset) and budgets:
+            if file.manifest.request == self.request.to_values(self.preset, self.axis) and budgets:
                 assert store is not None
                 parts.append(file.design(store, self.facts, budgets))
                 files.append(file)
@@ -171,6 +179,8 @@ class _Sweep:
         return replace(design, parents=(*design.parents, *restored.values()))
 
     def _budgets(self) -> list[float]:
+        if self.axis == LOG_AXIS:
+            return design_axis(self.axis, self.facts, self.preset, request=self.request).budgets
         return list(self.request.budgets or self.preset.budgets_of(self.axis))
 
     def _refuse_empty_budgets(self, designed: Design) -> None:
@@ -187,11 +197,15 @@ class _Sweep:
 
     def _run_jobs(self, store: Store, designed: Design, seconds_left: float | None) -> Tally:
         speeds = speed_of_store(store, self.kind, self.facts.inputs)
+        estimates = seconds_of(speeds, designed.distinct_runs())
         cells = [planned for planned in designed.distinct_runs() if not store.settled(planned.hash)]
-        seconds = seconds_of(speeds, cells)
+        seconds = {planned.hash: estimates[planned.hash] for planned in cells}
         parents = {planned.hash for planned in designed.parents}
+        together: defaultdict[str, float] = defaultdict(float)  # runs of one trunk wait for each other
+        for planned in cells:
+            together[planned.trunk] += seconds[planned.hash]
         # Parents first, since others wait for them; then the longest, so that none is left to one worker at the end.
-        cells.sort(key=lambda planned: (planned.hash not in parents, -seconds[planned.hash]))
+        cells.sort(key=lambda planned: (planned.hash not in parents, -together[planned.trunk], -seconds[planned.hash]))
         jobs = [
             Job(
                 digest=planned.hash,

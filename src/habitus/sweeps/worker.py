@@ -124,7 +124,7 @@ class Worker:
         self.file = WorkerFile(store.path)
         self.tally = Tally()
         self._retries: dict[str, _Retry] = {}
-        self._parents: dict[str, str | None] = {}
+        self._waits_for: dict[str, list[str]] = {}
         self._disk_errors = 0
         self._lost = ""  # the error after which the device could not be used any more
         self._stop = threading.Event()
@@ -132,6 +132,7 @@ class Worker:
     def work(self, jobs: Sequence[Job]) -> Tally:
         """Run jobs until every one has a Record, whoever ran it, or until asked to stop."""
         pending = list(jobs)
+        self._waits_for = self._dependencies(pending)
         self.file.write("start", jobs=len(pending))
         with self._stop_on_signal(), self._share_events():
             try:
@@ -154,7 +155,7 @@ class Worker:
         if self.store.settled(job.digest):
             return True
         retry = self._retries.get(job.digest, _Retry())
-        if not self._parent_ready(job) or not self.admission.enter(job, retry.alone):
+        if not self._is_ready(job) or not self.admission.enter(job, retry.alone):
             return False
         try:
             lease = try_claim(self.store.cell(job.digest), self.file, self.options.lease_seconds)
@@ -167,12 +168,23 @@ class Worker:
         finally:
             self.admission.leave()
 
-    def _parent_ready(self, job: Job) -> bool:
-        """Whether the stage-1 run that this one continues is there; a failed one fails its children too."""
-        if job.digest not in self._parents:
-            self._parents[job.digest] = self.store.recipe(job.digest).train.parent
-        parent = self._parents[job.digest]
-        return parent is None or self.store.settled(parent)
+    def _is_ready(self, job: Job) -> bool:
+        """Whether all that the run begins from is there; a failed parent fails its children too."""
+        if job.digest not in self._waits_for:
+            self._waits_for |= self._dependencies([job])
+        return all(self.store.settled(digest) for digest in self._waits_for[job.digest])
+
+    def _dependencies(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+        """By job: the stage-1 run that it continues, and the next shorter run of its trunk."""
+        recipes = {job.digest: self.store.recipe(job.digest) for job in jobs}
+        waits_for = {digest: [recipe.train.parent] if recipe.train.parent else [] for digest, recipe in recipes.items()}
+        longest: dict[Path, str] = {}  # of each trunk, so far
+        for digest in sorted(recipes, key=lambda digest: recipes[digest].train.stable_steps):
+            trunk = self.store.trunk(recipes[digest])
+            if trunk is not None:
+                waits_for[digest] += [longest[trunk]] if trunk in longest else []
+                longest[trunk] = digest
+        return waits_for
 
     def _run(self, job: Job, lease: Lease) -> bool:
         attempt, step = attempts.begin(lease)
@@ -318,6 +330,7 @@ class Worker:
 
         retry = self._retries.get(job.digest, _Retry())
         save_every = self.options.save_every
+        trunk = self.store.trunk(self.store.recipe(job.digest))
         if save_every is None:
             long = job.seconds > 2 * self.options.save_seconds
             save_every = max(1, round(job.steps * self.options.save_seconds / job.seconds)) if long else 0
@@ -325,6 +338,7 @@ class Worker:
             device=self.options.device,
             threads=self.options.threads,
             save_every=save_every,
+            trunk=trunk,
             resume=True,
             accumulate=retry.accumulate,
             compile=self.options.compile,

@@ -174,7 +174,8 @@ def load_events(dataset: Dataset, device: torch.device) -> DeviceEvents:
     """The dataset's events on a device, those of the last run within `keep_events_on_device`."""
     if _events_on_device is None:
         return DeviceEvents(dataset, device)
-    key = (dataset.checksum, dataset.seq_len, dataset.user_share, dataset.user_part, device)
+    view = dataset.seq_len, dataset.user_share, dataset.user_part, dataset.includes_validation
+    key = (dataset.checksum, *view, device)
     if key not in _events_on_device:
         _events_on_device.clear()
         _events_on_device[key] = DeviceEvents(dataset, device)
