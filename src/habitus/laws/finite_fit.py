@@ -40,6 +40,12 @@ class LogRuns:
         return LogRuns(Place(*(column[rows] for column in self.place)), self.y[rows], self.part[rows], self.level[rows])
 
     @cached_property
+    def part_means(self) -> tuple[np.ndarray, np.ndarray]:
+        """[parts, n] that takes means over parts, and [n, parts] that hands them back to runs."""
+        spread = (self.part[:, None] == np.unique(self.part)).astype(float)
+        return spread.T / spread.sum(0)[:, None], spread
+
+    @cached_property
     def middle(self) -> Place:
         return Place(*(np.exp(np.log(column).mean()) for column in self.place))
 
@@ -59,21 +65,17 @@ class FiniteFit:
 
     form: FiniteForm
     runs: LogRuns
-    whitening: np.ndarray = field(init=False)  # [n, n]
     part_share: float = field(init=False)  # variance of a part's common miss, times that of a run
     log_theta: np.ndarray = field(init=False)  # [k]
     linear: np.ndarray = field(init=False)  # [1+m]: floor, then c
     sigma2: float = field(init=False)  # variance of a run, its part's miss apart
 
     def __post_init__(self) -> None:
-        n = len(self.runs.y)
-        self.whitening, self.part_share = np.eye(n), 0.0
+        self.part_share = 0.0
         self.log_theta, self.linear, self.sigma2 = self._descend()
         # The parts' common misses are judged by that first fit, which ignores them.
         self.part_share = part_variance(self.runs.y - self.value(self.runs.place), self.runs.part)
         if self.part_share:
-            same = self.runs.part[:, None] == self.runs.part
-            self.whitening = np.linalg.inv(np.linalg.cholesky(np.eye(n) + self.part_share * same))
             self.log_theta, self.linear, self.sigma2 = self._descend()
 
     @property
@@ -178,7 +180,7 @@ class FiniteFit:
     def _misses(self, log_theta: np.ndarray, sigma2: float) -> np.ndarray:
         """Whitened residuals and surprises in units of a run's deviation: half their squares is Q/(2s²)."""
         linear = self._solve(log_theta[None]).linear[0]
-        missed = self.whitening @ (self.runs.y - self.at(self.runs.place, log_theta, linear))
+        missed = self._whitened(self.runs.y - self.at(self.runs.place, log_theta, linear))
         return np.concatenate([missed / np.sqrt(sigma2), self._surprises(log_theta)])
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
@@ -211,11 +213,20 @@ class FiniteFit:
         factor = np.array([np.log(e.factor) for e in self.form.exponents])
         return (log_theta - expected) / factor
 
+    def _whitened(self, columns: np.ndarray) -> np.ndarray:
+        """Columns [..., n, m] or [n], less what the runs of a part have in common and its variance explains."""
+        if not self.part_share:
+            return columns
+        means, spread = self.runs.part_means
+        counts = 1 / means.max(1)
+        common = spread * (1 - 1 / np.sqrt(1 + self.part_share * counts))
+        return columns - common @ (means @ columns)
+
     def _solve(self, log_theta: np.ndarray) -> Solved:
         """Floor and c ≥ 0 by least squares at each θ: the best of all sets of terms whose c are positive."""
         phi = self.form.terms(np.exp(log_theta), self.runs.place, self.runs.middle)
         columns = np.concatenate([np.ones((*phi.shape[:2], 1)), phi], axis=-1)
-        X, y = self.whitening @ columns, self.whitening @ self.runs.y
+        X, y = self._whitened(columns), self._whitened(self.runs.y)
         size = np.sqrt((X**2).sum(1))
         size = np.where(size > 0, size, 1.0)
         X = X / size[:, None]

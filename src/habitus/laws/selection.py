@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from habitus.laws.runs import MeasuredRun
-from habitus.store import Exclusion, RateChoice, RateLoss
+from habitus.store import LOG_AXIS, Exclusion, RateChoice, RateLoss
 
 TAIL_LOSS = "train/loss"  # mean of the last 100 steps
 
@@ -37,13 +37,31 @@ def select(runs: Iterable[MeasuredRun], allow_repeats: bool = False) -> Selectio
     chosen: list[MeasuredRun] = []
     choices = []
     for cell in _cells(usable).values():
-        if cell[0].axis == "init":
-            chosen += cell  # there the learning rate is what is swept
+        if cell[0].axis in ("init", LOG_AXIS):
+            chosen += cell  # there the learning rate is what is swept, or chosen on validation
             continue
         choice = choose_rate(cell)
         choices.append(choice)
         chosen += [run for run in cell if run.learning_rate == choice.learning_rate]
     return Selection(tuple(chosen), tuple(usable), tuple(choices), tuple(exclusions))
+
+
+def of_group(selection: Selection, group: str) -> Selection:
+    """The runs of one optimizer and init; of the init axis, those of the optimizer."""
+
+    def belongs(run: MeasuredRun) -> bool:
+        if run.axis == "init":
+            return run.optimizer == group.partition("/")[0] or not run.optimizer
+        return run.group == group
+
+    runs = tuple(run for run in selection.runs if belongs(run))
+    cells = {(run.axis, run.budget, run.cell_id) for run in runs}
+    return Selection(
+        runs,
+        tuple(run for run in selection.everything if belongs(run)),
+        tuple(c for c in selection.choices if (c.axis, c.budget, c.cell_id) in cells),
+        selection.exclusions,
+    )
 
 
 def choose_rate(cell: list[MeasuredRun]) -> RateChoice:
@@ -81,7 +99,7 @@ def _why_not(run: MeasuredRun, allow_repeats: bool) -> str:
         return "off the depth-sum diagonal"
     epochs = run.knobs.get("epochs", 0.0)
     # A rounded-up last window is no second pass, hence the small allowance.
-    if epochs > 1.001 and not allow_repeats:
+    if epochs > 1.001 and not allow_repeats and run.axis != LOG_AXIS:
         return f"{epochs:.2f} epochs: repeated events follow another law (--allow-repeats takes them in)"
     return ""
 

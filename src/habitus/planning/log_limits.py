@@ -20,14 +20,12 @@ _SIZES, _PASSES = 25, 49  # of the grid
 Quantity = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def log_limits(law: Law, metric: str, *, flops_per_param_event: float = _FLOPS_PER_PARAM_EVENT) -> LogLimits:
-    """The answers of a law of a finite log; those that it cannot give are absent, and a note says why.
-
-    `flops_per_param_event` turns N·U·R into FLOPs: 6, or what the runs of this log had.
-    """
+def log_limits(law: Law, metric: str) -> LogLimits:
+    """The answers of a law of a finite log; those that it cannot give are absent, and a note says why."""
     if not law.points or law.status == "disagree":
         return LogLimits(metric=metric, status=law.status, notes=law.warnings)
-    answers = _Answers(open_finite_log(law), flops_per_param_event)
+    # What the runs had, as Equation 1 counts, for each of their parameters and events.
+    answers = _Answers(open_finite_log(law), law.details.get("flops_per_param_event", _FLOPS_PER_PARAM_EVENT))
     notes = list(law.warnings)
     forecasts = law.status == "ok" and "forecast_held_out" in law.details
     return LogLimits(
@@ -85,6 +83,9 @@ class _Answers:
         for name, found, ticks in (("passes", R, self.passes), ("parameters", N, self.sizes)):
             if len(ticks) > 1 and not 1.02 * ticks[0] < found < ticks[-1] / 1.02:
                 notes.append(f"the best number of {name} lies at the edge of what was swept, {found:.3g}")
+                open_end = "high" if found > ticks[0] * 1.02 else "low"
+                key = "best_passes" if ticks is self.passes else "best_size"
+                answers[key] = answers[key].model_copy(update={open_end: None})
         limit = self._estimate(self._end_of_compute(law_on_grid, grid), exponential=True)
         most = self.flops_per_param_event * float((grid.N * grid.U * grid.R).max())
         if limit.value < 0.9 * most:
