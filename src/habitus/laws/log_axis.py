@@ -14,8 +14,8 @@ from habitus.store import LOG_AXIS, LawEntry, direction_of
 _KNOBS = ("params", "unique_events", "epochs")
 
 
-def fit_log_axis(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
-    """One law per metric over size, unique events and passes."""
+def fit_log_axis(runs: Sequence[MeasuredRun], metric: str, *_error: object) -> AxisLaws:
+    """One law per metric over size, unique events and passes; its own parts and seeds judge it."""
     rows = [
         run for run in runs
         if metric in run.metrics and all(run.knobs.get(k, 0) > 0 for k in _KNOBS) and not run.knobs.get("num_negatives")
