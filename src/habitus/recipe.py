@@ -101,7 +101,9 @@ class TrainRecipe(Typed):
         exclude_if=lambda share: share == _DECAY_SHARE,
         description="Of wsd: share of the steps, at the end, in which the rate falls linearly to zero.",
     )
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay.")
+    weight_decay: float = Field(0.1, ge=0, description="Decoupled weight decay of matrices.")
+    embedder_weight_decay: float | None = Field(None, ge=0, description="Of the embedder's; absent: the same.")
+    table_weight_decay: float = Field(0.0, ge=0, exclude_if=not_, description="Of token and category tables.")
     dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the contextualizer's inputs and branches.")
     # Of the embedder, so in stage 1 alone.
     token_dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of the text tokens of an item.")

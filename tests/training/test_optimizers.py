@@ -65,6 +65,33 @@ def test_adamw_is_pytorchs(init: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-7, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_each_part_decays_at_its_own_rate(optimizer: str) -> None:
+    """Without a gradient a step of rate 0.1 shrinks a weight by 0.1 times its decay and does nothing else."""
+    decays = {"weight_decay": 0.1, "embedder_weight_decay": 0.5, "table_weight_decay": 0.2}
+    for changes in ({"weight_decay": 0.1}, decays):
+        model = model_of()
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        ours = build_optimizer(model, recipe_of(optimizer, **changes))
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        ours.step(0.1)
+        for name, parameter in model.named_parameters():
+            decay = 0.0
+            if name in ("embedder.text.tokens", "embedder.categories.weight"):
+                decay = changes.get("table_weight_decay", 0.0)
+            elif parameter.ndim == 2 and not name.endswith((".positions", ".missing")):
+                decay = changes.get("embedder_weight_decay", 0.1) if name.startswith("embedder.") else 0.1
+            torch.testing.assert_close(
+                parameter.detach(), before[name] * (1 - 0.1 * decay), rtol=1e-6, atol=0, msg=name
+            )
+
+
+def test_decays_of_parts_stand_in_a_recipe_only_where_they_say_something() -> None:
+    assert {"embedder_weight_decay", "table_weight_decay"}.isdisjoint(recipe_of().to_values())
+    assert recipe_of(embedder_weight_decay=0).to_values()["embedder_weight_decay"] == 0
+
+
 def muon_twin(start: np.ndarray, gradients: list[np.ndarray], rates: list[float], decay: float) -> np.ndarray:
     """One matrix, in float64, step by step as the formula says."""
     weight, momentum = start.astype(np.float64), np.zeros(start.shape)

@@ -45,6 +45,7 @@ class ParameterInfo:
     weight_decay: bool
     muon: bool  # a hidden matrix, which Muon may orthogonalise
     stacked: int  # matrices stacked in this one along the first axis: 3 for queries, keys and values
+    vocabulary: bool = False  # a table of tokens or categories, which decays only where a recipe says so
 
 
 def init_weights(model: nn.Module, seed: int) -> None:
@@ -78,6 +79,7 @@ def parameter_info(model: nn.Module, recipe: ModelRecipe) -> list[ParameterInfo]
             weight_decay=parameter.ndim == 2 and not _is_table(name),
             muon=role == "hidden",
             stacked=3 if name.endswith("qkv.weight") else 1,
+            vocabulary=name.endswith((".tokens", ".categories.weight")),
         )
         for name, parameter in model.named_parameters()
         if parameter.requires_grad

@@ -49,8 +49,10 @@ class Optimizer:
         device = self.infos[0].parameter.device
         self.count = torch.zeros((), device=device)  # steps taken, float32 as the fused kernel wants it
         self.states: dict[str, Tensor] = {}
-        self._adam = [self._adam_group(group) for group in _group_alike(i for i in infos if not (rule and i.muon))]
-        self._hidden = [rule(self, group) for group in _group_alike(i for i in infos if i.muon)] if rule else []
+        adam = [info for info in infos if not (rule and info.muon)]
+        self._adam = [self._adam_group(group) for group in _group_alike(adam, recipe)]
+        hidden = [info for info in infos if info.muon]
+        self._hidden = [rule(self, group) for group in _group_alike(hidden, recipe)] if rule else []
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> None:
@@ -102,8 +104,7 @@ class Optimizer:
 
     def group_settings(self, infos: list[ParameterInfo]) -> tuple[list[nn.Parameter], float, float]:
         """The parameters of a group, their rate multiplier and their weight decay."""
-        decay = self.recipe.weight_decay if infos[0].weight_decay else 0.0
-        return [info.parameter for info in infos], infos[0].lr_multiplier, decay
+        return [info.parameter for info in infos], infos[0].lr_multiplier, weight_decay_of(infos[0], self.recipe)
 
     def make_state(self, name: str, parameter: nn.Parameter) -> Tensor:
         """Zeros of a parameter's shape that checkpoints keep; a DTensor's are sharded as it is."""
@@ -248,11 +249,21 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tenso
     return norm
 
 
-def _group_alike(infos: Iterable[ParameterInfo]) -> list[list[ParameterInfo]]:
+def weight_decay_of(info: ParameterInfo, recipe: TrainRecipe) -> float:
+    """The recipe's weight decay of a parameter's part; scales, positions and what stands for missing have none."""
+    if info.vocabulary:
+        return recipe.table_weight_decay
+    if not info.weight_decay:
+        return 0.0
+    own = recipe.embedder_weight_decay if info.name.startswith("embedder.") else None
+    return recipe.weight_decay if own is None else own
+
+
+def _group_alike(infos: Iterable[ParameterInfo], recipe: TrainRecipe) -> list[list[ParameterInfo]]:
     """Parameters that one operation can move: of one rate multiplier and one weight decay."""
-    groups: dict[tuple[float, bool], list[ParameterInfo]] = {}
+    groups: dict[tuple[float, float], list[ParameterInfo]] = {}
     for info in infos:
-        groups.setdefault((info.lr_multiplier, info.weight_decay), []).append(info)
+        groups.setdefault((info.lr_multiplier, weight_decay_of(info, recipe)), []).append(info)
     return list(groups.values())
 
 
