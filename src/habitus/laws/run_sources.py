@@ -1,6 +1,6 @@
 """Where runs come from: a store's manifests and Records, or one flat CSV."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from habitus.record import Record
 from habitus.store import AXES, LOG_AXIS, ManifestRow, SweepManifest, manifest_paths, read_record, read_store_info
 
 
-def read_runs(source: str | Path) -> list[MeasuredRun]:
-    """All runs of a store folder or of a flat CSV, in a fixed order."""
+def read_runs(source: str | Path, on_record: Callable[[Record], None] = lambda _: None) -> list[MeasuredRun]:
+    """All runs of a store folder or of a flat CSV, in a fixed order; `on_record` sees each Record once."""
     source = Path(source)
     if source.is_dir():
-        return _each_once(_read_store(source))
+        return _each_once(_read_store(source, on_record))
     if source.suffix.lower() == ".csv" and source.is_file():
         return _each_once(read_csv(source))
     raise FitError(
@@ -26,7 +26,7 @@ def read_runs(source: str | Path) -> list[MeasuredRun]:
     )
 
 
-def _read_store(store: Path) -> list[MeasuredRun]:
+def _read_store(store: Path, on_record: Callable[[Record], None]) -> list[MeasuredRun]:
     paths = manifest_paths(store)
     if not paths:
         raise FitError(
@@ -40,7 +40,9 @@ def _read_store(store: Path) -> list[MeasuredRun]:
     for manifest in map(_read_manifest, paths):
         for row in manifest.cells:
             if row.recipe_hash not in records:
-                records[row.recipe_hash] = read_record(store, row.recipe_hash)
+                record = records[row.recipe_hash] = read_record(store, row.recipe_hash)
+                if record is not None:
+                    on_record(record)
             runs.append(_measured_run(manifest.axis, row, records[row.recipe_hash]))
     datasets = {record.dataset_checksum for record in records.values() if record is not None}
     if len(datasets) > 1:
@@ -91,6 +93,7 @@ def _measured_run(axis: str, row: ManifestRow, record: Record | None) -> Measure
         knobs=_knobs(record),
         metrics=metrics,
         trajectory=tuple((float(p.step), p.metric, p.value) for p in record.trajectory),
+        errors={name: metric.se for name, metric in record.metrics.items() if metric.se is not None},
     )
 
 
@@ -104,6 +107,7 @@ def _knobs(record: Record) -> dict[str, float]:
         "embedder_share": record.embedder_share or params.embedder / max(params.total, 1),
         "embedder_flop_share": record.embedder_flop_share,
         "flops_nominal": record.flops_nominal,
+        "flops_executed": record.flops_executed,
         "slots_seen": record.slots_seen or None,  # a Record that does not say how many has zero
         "batch_sequences": recipe.train.batch_sequences,
         "num_negatives": recipe.train.num_negatives,
