@@ -283,13 +283,19 @@ def run_table(given: argparse.Namespace) -> None:
             tried = [row for row in theirs if row["rival"] == rival]
             chosen = pick(tried)
             if chosen:
-                refits = [row for row in tried if row["refit"] and row["stopped"] == "passes"]
-                compared.append(compare(ours, chosen, refits[-1] if refits else chosen))
+                compared.append(compare(ours, chosen, refit_of(chosen, tried) or chosen))
                 print(line(compared[-1]))
     result = {"benchmark": "rivals", "date": datetime.date.today().isoformat(), "rows": compared}
     if given.json:
         write_json(given.json, result)
     print(json.dumps(result))
+
+
+def refit_of(chosen: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The refit of a chosen row, if it had the time for all of its passes."""
+    keys = ("folder", "setting")
+    refits = [row for row in rows if row["refit"] and all(row[key] == chosen[key] for key in keys)]
+    return next((row for row in refits if row["stopped"] == "passes"), None)
 
 
 def compare(ours: list[dict[str, Any]], chosen: dict[str, Any], final: dict[str, Any]) -> dict[str, Any]:
