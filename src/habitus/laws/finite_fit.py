@@ -72,11 +72,11 @@ class FiniteFit:
 
     def __post_init__(self) -> None:
         self.part_share = 0.0
-        self.log_theta, self.linear, self.sigma2 = self._descend()
+        self.log_theta, self.linear, self.sigma2 = self._descend(self._starts())
         # The parts' common misses are judged by that first fit, which ignores them.
         self.part_share = part_variance(self.runs.y - self.value(self.runs.place), self.runs.part)
         if self.part_share:
-            self.log_theta, self.linear, self.sigma2 = self._descend()
+            self.log_theta, self.linear, self.sigma2 = self._descend(self.log_theta[None])
 
     @property
     def num_values(self) -> int:
@@ -156,26 +156,29 @@ class FiniteFit:
         inside = excess <= room
         return log_theta[inside], self._solve(log_theta[inside]), room - excess[inside]
 
-    def _descend(self) -> tuple[np.ndarray, np.ndarray, float]:
+    def _descend(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
         """The best log θ, its linear part, and the variance of a run that it leaves."""
+        low, high = self.form.log_bounds()
+        sigma2 = self._variance(float(self._solve(starts).rss.min()))
+        solutions = [
+            optimize.least_squares(
+                self._misses, np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high), args=(sigma2,),
+                xtol=1e-6, ftol=1e-8,
+            )
+            for start in starts
+        ]  # fmt: skip
+        best = min(solutions, key=lambda solution: float(solution.cost)).x
+        solved = self._solve(best[None])
+        return best, solved.linear[0], self._variance(float(solved.rss[0]))
+
+    def _starts(self) -> np.ndarray:
+        """The best points of a coarse grid over θ."""
         low, high = self.form.log_bounds()
         per_axis = {1: 60, 2: 25, 3: 11, 4: 6}.get(len(low), 4)
         grid = np.array(list(product(*(np.linspace(a, b, per_axis) for a, b in zip(low, high, strict=True)))))
         rss = self._solve(grid).rss
-        sigma2 = self._variance(float(rss.min()))
-        starts = grid[np.argsort(rss + sigma2 * self._surprise(grid))[:_STARTS]]
-        for _ in range(2):  # the variance weighs what is expected, and follows from the fit
-            solutions = [
-                optimize.least_squares(
-                    self._misses, np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high), args=(sigma2,),
-                    x_scale=1.0, xtol=1e-8, ftol=1e-10,
-                )
-                for start in starts
-            ]  # fmt: skip
-            best = min(solutions, key=lambda solution: float(solution.cost)).x
-            solved = self._solve(best[None])
-            sigma2, starts = self._variance(float(solved.rss[0])), best[None]
-        return best, solved.linear[0], sigma2
+        expected = rss + self._variance(float(rss.min())) * self._surprise(grid)
+        return grid[np.argsort(expected)[:_STARTS]]
 
     def _misses(self, log_theta: np.ndarray, sigma2: float) -> np.ndarray:
         """Whitened residuals and surprises in units of a run's deviation: half their squares is Q/(2s²)."""

@@ -232,70 +232,66 @@ def _choose(runs: LogRuns, forms: Sequence[FiniteForm], details: dict[str, Any])
     """The surface and the way to forecast, by what each made of groups that it had not seen."""
     chosen: dict[str, Any] = {}
     groups = _groups(runs)
-    scores = {form.name: _surface_score(form, runs, groups) for form in forms}
+    seen = {group: _without(runs, np.flatnonzero(groups != group), details) for group in np.unique(groups)}
+    scores = {form.name: _surface_score(form.name, runs, groups, seen) for form in forms}
     if scores:
         chosen["surface"] = min(scores, key=lambda name: scores[name])
         chosen["held_out"] = scores
-    ways = list(scores)
-    levels = np.unique(runs.level)
-    if len(levels) < _LEAST_SHARES:
+    if len(np.unique(runs.level)) < _LEAST_SHARES:
         return chosen | {"forecast_by": chosen.get("surface", LEARNING_CURVE)}
-    ways.append(LEARNING_CURVE)
+    ways = [*scores, LEARNING_CURVE]
     if "loss" in details:
         of_loss = LogRuns(runs.place, np.asarray(details["loss"]), runs.part, runs.level)
         names = {k: v for k, v in details.items() if k in ("share", "part")}
         chosen["of_loss"] = _choose(of_loss, forms, names)
+        for fitted in seen.values():
+            fitted.details["of_loss"] = chosen["of_loss"]
         ways.append(THROUGH_LOSS)
-    left = {way: _leave_shares_out(way, runs, details | chosen) for way in ways}
+    left = {way: _forecast_shares(way, runs, seen) for way in ways}
     errors = {way: _rms([x.forecast - x.measured for x in rows]) for way, rows in left.items()}
     best = min(errors, key=lambda way: errors[way])
     top = left[best][-1]
-    ratio = abs(top.forecast - top.measured) / max(top.half, 1e-300)
     return chosen | {
         "forecast_by": best,
         "as_good": [way for way in ways if way != best and errors[way] <= _AS_GOOD * errors[best]],
         "forecast_held_out": errors,
         "largest_share": {"measured": top.measured, "forecast": top.forecast, "half_width": top.half},
-        "widen": max(1.0, ratio),
+        "widen": max(1.0, abs(top.forecast - top.measured) / max(top.half, 1e-300)),
     }
 
 
 def _groups(runs: LogRuns) -> np.ndarray:
     """What is left out together: a share of the users; a share and size, or a cell, where there are too few."""
-    keys = [runs.level, runs.level * 1e6 + np.unique(runs.place.N, return_inverse=True)[1]]
-    for key in keys:
-        if len(np.unique(key)) >= _LEAST_SHARES:
-            return np.asarray(np.unique(key, return_inverse=True)[1])
-    return _cells(runs)
+    if len(np.unique(runs.level)) >= _LEAST_SHARES:
+        return runs.level
+    sizes = np.unique(np.stack([runs.level, runs.place.N], axis=1), axis=0, return_inverse=True)[1].ravel()
+    return sizes if len(np.unique(sizes)) >= _LEAST_SHARES else _cells(runs)
 
 
-def _surface_score(form: FiniteForm, runs: LogRuns, groups: np.ndarray) -> float:
+def _without(runs: LogRuns, rest: np.ndarray, details: dict[str, Any]) -> FiniteLog:
+    """The law of some of the runs, which may be asked for any form; y falls where the metric improves."""
+    kept: dict[str, Any] = {k: [details[k][i] for i in rest] for k in ("share", "part", "loss") if k in details}
+    points = {name: tuple(column[rest]) for name, column in zip("NUR", runs.place, strict=True)}
+    return FiniteLog(points | {"y": tuple(runs.y[rest])}, {"direction": "min", **kept})
+
+
+def _surface_score(name: str, runs: LogRuns, groups: np.ndarray, seen: dict[int, FiniteLog]) -> float:
     """The root mean square, over groups, of a form's error on a group that it was not fitted to."""
     errors = []
-    for group in np.unique(groups):
-        rest, left = runs.where(groups != group), runs.where(groups == group)
-        missed = left.y - FiniteFit(form, rest).value(left.place)
-        errors.append(_rms(missed))
+    for group, fitted in seen.items():
+        left = runs.where(np.flatnonzero(groups == group))
+        errors.append(_rms(left.y - fitted.surface_of(name).value(left.place)))
     return _rms(errors)
 
 
-def _leave_shares_out(way: str, runs: LogRuns, details: dict[str, Any]) -> list[_Left]:
+def _forecast_shares(way: str, runs: LogRuns, seen: dict[int, FiniteLog]) -> list[_Left]:
     """Each share but the smallest, to which nothing is extrapolated, forecast from the others; the largest last."""
     rows = []
     for level in np.unique(runs.level)[1:]:
-        rest = np.flatnonzero(runs.level != level)
         left = runs.where(np.flatnonzero(runs.level == level))
         left = left.where(best_rows(left))
-        kept = {**details}
-        for name in ("share", "part", "loss"):
-            if name in details:
-                kept[name] = [details[name][i] for i in rest]
-        points = {name: tuple(column[rest]) for name, column in zip("NUR", runs.place, strict=True)}
-        sign = sign_of(details.get("direction", "min"))
-        fitted = FiniteLog(points | {"y": tuple(sign * runs.y[rest])}, {"direction": "min", **kept})
-        middle = left.middle
-        parts = len(np.unique(left.part))
-        value, low, high = _forecaster(way, fitted)(_place(*(float(x) for x in middle)), 0.95, float(parts))
+        place, parts = _place(*(float(x) for x in left.middle)), float(len(np.unique(left.part)))
+        value, low, high = _forecaster(way, seen[level])(place, 0.95, parts)
         rows.append(_Left(float(left.y.mean()), value, (high - low) / 2))
     return rows
 
