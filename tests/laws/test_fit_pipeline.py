@@ -269,13 +269,13 @@ def test_records_of_two_datasets_do_not_mix(planted: Any, tmp_path: Path) -> Non
         read_runs(store)
 
 
-def test_optimizers_are_named_and_a_mixture_is_noted(planted: Any, tmp_path: Path) -> None:
+def test_optimizers_are_named_and_others_fitted_apart(planted: Any, tmp_path: Path) -> None:
     rows = [{**row, "optimizer": "adamw"} for row in planted.rows(axes=ALLOCATION)]
     laws = fit(planted.write(tmp_path / "one.csv", rows), ["batch/loss"])
     assert laws.definitions["optimizer"] == "adamw"
     rows[1]["optimizer"] = "muon"
     mixed = fit(planted.write(tmp_path / "two.csv", rows), ["batch/loss"])
-    assert any("mix optimizers (adamw, muon)" in note for note in mixed.notes)
+    assert any("laws are of adamw/default" in note and "muon/default: fitted apart" in note for note in mixed.notes)
 
 
 def test_the_page_names_every_status_option_and_entry(laws: Laws) -> None:

@@ -28,6 +28,9 @@ def fit(
     allow_repeats: Annotated[
         bool, typer.Option("--allow-repeats", help="Include runs of more than one epoch.")
     ] = False,
+    group: Annotated[
+        str, typer.Option(help="Optimizer and init whose laws are asked for, as in muon/default; default: most runs.")
+    ] = "",
 ) -> None:
     """Fit every scaling law that the records support, with intervals, and say where there is none."""
     from habitus.errors import ConfigError
@@ -39,7 +42,7 @@ def fit(
         raise ConfigError(
             f"--out {target} cannot be used", expected="a name that ends in .json, in a folder that exists"
         )
-    laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats)
+    laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats, group=group)
     laws.write(target)
     if json_output:
         typer.echo(laws.to_json(), nl=False)

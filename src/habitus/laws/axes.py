@@ -16,12 +16,14 @@ from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.isoflop import depth_optimum
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.power_law import power_law
+from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import iso_target, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
 from habitus.store import AXES, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
 
+_FLOOR_JOINT_DIM = 4  # the smallest embedder that can be built: what is left of one, not a choice of share
 _MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
 
@@ -72,20 +74,18 @@ def axis_data(runs: Sequence[MeasuredRun], knob: str, metric: str) -> AxisData:
     )
 
 
-def fit_share(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
-    """s* per budget by two-term valleys, and s*(C) over the interior ones."""
-    data = axis_data(runs, AXES["share"].knob, metric)
+def fit_share(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
+    """s* per budget by two-term valleys, and s*(C) over the interior ones. The floor of joint_dim 4 does not enter."""
+    above = [run for run in runs if run.knobs.get("joint_dim", np.inf) > _FLOOR_JOINT_DIM]
+    data = axis_data(above, AXES["share"].knob, metric)
     optima = {}
     for c in np.unique(data.budget):
-        x, y = data.x[data.budget == c], data.y[data.budget == c]
-        swept = np.unique(x)
-        # The smallest share is the floor that the text encoder leaves, not a choice.
-        interior = (float(swept[1]), float(swept[-1])) if len(swept) > 6 else None
-        optima[float(c)] = two_term(x, y, direction_of(metric), interior=interior)
+        at = data.budget == c
+        optima[float(c)] = judge_fit(two_term(data.x[at], data.y[at], direction_of(metric)), error)
     return AxisLaws(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
 
 
-def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
+def fit_negatives(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
     """K* per budget with α free and with α shared, and K*(C) over the interior ones."""
     data = axis_data(runs, AXES["negatives"].knob, metric)
     entries = []
@@ -98,24 +98,25 @@ def fit_negatives(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
                 direction_of(metric),
                 share=share,  # type: ignore[arg-type]
             )
-        except FitError as error:
-            optima = {float(c): _not_fitted(error) for c in np.unique(data.budget)}
+        except FitError as why:
+            optima = {float(c): _not_fitted(why) for c in np.unique(data.budget)}
+        optima = {c: judge_fit(law, error) for c, law in optima.items()}
         entries += _optima_and_law("negatives", name, metric, optima, data.note)
     return AxisLaws(tuple(entries))
 
 
-def fit_depth(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
+def fit_depth(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
     """The parabola in log share per budget, with the gap at 2%."""
     data = axis_data(runs, AXES["depth"].knob, metric)
     entries = []
     for c in np.unique(data.budget):
         at = data.budget == c
-        law = depth_optimum(data.x[at], data.y[at], direction_of(metric))
+        law = judge_fit(depth_optimum(data.x[at], data.y[at], direction_of(metric)), error)
         entries.append(_entry("depth_optimum", "depth", metric, law, float(c), data.note))
     return AxisLaws(tuple(entries))
 
 
-def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
+def fit_batch(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
     """B_crit of one metric, from the trajectories of all batch sizes."""
     with_trajectory = [r for r in runs if "batch_sequences" in r.knobs and any(m == metric for _, m, _ in r.trajectory)]
     if not with_trajectory:
@@ -146,11 +147,11 @@ def fit_batch(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     return AxisLaws(tuple(entries))
 
 
-def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
+def fit_allocation(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
     """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement."""
     direction = direction_of(metric)
     data = axis_data(runs, AXES["allocation"].knob, metric)
-    fitted = frontier(data.budget, data.x, data.y, direction)
+    fitted = frontier(data.budget, data.x, data.y, direction, error)
     entries = [
         *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in fitted.optima.items()),
         *(_entry("size_parabola", "allocation", metric, law, c) for c, law in fitted.parabolas.items()),
@@ -161,14 +162,14 @@ def fit_allocation(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     ]
     if direction == "min" and (data.y > 0).all() and all("slots_seen" in run.knobs for run in data.runs):
         entries += _surface_entries(fitted, data, metric)
-    rollouts = allocation_rollouts(_allocation_runs(data, direction), fitted, metric)
+    rollouts = allocation_rollouts(_allocation_runs(data, direction, error), fitted, metric)
     return AxisLaws(tuple(entries), tuple(rollouts), tuple(_forms(fitted, data, metric)))
 
 
-def _allocation_runs(data: AxisData, direction: Direction) -> AllocationRuns:
+def _allocation_runs(data: AxisData, direction: Direction, error: PureError | None) -> AllocationRuns:
     known = all("slots_seen" in run.knobs for run in data.runs)
     slots = np.array([run.knobs["slots_seen"] for run in data.runs]) if known else None
-    return AllocationRuns(data.budget, data.x, slots, data.y, direction)
+    return AllocationRuns(data.budget, data.x, slots, data.y, direction, error)
 
 
 def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[LawEntry]:

@@ -13,14 +13,17 @@ from habitus.laws.correlation import correlation_by_budget, paired_regimes, slic
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.log_axis import fit_log_axis
+from habitus.laws.pure_error import PureError, pure_error
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
-from habitus.laws.selection import TAIL_LOSS, Selection, select
+from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
+from habitus.laws.size_test import size_test
 from habitus.store import (
     CORRELATED_REGIMES,
     HISTORY_SLICE,
     LOG_AXIS,
     LawEntry,
+    LawGroup,
     Laws,
     NamedBootstrap,
     NamedTables,
@@ -41,7 +44,8 @@ _DEFINITIONS = {
     "intervals": "80% and 95%, profile likelihood or Student's t; see docs/laws.md",
     "learning rate": "lowest mean training loss of the last 100 steps, per cell, never by validation",
 }
-_FITTERS: dict[str, Callable[[Sequence[MeasuredRun], str], AxisLaws]] = {
+_ENOUGH_SEEDS = 3  # degrees of freedom
+_FITTERS: dict[str, Callable[..., AxisLaws]] = {
     "share": fit_share,
     "depth": fit_depth,
     "batch": fit_batch,
@@ -57,26 +61,34 @@ def fit(
     seed: int = 0,
     bootstrap: int = 0,
     allow_repeats: bool = False,
+    group: str = "",
 ) -> Laws:
-    """Every law that the runs of a store or CSV support, per metric. The same for the same seed."""
+    """Every law that the runs of a store or CSV support, per metric. The same for the same seed.
+
+    Runs of one optimizer and init form a group, and groups are never pooled. `group` names the one that `entries` and
+    everything beside them are of, as in "muon/default"; by default the one with the most runs of the allocation axis.
+    """
     if seed < 0 or bootstrap < 0 or bootstrap == 1:
         raise FitError(
             f"seed = {seed}, bootstrap = {bootstrap}", expected="a seed from 0 up; 0 or at least 2 resamplings"
         )
-    selection = select(read_runs(source), allow_repeats)
-    if not selection.runs:
-        reasons = sorted({e.reason for e in selection.exclusions})
+    whole = select(read_runs(source), allow_repeats)
+    if not whole.runs:
+        reasons = sorted({e.reason for e in whole.exclusions})
         raise FitError(
-            f"{source}: none of {len(selection.exclusions)} runs can be used ({'; '.join(reasons[:3])})",
+            f"{source}: none of {len(whole.exclusions)} runs can be used ({'; '.join(reasons[:3])})",
             expected="finished runs with a training loss",
         )
+    main, *others = _groups(whole, group)
+    selection = of_group(whole, main)
     fitted = _metrics_to_fit(selection.runs, metrics)
-    by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in fitted]
+    by_axis = _fit_group(selection, fitted)
     laws = Laws(
         source=Path(source).name,
         seed=seed,
         metrics=tuple(fitted),
-        definitions={**_DEFINITIONS, "optimizer": _optimizers(selection)},
+        definitions={**_DEFINITIONS, "optimizer": main.partition("/")[0].replace("any", "") or "not stated"}
+        | {"init": main.partition("/")[2]},
         entries=tuple(e for f in by_axis for e in f.entries),
         rollouts=tuple(r for f in by_axis for r in f.rollouts),
         forms=tuple(x for f in by_axis for x in f.forms),
@@ -88,9 +100,56 @@ def fit(
         learning_rates=selection.choices,
         exclusions=selection.exclusions,
         runs=tuple(_rows(selection)),
-        notes=tuple(_notes(selection)),
+        groups=tuple(_law_group(of_group(whole, name), name, fitted) for name in others),
+        notes=tuple(_notes(selection, main, others)),
     )
     return laws.model_copy(update={"notes": (*laws.notes, laws.unsealed)}) if laws.unsealed else laws
+
+
+def _groups(selection: Selection, named: str) -> list[str]:
+    """The optimizer/init pairs of the runs, the one that laws are asked of first."""
+    runs = [run for run in selection.runs if run.axis != "init"] or list(selection.runs)
+    sizes: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        on_axis, every = sizes.get(run.group, (0, 0))
+        sizes[run.group] = (on_axis + (run.axis == "allocation"), every + 1)
+    if named and named not in sizes:
+        raise FitError(f"group {named!r} has no run ({suggest_name(named, list(sizes))})", expected=", ".join(sizes))
+    return sorted(sizes, key=lambda name: (name != named, *(-n for n in sizes[name]), name))
+
+
+def _fit_group(selection: Selection, metrics: Sequence[str]) -> list[AxisLaws]:
+    """Every axis and metric of one group, and whether metrics want another size than the loss does."""
+    by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in metrics]
+    sized = [run for run in selection.runs if run.axis == "allocation"]
+    largest = [run for run in sized if run.budget == max(r.budget for r in sized)]
+    for metric in metrics if largest else ():
+        law = (
+            None if metric.endswith("/loss") else size_test(largest, metric, _error_of(selection, "allocation", metric))
+        )
+        if law is not None:
+            by_axis.append(AxisLaws((LawEntry(name="size_test", axis="allocation", metric=metric, law=law),)))
+    return by_axis
+
+
+def _law_group(selection: Selection, name: str, metrics: Sequence[str]) -> LawGroup:
+    optimizer, _, init = name.partition("/")
+    by_axis = _fit_group(selection, metrics)
+    return LawGroup(
+        optimizer=optimizer,
+        init=init,
+        entries=tuple(e for f in by_axis for e in f.entries),
+        rollouts=tuple(r for f in by_axis for r in f.rollouts),
+        runs=tuple(_rows(selection)),
+    )
+
+
+def _error_of(selection: Selection, axis: str, metric: str) -> PureError | None:
+    """The error from seed to seed: the axis's own, or that of all runs of stage 1 where it has too little."""
+    own = pure_error((run for run in selection.everything if run.axis == axis), metric)
+    if axis == "negatives" or (own is not None and own.dof >= _ENOUGH_SEEDS):
+        return own
+    return pure_error((run for run in selection.everything if run.axis != "negatives"), metric)
 
 
 def _metrics_to_fit(runs: Sequence[MeasuredRun], named: Sequence[str]) -> list[str]:
@@ -117,8 +176,9 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:
     # Stage 2 trains against pools of different sizes, so its own training loss ranks nothing across K.
     if not measured or (axis == "negatives" and not metric.startswith("catalogue/")):
         return AxisLaws()
+    judged_by = () if axis == LOG_AXIS else (_error_of(selection, axis, metric),)
     try:
-        return _FITTERS[axis](runs, metric)
+        return _FITTERS[axis](runs, metric, *judged_by)
     except FitError as error:
         law = law_without_values(axis, "", "not_identified", len(runs), str(error).replace("\n", " "))
         return AxisLaws((LawEntry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
@@ -231,20 +291,18 @@ def _rows(selection: Selection) -> list[RunRow]:
     ]
 
 
-def _optimizers(selection: Selection) -> str:
-    """The optimizer is part of the law: it moves N* several times over."""
-    return ", ".join(sorted({run.optimizer for run in selection.runs} - {""})) or "not stated"
-
-
-def _notes(selection: Selection) -> list[str]:
+def _notes(selection: Selection, group: str, other_groups: Sequence[str]) -> list[str]:
     notes = []
     query_sets = {run.query_set for run in selection.runs} - {""}
     if len(query_sets) > 1:
         notes.append(
             f"the runs were evaluated on {len(query_sets)} different query sets: their metrics are not comparable"
         )
-    if len({run.optimizer for run in selection.runs} - {""}) > 1:
-        notes.append(f"the runs mix optimizers ({_optimizers(selection)}), and the optimizer is part of the law")
+    if other_groups:
+        notes.append(
+            f"laws are of {group} (optimizer and init are part of a law); "
+            f"{', '.join(other_groups)}: fitted apart, see groups, or --group"
+        )
     edges = [c for c in selection.choices if c.at_edge]
     if edges:
         named = ", ".join(f"{c.axis} {c.cell_id} at {c.budget:.3g}" for c in edges[:5])
@@ -254,4 +312,6 @@ def _notes(selection: Selection) -> list[str]:
         )
     if selection.exclusions:
         notes.append(f"{pluralize(len(selection.exclusions), 'run')} left out; see exclusions")
+    if pure_error(selection.everything, TAIL_LOSS) is None:
+        notes.append("no cell was run with several seeds: whether a form misses its points is not tested")
     return notes

@@ -16,6 +16,7 @@ from habitus.laws.checks import pluralize
 from habitus.laws.cost import SIX_ND, realised_cost
 from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.power_law import predict_power_law
+from habitus.laws.pure_error import PureError
 from habitus.laws.recipe_value import RecipeLaws
 from habitus.laws.surface import surface
 from habitus.store import Direction, Forecast, NamedRollout, Rollout
@@ -35,12 +36,13 @@ class AllocationRuns:
     data: np.ndarray | None
     metric: np.ndarray
     direction: Direction
+    error: PureError | None = None  # from seed to seed
 
     def at(self, budgets: np.ndarray) -> "AllocationRuns":
         """The runs of some budgets."""
         keep = np.isin(self.budget, budgets)
         data = None if self.data is None else self.data[keep]
-        return AllocationRuns(self.budget[keep], self.size[keep], data, self.metric[keep], self.direction)
+        return AllocationRuns(self.budget[keep], self.size[keep], data, self.metric[keep], self.direction, self.error)
 
     def best(self, budget: float) -> float:
         """The metric of the budget's best cell, a mean over its seeds."""
@@ -70,7 +72,7 @@ class AllocationEstimate:
 
 def estimate(runs: AllocationRuns, *, with_surface: bool = True) -> AllocationEstimate:
     """The frontier, and where the runs say how much data they saw, the realised cost and the surface."""
-    fitted = frontier(runs.budget, runs.size, runs.metric, runs.direction)
+    fitted = frontier(runs.budget, runs.size, runs.metric, runs.direction, runs.error)
     cost, by_surface = SIX_ND, None  # along the frontier any cost gives the budget back
     if runs.data is not None:
         with suppress(FitError):

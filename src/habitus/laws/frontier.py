@@ -16,6 +16,7 @@ from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, 
 from habitus.laws.isoflop import FLAT_TOLERANCE, isoflop_optimum
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
 from habitus.laws.power_law import power_law
+from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.saturating import saturating
 from habitus.laws.separable import Curve, Region, SeparableFit, fit_separable, project, region
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
@@ -36,14 +37,24 @@ class Frontier:
     height: Law  # saturating law of y_opt over interior budgets
 
 
-def frontier(budget: Numbers, size: Numbers, metric: Numbers, direction: Direction = "min") -> Frontier:
-    """Every budget's optimum with the shared shape and by parabola, and N*(C) and L*(C) through them."""
+def frontier(
+    budget: Numbers,
+    size: Numbers,
+    metric: Numbers,
+    direction: Direction = "min",
+    error: PureError | None = None,
+) -> Frontier:
+    """Every budget's optimum with the shared shape and by parabola, and N*(C) and L*(C) through them.
+
+    With the `error` from seed to seed, valleys that miss their points by more than that are refused.
+    """
     C, x, y = as_columns(budget=budget, size=size, metric=metric)
     check_positive(budget=C, size=x)
     check_rows_differ(budget=C, size=x, metric=y)
     split = {float(c): (x[c == C], y[c == C]) for c in np.unique(C)}
-    parabolas = {c: isoflop_optimum(xs, ys, direction) for c, (xs, ys) in split.items()}
-    optima, shape = _shared_valleys(split, direction)
+    parabolas = {c: judge_fit(isoflop_optimum(xs, ys, direction), error) for c, (xs, ys) in split.items()}
+    valleys, shape = _shared_valleys(split, direction)
+    optima = {c: judge_fit(law, error) for c, law in valleys.items()}
     interior = [c for c, law in optima.items() if law.status == "ok"]
     left_out = [c for c in optima if c not in interior]
     size_law = _through(interior, optima, left_out, shape)

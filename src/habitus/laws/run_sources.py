@@ -93,6 +93,7 @@ def _measured_run(axis: str, row: ManifestRow, record: Record | None) -> Measure
         knobs=_knobs(record),
         metrics=metrics,
         trajectory=tuple((float(p.step), p.metric, p.value) for p in record.trajectory),
+        errors={name: metric.se for name, metric in record.metrics.items() if metric.se is not None},
     )
 
 
@@ -106,6 +107,7 @@ def _knobs(record: Record) -> dict[str, float]:
         "embedder_share": record.embedder_share or params.embedder / max(params.total, 1),
         "embedder_flop_share": record.embedder_flop_share,
         "flops_nominal": record.flops_nominal,
+        "flops_executed": record.flops_executed,
         "slots_seen": record.slots_seen or None,  # a Record that does not say how many has zero
         "batch_sequences": recipe.train.batch_sequences,
         "num_negatives": recipe.train.num_negatives,

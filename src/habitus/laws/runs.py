@@ -8,7 +8,7 @@ from typing import Any
 KNOBS = (
     "params", "embedder_params", "contextualizer_params", "embedder_share", "embedder_flop_share",
     "slots_seen", "batch_sequences", "num_negatives", "steps", "epochs", "width", "depth", "text_depth",
-    "joint_dim", "flops_nominal",
+    "joint_dim", "flops_nominal", "flops_executed",
 )  # fmt: skip
 
 
@@ -31,6 +31,12 @@ class MeasuredRun:
     knobs: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # train/... losses included
     trajectory: tuple[tuple[float, str, float], ...] = ()  # step, metric, value
+    errors: Mapping[str, float] = field(default_factory=dict)  # standard errors of metrics over users
+
+    @property
+    def group(self) -> str:
+        """Runs of two groups are never pooled: optimizer and init are part of the law."""
+        return f"{self.optimizer or 'any'}/{self.init}"
 
     @property
     def key(self) -> tuple[Any, ...]:

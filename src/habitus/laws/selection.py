@@ -46,6 +46,24 @@ def select(runs: Iterable[MeasuredRun], allow_repeats: bool = False) -> Selectio
     return Selection(tuple(chosen), tuple(usable), tuple(choices), tuple(exclusions))
 
 
+def of_group(selection: Selection, group: str) -> Selection:
+    """The runs of one optimizer and init; of the init axis, those of the optimizer."""
+
+    def belongs(run: MeasuredRun) -> bool:
+        if run.axis == "init":
+            return run.optimizer == group.partition("/")[0] or not run.optimizer
+        return run.group == group
+
+    runs = tuple(run for run in selection.runs if belongs(run))
+    cells = {(run.axis, run.budget, run.cell_id) for run in runs}
+    return Selection(
+        runs,
+        tuple(run for run in selection.everything if belongs(run)),
+        tuple(c for c in selection.choices if (c.axis, c.budget, c.cell_id) in cells),
+        selection.exclusions,
+    )
+
+
 def choose_rate(cell: list[MeasuredRun]) -> RateChoice:
     """The rate with the lowest tail training loss, averaged over seeds."""
     rates = sorted({run.learning_rate for run in cell})
@@ -65,10 +83,10 @@ def choose_rate(cell: list[MeasuredRun]) -> RateChoice:
     )
 
 
-def _cells(runs: Iterable[MeasuredRun]) -> dict[tuple[str, float, str], list[MeasuredRun]]:
-    cells: dict[tuple[str, float, str], list[MeasuredRun]] = {}
+def _cells(runs: Iterable[MeasuredRun]) -> dict[tuple[str, float, str, str], list[MeasuredRun]]:
+    cells: dict[tuple[str, float, str, str], list[MeasuredRun]] = {}
     for run in runs:
-        cells.setdefault((run.axis, run.budget, run.cell_id), []).append(run)
+        cells.setdefault((run.axis, run.budget, run.cell_id, run.group), []).append(run)
     return cells
 
 

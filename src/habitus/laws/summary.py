@@ -6,7 +6,7 @@ from habitus.store import LAW_NAMES, Law, Laws
 
 _WORDS = {
     "boundary": "edge", "monotone": "edge", "flat": "flat", "too_few": "few", "not_identified": "open",
-    "disagree": "split",
+    "misfit": "misfit", "disagree": "split",
 }  # fmt: skip
 _LEGEND = {
     "no trend": "no trend: the exponent's interval holds zero",
@@ -14,6 +14,7 @@ _LEGEND = {
     "flat": "flat: no valley above the noise",
     "few": "few: too few points",
     "open": "open: not identified, these runs allow a whole family",
+    "misfit": "misfit: the form misses its points by more than seeds differ",
     "split": "split: two ways to the same number disagree",
 }
 

@@ -15,6 +15,7 @@ _STATUSES = {
     "monotone": "improves to the edge",
     "too_few": "too few points",
     "not_identified": "not identified",
+    "misfit": "misfit",
     "disagree": "two readings disagree",
 }
 

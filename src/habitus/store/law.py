@@ -17,6 +17,7 @@ LawStatus = Literal[
     "monotone",  # only one of two opposing terms is there: no optimum
     "too_few",  # fewer points than the law needs; no values
     "not_identified",  # the data allow a whole family; intervals are open or missing
+    "misfit",  # the form misses its points by more than seeds differ
     "disagree",  # two ways to the same number contradict each other
 ]
 

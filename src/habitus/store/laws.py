@@ -1,6 +1,7 @@
 """laws.json: every law of a store, with all that is needed to redraw its figure."""
 
 import math
+from operator import not_
 from typing import Any, Literal
 
 from pydantic import Field
@@ -240,6 +241,21 @@ class RunRow(Typed):
     trajectory: tuple[tuple[float, str, float], ...] = ()
 
 
+class LawGroup(Typed):
+    """The laws of the runs of another optimizer or init than the main ones of a store."""
+
+    optimizer: str
+    init: str
+    entries: tuple[LawEntry, ...] = ()
+    rollouts: tuple[NamedRollout, ...] = ()
+    runs: tuple[RunRow, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """'adamw/plain', as `habitus fit --group` takes it."""
+        return f"{self.optimizer or 'any'}/{self.init}"
+
+
 class Laws(Typed):
     """Everything that `habitus fit` gives."""
 
@@ -259,6 +275,7 @@ class Laws(Typed):
     learning_rates: tuple[RateChoice, ...] = ()
     exclusions: tuple[Exclusion, ...] = ()
     runs: tuple[RunRow, ...] = ()
+    groups: tuple[LawGroup, ...] = Field((), exclude_if=not_)
     notes: tuple[str, ...] = ()
     extra: dict[str, Any] = Field(default_factory=dict)
 

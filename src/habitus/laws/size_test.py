@@ -1,0 +1,60 @@
+"""Whether a metric wants another size than the loss does: a test over users at the largest budget."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+from habitus.laws.law_builders import law_without_values
+from habitus.laws.pure_error import SIGNIFICANT, PureError
+from habitus.laws.runs import MeasuredRun
+from habitus.store import Law, Residuals, direction_of
+
+LOSS = "batch/loss"
+FORM = "difference of the metric between its own best size and the loss's"
+
+
+def size_test(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> Law | None:
+    """'ok' where the cell that is best by the metric beats the cell that is best by the loss, beyond chance.
+
+    The two cells answered the same queries, so that taking their errors over users as independent is cautious; the
+    difference from seed to seed is added where it is known. The best of several cells is picked by the very numbers
+    that are tested, hence Bonferroni's correction. None where errors or the loss are missing.
+    """
+    cells: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        if {LOSS, metric} <= set(run.metrics) and metric in run.errors and "params" in run.knobs:
+            cells.setdefault(run.cell_id, []).append(run)
+    if not cells:
+        return None
+    if len(cells) < 2:
+        return law_without_values("size_test", FORM, "too_few", len(cells), "one cell: nothing to compare")
+    sign = 1 if direction_of(metric) == "min" else -1
+    by_loss = min(cells.values(), key=lambda cell: _mean(cell, LOSS))
+    by_metric = min(cells.values(), key=lambda cell: sign * _mean(cell, metric))
+    gain = sign * (_mean(by_loss, metric) - _mean(by_metric, metric))
+    variance = sum(run.errors[metric] ** 2 / len(cell) ** 2 for cell in (by_loss, by_metric) for run in cell)
+    if error is not None:
+        level = abs(_mean(by_loss, metric))
+        variance += error.relative_variance * level**2 * (1 / len(by_loss) + 1 / len(by_metric))
+    chance = float(stats.norm.sf(gain / np.sqrt(variance))) if gain > 0 and variance > 0 else 1.0
+    p_value = min(1.0, 2 * chance * (len(cells) - 1))
+    differs = p_value < SIGNIFICANT
+    verdict = "another size than the loss's" if differs else "no other size than the loss's"
+    return Law(
+        law="size_test",
+        form=FORM,
+        status="ok" if differs else "flat",
+        values={
+            "size_by_loss": by_loss[0].knobs["params"],
+            "size_by_metric": by_metric[0].knobs["params"],
+            "gain": gain,
+            "p_value": p_value,
+        },
+        residuals=Residuals(n=len(cells), dof=len(cells) - 1),
+        details={"budget": runs[0].budget, "verdict": f"{metric} wants {verdict} (p = {p_value:.2g})"},
+    )
+
+
+def _mean(cell: Sequence[MeasuredRun], metric: str) -> float:
+    return float(np.mean([run.metrics[metric] for run in cell]))
