@@ -51,7 +51,7 @@ def main() -> None:
     train.add_argument("dataset", type=Path)
     train.add_argument("--seconds", type=float, default=300.0, help="of each training, validation included")
     train.add_argument("--device", default="cpu")
-    train.add_argument("--queries", type=int, help="of validation and test; those of our runs unless given")
+    train.add_argument("--validation-queries", type=int, help="those of our runs unless given")
     train.add_argument("--batch", type=int, help="sequences of a step; by the log unless given")
     gpu = commands.add_parser("gpu")
     gpu.add_argument("--logs", type=Path, required=True, help="a folder of prepared datasets")
@@ -67,7 +67,6 @@ def main() -> None:
     ours.add_argument("run", type=Path)
     ours.add_argument("dataset", type=Path)
     ours.add_argument("--device", default="auto")
-    ours.add_argument("--queries", type=int)
     for command in (train, gpu, ours):
         command.add_argument("--out", type=Path, required=True)
     table = commands.add_parser("table")
@@ -79,7 +78,8 @@ def main() -> None:
 
 def run_train(given: argparse.Namespace) -> None:
     """Trainings on one dataset, one after another; the setting that validation picks is refitted."""
-    how = {"device": given.device, "seed": given.seed, "batch": given.batch, "queries": given.queries}
+    how = {"device": given.device, "seed": given.seed, "batch": given.batch}
+    how["validation_queries"] = given.validation_queries
     for rival in given.rivals:
         rows = []
         for number in given.settings:
@@ -188,7 +188,7 @@ def train_one(
     device: str,
     seed: int,
     batch: int | None = None,
-    queries: int | None = None,
+    validation_queries: int | None = None,
     refit_passes: int | None = None,
 ) -> dict[str, Any]:
     """One training; its row and the ranks of its test queries go to `out`."""
@@ -205,7 +205,7 @@ def train_one(
         build = getattr(importlib.import_module(module), name)
         trained = train_rival(
             rival, build, Dataset.open(path, verify=False), SETTINGS[number], device=device, seconds=seconds,
-            batch=batch, queries=queries, seed=seed, refit_passes=refit_passes,
+            batch=batch, validation_queries=validation_queries, seed=seed, refit_passes=refit_passes,
         )  # fmt: skip
     except Exception as error:
         (out / f"{stem}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
@@ -235,7 +235,7 @@ def run_ours(given: argparse.Namespace) -> None:
     dataset = Dataset.open(given.dataset, verify=False)
     kept: list[Any] = []
     [evaluation] = evaluate_runs(
-        [given.run], dataset, evaluate_options(dataset, "test", given.queries),
+        [given.run], dataset, evaluate_options(dataset, "test"),
         ComputeOptions(resolve_device(given.device)), keep=lambda _scorer, _regime, values: kept.append(values),
     )  # fmt: skip
     row = {

@@ -70,11 +70,7 @@ class PlainSASRec:
     def __init__(self, log: TrainingLog, setting: Setting, device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
         self.device, self.batch = device, log.batch
-        self.ids = np.zeros(log.num_items, np.int64)
-        self.ids[log.items] = np.arange(1, len(log.items) + 1)
-        self.sequences = np.zeros((len(log.sequences), log.length + 1), np.int64)
-        for row, sequence in zip(self.sequences, log.sequences, strict=True):
-            row[len(row) - len(sequence) :] = self.ids[sequence]
+        self.ids, self.sequences = log.numbered()
         self.module = SASRec(len(log.items) + 1, log.length, setting).to(device)
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
         self.rng = np.random.default_rng(seed)

@@ -81,6 +81,15 @@ class TrainingLog:
             batch=int(max(2, min(batch or usual, held))),
         )
 
+    def numbered(self) -> tuple[np.ndarray, np.ndarray]:
+        """An id from 1 for every catalogue row that occurs, and the sequences in ids, empty slots (0) first."""
+        ids = np.zeros(self.num_items, np.int64)
+        ids[self.items] = np.arange(1, len(self.items) + 1)
+        matrix = np.zeros((len(self.sequences), self.length + 1), np.int64)
+        for row, sequence in zip(matrix, self.sequences, strict=True):
+            row[len(row) - len(sequence) :] = ids[sequence]
+        return ids, matrix
+
 
 def times_before(dataset: Dataset, rows: slice) -> np.ndarray:
     """Of consecutive events of one user, the time of the one before each, in seconds; its own for the first."""
@@ -276,7 +285,7 @@ def train_rival(
     device: str = "cpu",
     seconds: float = 300.0,
     batch: int | None = None,
-    queries: int | None = None,
+    validation_queries: int | None = None,
     seed: int = 0,
     refit_passes: int | None = None,
 ) -> TrainedRival:
@@ -289,13 +298,13 @@ def train_rival(
     log = TrainingLog.of(dataset if refit_passes is None else dataset.with_validation(), batch)
     rival = build(log, setting, place, seed)
     validation = RivalScorer(name, rival, dataset, log, place)
-    options = evaluate_options(dataset, "validation", queries)
+    options = evaluate_options(dataset, "validation", validation_queries)
     course = Course(lambda: evaluate(dataset, validation, options), rival.module, seconds, refit_passes)
     rival.fit(course)
     best = course.restore_best()
     kept: list[PerQuery] = []
     test = evaluate(
-        dataset, RivalScorer(name, rival, dataset, log, place), evaluate_options(dataset, "test", queries),
+        dataset, RivalScorer(name, rival, dataset, log, place), evaluate_options(dataset, "test"),
         keep=lambda _regime, values: kept.append(values),
     )  # fmt: skip
     row = {
