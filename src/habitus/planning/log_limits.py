@@ -109,7 +109,7 @@ class _Answers:
             change = float(difference(surface.theta[None], surface.linear[None])[0])
             low, high = surface.range_of(difference, LEVEL)
             flat = FLAT * abs(float(surface.value(place)[0]))
-            helps = "yes" if high < 0 else "no" if low > -flat else "undecided"
+            helps = "no" if low > -flat else "yes" if high < 0 else "undecided"
             ends = sorted(self.fitted.sign * end for end in (min(low, change), max(high, change)))
             estimate = Estimate(value=self.fitted.sign * change, low=ends[0], high=ends[1])
             said.append(NextStep(what=what, change=estimate, helps=helps))
