@@ -168,6 +168,23 @@ def test_a_resumed_run_ends_with_the_same_bits(
     assert straight.metrics == resumed.metrics
 
 
+def test_a_branch_of_a_trunk_ends_with_the_bits_of_a_run_alone(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    wsd: dict[str, Any] = {"schedule": "wsd", "warmup_steps": 3, "dropout": 0.1, "item_dropout": 0.1}
+    for steps in (20, 40):
+        recipe = recipe_of(steps=steps, **wsd)
+        alone, _ = run_of(recipe, dataset, tmp_path / f"alone-{steps}", deterministic=True)
+        branch, lines = run_of(
+            recipe, dataset, tmp_path / f"branch-{steps}", deterministic=True, trunk=tmp_path / "trunk"
+        )
+        assert branch.hardware["engine"] == "captured"
+        assert [line["step"] for line in lines] == list(range(steps))
+        assert (branch.train, branch.metrics) == (alone.train, alone.metrics)
+        one, two = (tmp_path / f"{run}-{steps}" / "bundle" / "model.safetensors" for run in ("alone", "branch"))
+        assert one.read_bytes() == two.read_bytes()
+
+
 def test_a_batch_that_overflows_goes_to_the_next_bucket(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from habitus.laws import MeasuredRun
+from habitus.recipe import TrainRecipe
 from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
     count,
@@ -178,13 +179,17 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
     return rows
 
 
+def _warmup(train: TrainRecipe) -> str:
+    return f"{100 * train.warmup:g}%" if train.warmup_steps is None else f"{train.warmup_steps:,} steps"
+
+
 def _recipes(study: Study) -> list[tuple[str, str]]:
     if not study.records:
         return [("recipes", "read from a flat table, which holds none")]
     recipes = [record.recipe for record in study.records]
     kinds = {
         "optimizer": (str(r.train.optimizer) for r in recipes),
-        "schedule": (f"{r.train.schedule}, warm-up {100 * r.train.warmup:g}%" for r in recipes),
+        "schedule": (f"{r.train.schedule}, warm-up {_warmup(r.train)}" for r in recipes),
         "weight decay": (f"{r.train.weight_decay:g}" for r in recipes),
         "gradient clipping": (f"{r.train.clip:g}" for r in recipes),
         "precision": (str(r.train.precision) for r in recipes),
