@@ -25,7 +25,7 @@ def _check_optimizer(name: str) -> str:
 
 
 Optimizer = Annotated[str, AfterValidator(_check_optimizer)]
-Init = Literal["default", "mup_lr", "mup"]
+Init = Literal["default", "plain", "mup_lr", "mup"]
 Schedule = Literal["cosine", "constant", "wsd"]  # wsd: warm-up, stable, decay
 _DECAY_SHARE = 0.2
 Precision = Literal["bf16", "fp32"]

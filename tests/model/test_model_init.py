@@ -28,6 +28,19 @@ def test_a_seed_and_a_name_decide_a_parameter_and_nothing_else_does(samples: Sim
         assert torch.equal(one.get_parameter(name), fewer.get_parameter(name))
 
 
+def test_a_plain_start_has_one_deviation_for_every_matrix_and_table(samples: SimpleNamespace) -> None:
+    """Residual branches too, scores as they come out, and no rate is scaled; other starts are left as they were."""
+    plain = BehaviorModel(samples.fields, RECIPE.model_copy(update={"init": "plain"}), seed=5)
+    default = BehaviorModel(samples.fields, RECIPE, seed=5)
+    for name in ("contextualizer.blocks.1.mlp_out.weight", "contextualizer.output.weight", "embedder.text.tokens"):
+        assert plain.get_parameter(name).std().item() == pytest.approx(0.02, rel=0.05)
+    assert default.get_parameter("contextualizer.blocks.1.mlp_out.weight").abs().max() == 0
+    assert {info.parameter.mean().item() for info in plain.parameter_groups() if info.role in ("gain", "norm")} == {1.0}
+    assert {info.lr_multiplier for info in plain.parameter_groups()} == {1.0}
+    recipe = RECIPE.model_copy(update={"init": "plain"})
+    assert recipe.to_values() == {**RECIPE.to_values(), "init": "plain"}
+
+
 def test_draws_are_a_normal_cut_at_two_deviations_with_unit_variance() -> None:
     drawn = truncated_normals({"weight": 301_000}, 3, torch.device("cpu"))["weight"].double()
     assert drawn.std().item() == pytest.approx(1, abs=0.005)

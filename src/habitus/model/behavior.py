@@ -40,7 +40,7 @@ class BehaviorModel(nn.Module):
         self.embedder = Embedder(fields.item, recipe)
         self.contextualizer = Contextualizer(fields.event, recipe, query_scale(recipe))
         if seed is not None:
-            init_weights(self, seed)
+            init_weights(self, seed, recipe.init)
 
     def embed_items(self, items: ItemTensors) -> Tensor:
         """Item vectors [n, h], float32, of unit RMS; the same whatever the order and padding of the items."""

@@ -22,6 +22,7 @@ Role = Literal["embedding", "hidden", "output", "norm", "gain"]
 INITIAL_GAIN = 0.1
 TABLE_STD = 0.02  # of token and position rows
 FIELD_STD = 0.2  # of category rows and of what stands for missing
+PLAIN_STD = 0.02  # of every matrix and table under `plain`
 MUP_BASE_FAN_IN = 128  # the fan-in at which `mup` steps exactly as `default` does
 MUP_BASE_JOINT_DIM = 64  # the joint_dim at which `mup` scores exactly as `default` does
 
@@ -48,19 +49,20 @@ class ParameterInfo:
     vocabulary: bool = False  # a table of tokens or categories, which decays only where a recipe says so
 
 
-def init_weights(model: nn.Module, seed: int) -> None:
+def init_weights(model: nn.Module, seed: int, init: str = "default") -> None:
     """Fill every parameter, each from its own counter stream: neither order nor device changes a draw, except that
     another device may round the last digit differently."""
     parameters = dict(model.named_parameters())
     device = next(iter(parameters.values())).device
-    distributions = {name: _distribution(name, parameter) for name, parameter in parameters.items()}
-    random = [name for name, (_, std) in distributions.items() if std and name not in _TRANSPOSED_FROM]
+    rule, transposed = (_plain_distribution, {}) if init == "plain" else (_distribution, _TRANSPOSED_FROM)
+    distributions = {name: rule(name, parameter) for name, parameter in parameters.items()}
+    random = [name for name, (_, std) in distributions.items() if std and name not in transposed]
     drawn = truncated_normals({name: parameters[name].numel() for name in random}, seed, device)
     with torch.no_grad():
         for name, parameter in parameters.items():
             constant, std = distributions[name]
-            if name in _TRANSPOSED_FROM:
-                parameter.copy_(drawn[_TRANSPOSED_FROM[name]].view(parameter.T.shape).T * std)
+            if name in transposed:
+                parameter.copy_(drawn[transposed[name]].view(parameter.T.shape).T * std)
             elif std:
                 parameter.copy_(drawn[name].view(parameter.shape) * std)
             else:
@@ -106,9 +108,9 @@ def role_of(name: str) -> Role:
 
 
 def lr_multiplier(role: Role, parameter: Tensor, init: str) -> float:
-    """1 by default; under `mup_lr` 1/fan_in for matrices inside the model (the paper's rule, to the letter);
-    under `mup` 128/fan_in, the same rule anchored at a fan-in of 128."""
-    if init == "default" or role not in ("hidden", "output"):
+    """1 under `default` and `plain`; under `mup_lr` 1/fan_in for matrices inside the model (the paper's rule, to the
+    letter); under `mup` 128/fan_in, the same rule anchored at a fan-in of 128."""
+    if init in ("default", "plain") or role not in ("hidden", "output"):
         return 1.0
     fan_in = parameter.shape[1]
     return 1.0 / fan_in if init == "mup_lr" else MUP_BASE_FAN_IN / fan_in
@@ -135,6 +137,15 @@ def _distribution(name: str, parameter: Tensor) -> tuple[float, float]:
     if _is_table(name):
         return 0.0, FIELD_STD
     return 0.0, parameter.shape[1] ** -0.5
+
+
+def _plain_distribution(name: str, parameter: Tensor) -> tuple[float, float]:
+    """The same for `plain`, the usual start of language models: one standard deviation for all that is multiplied or
+    looked up, residual branches included, and scores as they come out."""
+    role = role_of(name)
+    if role in ("gain", "norm"):
+        return 1.0, 0.0
+    return (0.0, 0.0) if ".copying." in name else (0.0, PLAIN_STD)
 
 
 def _is_table(name: str) -> bool:

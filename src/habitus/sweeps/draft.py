@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from habitus.errors import ConfigError
-from habitus.recipe import DataRecipe, EvaluateRecipe, ModelRecipe, Recipe, TrainRecipe
+from habitus.recipe import DataRecipe, EvaluateRecipe, Init, ModelRecipe, Recipe, TrainRecipe
 from habitus.sizing import Cell, CellRequest, cell_of, joint_dims, solve, stage2_step_flops
 from habitus.store import LeftOut
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun, plan_run
@@ -15,7 +15,6 @@ from habitus.sweeps.prior_results import PriorResults
 from habitus.sweeps.request import SweepRequest, rate_grid
 
 Shape = tuple[int, int]  # width, depth
-Init = Literal["default", "mup_lr", "mup"]
 _ONE_EPOCH = 1.001  # a rounded-up last window is no second pass
 
 
