@@ -115,15 +115,13 @@ def _is_present(values: Tensor) -> Tensor:
 
 def _drop_tokens(tokens: Tensor, words: Tensor, rate: float) -> Tensor:
     """[n, T] with each token taken out with probability `rate` and the rest moved up; one text never loses all."""
-    n, T = tokens.shape
+    T = tokens.shape[1]
     is_token = tokens != PADDING_TOKEN
     keep = is_token & (_column_hashes(words, T) >= _threshold(rate))
     keep = torch.where(keep.any(1, keepdim=True), keep, is_token)
-    # What is taken out is written to one column beyond the end, which is cut off again.
-    place = torch.where(keep, keep.cumsum(1) - 1, T)
-    return torch.full((n, T + 1), PADDING_TOKEN, dtype=tokens.dtype, device=tokens.device).scatter(1, place, tokens)[
-        :, :T
-    ]
+    order = (~keep).to(torch.int8).sort(dim=1, stable=True).indices
+    place = torch.arange(T, device=tokens.device)
+    return torch.where(place < keep.sum(1, keepdim=True), tokens.gather(1, order), PADDING_TOKEN)
 
 
 def _column_hashes(words: Tensor, columns: int) -> Tensor:
