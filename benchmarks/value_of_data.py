@@ -353,7 +353,7 @@ def summarise(forecasts: list[dict[str, Any]]) -> dict[str, Any]:
         rows = [row for row in forecasts if row["metric"] == metric and row["chosen"]]
         summary[metric] = {
             "logs": len(rows),
-            "inside": sum(row["inside"] for row in rows),
+            "inside": sum(1 for row in rows if row["inside"]),
             "median_error": statistics.median(abs(row["error"]) for row in rows),
             "median_half_width": statistics.median(row["width"] for row in rows),
             "widest": max(row["width"] for row in rows),

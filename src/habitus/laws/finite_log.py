@@ -143,8 +143,8 @@ class FiniteLog:
     def _told(self, answer: tuple[float, float, float], U: float) -> tuple[float, float, float]:
         value, low, high = answer
         widen = self.details.get("widen", 1.0) if 1.02 * self.largest_events < U else 1.0
-        ends = sorted(self.sign * (value + widen * (end - value)) for end in (low, high))
-        return self.sign * value, ends[0], ends[1]
+        ends = sorted(float(self.sign * (value + widen * (end - value))) for end in (low, high))
+        return float(self.sign * value), ends[0], ends[1]
 
 
 Forecaster = Callable[[Place, float, float], tuple[float, float, float]]  # place, level, new runs
