@@ -35,7 +35,9 @@ SUBSTITUTIONS = {
     "--users 20000 --items 2000": "--users 300 --items 200",
     # The windows and texts of the brief preset.
     "schema.toml --out dataset": "schema.toml --out dataset --seq-len 32 --text-len 4",
-    "--gpu-hours 8": "--preset brief.toml --plan-flops 4e9 --workers 1",
+    # The axes of the paper: pages that follow want all of their laws. tests/studies searches a log that ends first.
+    "--gpu-hours 8": "--preset brief.toml --plan-flops 4e9 --workers 1 "
+    "--axis share --axis depth --axis batch --axis allocation --axis negatives",
     "study --preset quick": "study --preset brief.toml --axis allocation --plan-flops 4e9 --workers 1",
     "--preset quick": "--preset brief.toml --workers 1",
     "--flops 3e13": "--preset brief.toml --flops 1e10",
@@ -74,6 +76,7 @@ STARTS = {
 }
 WITHOUT_COMMANDS = {
     "docs/architecture.md",
+    "docs/finite-log.md",
     "docs/model.md",
     "docs/scale.md",
     "docs/softmax.md",
