@@ -118,8 +118,23 @@ def test_budgets_are_refused_and_cells_of_few_steps_are_listed(
         "windows, fewer than 30"
         for part in (0, 1)
     ]
+    fewest = few.model_copy(
+        update={"passes": few.passes.model_copy(update={"sizes": ((4, 1, 4, 1),), "dropouts": (0,)})}
+    )
+    result = sweep("passes", dataset, tmp_path / "few", preset=fewest, workers=1, device="cpu")
+    assert result.complete and (result.number("done"), len(result.design.left_out)) == (4, 2)
+    none = few.model_copy(update={"passes": small.passes.model_copy(update={"min_steps": 10_000})})
+    with pytest.raises(ConfigError, match=r"no cell of the passes axis can be run on .*: too short: 21 steps"):
+        sweep("passes", dataset, tmp_path / "none", preset=none, workers=1, device="cpu")
     # Windows of a share that nobody counted are estimated.
     assert replace(counted, part_windows={}).windows_of(DataRecipe(user_share=0.25)) == round(counted.train_windows / 4)
+
+
+def test_a_preset_for_more_items_than_a_log_has_asks_for_all_of_them() -> None:
+    standard, quick = load_preset("standard"), load_preset("quick")
+    assert standard.for_catalogue(9_742).evaluate.catalogue_items == "all"
+    assert standard.for_catalogue(100_000) == standard
+    assert quick.for_catalogue(300) == quick
 
 
 @pytest.mark.parametrize("name", ["tiny", "quick", "standard", "paper"])

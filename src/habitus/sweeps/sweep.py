@@ -52,7 +52,7 @@ def sweep(
     """
     check_axis(axis)
     _check_options(workers, seeds, max_hours, backend)
-    preset = load_preset(preset)
+    preset = load_preset(preset).for_catalogue(dataset.num_items)
     if axis == LOG_AXIS and budgets:
         raise ConfigError(
             f"budgets were given to the {axis} axis",
@@ -184,6 +184,14 @@ class _Sweep:
         return list(self.request.budgets or self.preset.budgets_of(self.axis))
 
     def _refuse_empty_budgets(self, designed: Design) -> None:
+        if self.axis == LOG_AXIS:
+            if not designed.cells:
+                raise ConfigError(
+                    f"no cell of the {self.axis} axis can be run on {self.dataset.path}: {designed.left_out[0].reason}",
+                    expected="a log with more users, or a preset with smaller batches or more passes",
+                    next_step="change [passes] in a preset of your own (--print-preset)",
+                )
+            return
         for budget in self._budgets():
             if not any(planned.row.flops_budget == budget for planned in designed.cells):
                 reasons = [out.reason for out in designed.left_out if out.flops_budget == budget]
