@@ -1,6 +1,7 @@
-"""Stores to report on: the paper's printed tables, a planted study of 600 runs, and one where most laws refuse.
+"""Stores to report on: the paper's printed tables, a planted study of 600 runs, 10,101 runs, a log that ends, and one
+where most laws refuse.
 
-python -m tests.reporting.make_store planted /tmp/planted        (or: paper, tiny)
+python -m tests.reporting.make_store planted /tmp/planted        (or: paper, tiny, log, large)
 """
 
 import json
@@ -63,7 +64,9 @@ def _record(row: Row, digest: str, seed: int) -> Record:
                 "stage": stage, "batch_sequences": int(knobs.get("batch_sequences", 64)),
                 "steps": int(knobs.get("steps", 1000)), "learning_rate": row["rate"], "seed": seed,
                 "num_negatives": int(knobs.get("num_negatives", 0)), **({"parent": "0" * 64} if stage == 2 else {}),
+                "dropout": knobs.get("dropout", 0.0),
             },
+            "data": {name: knobs[name] for name in ("user_share", "user_part") if name in knobs},
         },
         "test",
     )  # fmt: skip
@@ -90,7 +93,8 @@ def _record(row: Row, digest: str, seed: int) -> Record:
             "flops_nominal": row["budget"],
             "steps": int(knobs.get("steps", 1000)),
             "slots_seen": round(knobs.get("slots_seen", row["budget"] / (6 * size))),
-            "epochs": 0.4,
+            "epochs": knobs.get("epochs", 0.4),
+            "unique_events": knobs.get("unique_events", 0),
             "train": {
                 "loss": tail, "in_batch_loss": metrics.get("train/in_batch_loss", tail),
                 "extra_loss": metrics.get("train/extra_loss"),
@@ -256,6 +260,61 @@ def _batch_row(batch: float, noise: float, rng: np.random.Generator) -> Row:
     }  # fmt: skip
 
 
+def large_rows(num_runs: int = 10_101) -> list[Row]:
+    """The planted study seventeen times, as four seeds of four times the cells and one more."""
+    rows: list[Row] = []
+    for seed in range(17):
+        for row in planted_rows(seed=seed):
+            if seed == 0 or "metrics" in row:
+                rows.append({**row, "cell_id": f"{row['cell_id']}-{seed // 4}", "seed": seed % 4})
+    return rows[:num_runs]
+
+
+# --- a log that ends -------------------------------------------------------------------------------------------------
+
+LOG_EVENTS = 200_000
+
+
+def planted_recall(size: float, events: float, passes: float, dropout: float) -> float:
+    """Recall@10 that saturates in events, grows with size, and is best at 16 passes and a dropout of 0.3."""
+    return float(
+        0.40 - 2.2 * events**-0.22 - 0.4 * size**-0.2
+        - 0.01 * np.log(passes / 16) ** 2 - 0.1 * (dropout - 0.3) ** 2
+    )  # fmt: skip
+
+
+def log_rows(noise: float = 0.001, seed: int = 0) -> list[Row]:
+    """Runs of the passes axis: sizes, passes and dropout on the whole log, then halves to eighths of its users."""
+    rng = np.random.default_rng(seed)
+    rows: list[Row] = []
+
+    def add(cell: str, size: float, passes: float, dropout: float, share: float = 1.0, part: int = 0) -> None:
+        events = share * LOG_EVENTS
+        recall = planted_recall(size, events, passes, dropout) * (1 + noise * rng.standard_normal())
+        loss = 9 - 10 * recall
+        metrics = {
+            "catalogue/recall@10": recall, "catalogue/ndcg@10": 0.55 * recall, "catalogue/loss": loss,
+            "batch/loss": loss - 4, "train/loss": loss - 4.2,
+        }  # fmt: skip
+        knobs: Row = {"params": size, "epochs": passes, "dropout": dropout, "unique_events": round(events),
+                      "slots_seen": events * passes}  # fmt: skip
+        knobs |= {"user_share": share, "user_part": part} if share < 1 else {}
+        budget = 6 * size * events * passes
+        rows.append(
+            {"axis": "passes", "cell_id": cell, "budget": budget, "rate": 2e-3, "knobs": knobs, "metrics": metrics}
+        )
+
+    for size in (2e5, 8e5, 3.2e6):
+        for passes in (4.0, 8.0, 16.0, 32.0):
+            for dropout in (0.1, 0.3, 0.5):
+                add(f"{size:g}-{passes:g}-{dropout:g}", size, passes, dropout)
+    for parts in (2, 4, 8):
+        for part in range(parts):
+            for passes in (16.0, 32.0):
+                add(f"u{parts}-{part}-{passes:g}", 3.2e6, passes, 0.3, 1 / parts, part)
+    return rows
+
+
 # --- (c) too little for most laws ------------------------------------------------------------------------------------
 
 
@@ -301,5 +360,11 @@ def tiny_rows() -> list[Row]:
 if __name__ == "__main__":
     from .paper_rows import paper_rows
 
-    kinds = {"planted": planted_rows, "tiny": tiny_rows, "paper": lambda: paper_rows(TABLES)}
+    kinds = {
+        "planted": planted_rows,
+        "tiny": tiny_rows,
+        "log": log_rows,
+        "large": large_rows,
+        "paper": lambda: paper_rows(TABLES),
+    }
     write_store(Path(sys.argv[2]), kinds[sys.argv[1]]())

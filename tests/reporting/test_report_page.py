@@ -21,7 +21,8 @@ from habitus.store import Laws, RegisteredPlan
 from .make_store import HOSTILE, planted_rows, small_plan, write_store
 from .reading import Page, read_page
 
-ORDER = """plan answer map share share-law share-table batch batch-table isoflop frontiers allocation-table exponents
+ORDER = """opening plan test-users answer map passes regularisation value-of-data log-limits share
+    share-law share-table batch batch-table isoflop frontiers allocation-table exponents
     negatives negatives-table correlations loss-recall regimes recipe accounting share-zoom flop-share proxy depth
     depth-metrics depth-summary depth-grid depth-evaluation trajectories channels negatives-law train-surrogate
     surrogacy init init-table training-loss correlations-budget correlations-stage1 correlations-stage2 loss-metric
@@ -348,7 +349,7 @@ def test_the_command_writes_the_page_and_the_figures(tiny_store: Path, tmp_path:
     assert result.exit_code == 0, result.output
     assert "wrote" in result.output and out.stat().st_size > 20_000
     drawn = sorted(path.name for path in png.iterdir())
-    assert "figure-01-share-batch-loss.png" in drawn
+    assert "figure-01-opening-batch-loss.png" in drawn
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in png.iterdir())
     page = read_page(out)
     figures = [a for a in page.articles.values() if a.drawings]

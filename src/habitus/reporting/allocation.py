@@ -1,9 +1,9 @@
-"""Size against data: iso-FLOP curves and the frontiers N*, D*, D/N and L*."""
+"""Size against data: the frontiers N*, D*, D/N and L*. Iso-FLOP curves are in `valleys.py`."""
 
 from typing import Any
 
 from habitus.laws import NO_TREND, trend
-from habitus.reporting.curves import law_points, optima, power_line, reach, saturating_line
+from habitus.reporting.curves import frontier_marks, law_points, optima, power_line, reach
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, View
 from habitus.reporting.format import (
     format_exponent,
@@ -14,44 +14,10 @@ from habitus.reporting.format import (
     significant,
     superscript,
 )
-from habitus.reporting.powers import compute_axis, paper_marks, paper_optima, why_no_law
+from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import describe_optima, make_views, run_sheet, valley_panel
+from habitus.reporting.valleys import compute_axis, paper_marks, paper_optima, why_no_law
 from habitus.store import Law
-
-_SIZE = PlotAxis("model size N (parameters without vocabulary)", log=True, kind="count")
-_KNOBS = (
-    "params",
-    "slots_seen",
-    "embedder_share",
-    "width",
-    "depth",
-    "joint_dim",
-    "batch_sequences",
-    "steps",
-    "flops_nominal",
-)
-
-
-def isoflop(study: Study) -> Exhibit | None:
-    """Iso-FLOP curves per metric, with the shared-shape optima and the range of sizes that cannot be told apart."""
-    metrics = study.fitted_metrics("allocation", "params")
-
-    def view(metric: str) -> View | None:
-        panel = valley_panel(study, "allocation", "params", metric, "size_optimum", _SIZE)
-        laws = study.laws_by_budget("size_optimum", metric)
-        reading = describe_optima(study, laws, metric, "model size", "count", "size_parabola")
-        if panel is None:
-            return None
-        return View(reading, metric, (Panel(panel.title, panel.x, panel.y, (*_flat(study, laws), *panel.marks)),))
-
-    views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("allocation"), metrics, _KNOBS)
-    how = (
-        "Lines are valleys whose shape all budgets share; diamonds are optima with 95% intervals; the thick bar at the "
-        "bottom of a valley holds all sizes within 0.1% of the best."
-    )
-    return Exhibit("isoflop", "Iso-FLOP curves", views, sheet, how) if views else None
 
 
 def frontiers(study: Study) -> Exhibit | None:
@@ -77,15 +43,6 @@ def frontiers(study: Study) -> Exhibit | None:
         + ". C = 6ND overstates D wherever compute is not 6ND."
     )
     return Exhibit("frontiers", "Frontiers: N*, D*, D/N", views, Sheet(header, tuple(raw)), how) if views else None
-
-
-def _flat(study: Study, laws: dict[float, Law]) -> list[Mark]:
-    marks: list[Mark] = []
-    for budget, law in laws.items():
-        if law.ok and "flat_range" in law.values:
-            low, high = law["flat_range"]
-            marks.append(Line([low, high], [law["y_opt"], law["y_opt"]], study.colour(budget), thick=True))
-    return marks
 
 
 def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View | None:
@@ -134,14 +91,9 @@ def _frontier_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> Vie
         panels.append(
             Panel("data per parameter D/N", compute_axis(study), PlotAxis("D/N", log=True), tuple(ratio_marks))
         )
-    panels.append(_height_panel(study, laws, metric, low, high))
+    height = (*frontier_marks(study, metric, beyond=False), *optima(laws, "main", "plain", "y_opt"))
+    panels.append(Panel(f"best {metric}", compute_axis(study), PlotAxis(metric), height))
     return View(_describe_frontier(study, metric, ratios), metric, tuple(panels))
-
-
-def _height_panel(study: Study, laws: dict[float, Law], metric: str, low: float, high: float) -> Panel:
-    law = study.law("loss_law", metric)
-    marks = [*saturating_line(law, low, high, "main"), *optima(laws, "main", "plain", "y_opt")]
-    return Panel(f"best {metric}", compute_axis(study), PlotAxis(metric), tuple(marks))
 
 
 def _dots(values: dict[float, float], colour: str, kind: str, label: str, hollow: bool = False) -> list[Mark]:

@@ -18,8 +18,8 @@ from habitus.reporting.format import (
     superscript,
     typeset_minus,
 )
+from habitus.reporting.runs import best_row
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import best_row
 from habitus.store import Law, RunRow
 
 

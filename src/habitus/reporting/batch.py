@@ -17,11 +17,12 @@ from habitus.reporting.format import (
     sentence,
     significant,
 )
+from habitus.reporting.runs import better, make_views
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import better, make_views
 from habitus.store import Law, direction_of
 
 _MAX_POINTS = 160  # of a drawn trajectory; a screen shows no more
+_MAX_LINES = 24  # of a panel; of many seeds some are drawn
 
 
 def batch_fits(study: Study) -> Exhibit | None:
@@ -185,6 +186,8 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
         target = law.details.get("target")
         reached: set[float] = set()
         marks: list[Mark] = []
+        most = max(1, _MAX_LINES // max(len(sizes), 1))
+        lines = dict.fromkeys(sizes, 0)
         for row in rows:
             path = [(step, value) for step, name, value in row.trajectory if name == metric]
             if not path:
@@ -195,10 +198,13 @@ def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> V
             colour = f"s{sizes.index(batch) % 8}"
             xs, ys = [steps[i] for i in keep], [values[i] for i in keep]
             raw += [(metric, budget, batch, row.seed, x, y) for x, y in zip(xs, ys, strict=True)]
-            marks.append(Line(xs, ys, colour, f"B {batch:g}"))
             first = None if target is None else steps_to_target(path, target, direction_of(metric))
+            reached |= {batch} if first is not None else set()
+            if lines[batch] == most:
+                continue
+            marks.append(Line(xs, ys, colour, "" if lines[batch] else f"B {batch:g}"))
+            lines[batch] += 1
             if first is not None and target is not None:
-                reached.add(batch)
                 tip = f"B {batch:g} reaches {significant(target)} at step {first:,.0f}"
                 marks.append(Points([first], [target], colour, [tip]))
         if not marks:

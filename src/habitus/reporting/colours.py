@@ -1,5 +1,7 @@
 """The colours of the page and of the PNGs, and the contrast they must keep."""
 
+from functools import cache
+from importlib.resources import files
 from itertools import pairwise
 
 # From the smallest budget to the largest: the more compute, the stronger the contrast with the page.
@@ -10,12 +12,12 @@ _SERIES_DARK = ("#7fb0ff", "#ff9f6e", "#5fd3bf", "#e39be8", "#e5c04b", "#ff8fab"
 
 LIGHT = {
     "bg": "#fcfcfa", "card": "#ffffff", "ink": "#1b1d22", "soft": "#585d68", "edge": "#d9dad5", "grid": "#ecece8",
-    "link": "#1f4fae", "warn": "#8f4400", "warnbg": "#fff4e2", "main": "#1f5fbf", "paper": "#6a6357",
+    "link": "#1f4fae", "warn": "#8f4400", "warnbg": "#fff4e2", "main": "#1f5fbf", "plan": "#b0234f", "paper": "#6a6357",
     "muted": "#686c76", "focus": "#1f5fbf", "chip": "#eef0f4",
 }  # fmt: skip
 DARK = {
     "bg": "#121418", "card": "#191c21", "ink": "#e9e9e4", "soft": "#a9aeb8", "edge": "#343942", "grid": "#262a31",
-    "link": "#8fb7ff", "warn": "#ffc27a", "warnbg": "#33260f", "main": "#7fb0ff", "paper": "#b3aa9a",
+    "link": "#8fb7ff", "warn": "#ffc27a", "warnbg": "#33260f", "main": "#7fb0ff", "plan": "#ff8fab", "paper": "#b3aa9a",
     "muted": "#959ba6", "focus": "#ffd166", "chip": "#262b33",
 }  # fmt: skip
 
@@ -38,7 +40,7 @@ def colour_values(num_budgets: int, dark: bool = False) -> dict[str, str]:
     page = DARK if dark else LIGHT
     values = {f"b{i}": colour for i, colour in enumerate(budget_colours(max(num_budgets, 1), dark))}
     values |= {f"s{i}": colour for i, colour in enumerate(series_colours(dark))}
-    return values | {name: page[name] for name in ("main", "paper", "muted", "ink", "soft")}
+    return values | {name: page[name] for name in ("main", "plan", "paper", "muted", "ink", "soft")}
 
 
 def correlation_colours(value: float, faded: bool = False) -> tuple[str, str]:
@@ -54,6 +56,18 @@ def contrast(first: str, second: str) -> float:
     """The contrast ratio of two colours, 1 to 21 (WCAG 2)."""
     bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)
     return (bright + 0.05) / (dim + 0.05)
+
+
+def figure_style(num_budgets: int) -> str:
+    """The style sheet of figures. Colours are variables; a mark's class sets `currentColor` to one."""
+    classes = "".join(f".{name}{{color:var(--{name})}}" for name in colour_values(num_budgets))
+    return asset("figure.css") + classes
+
+
+@cache
+def asset(name: str) -> str:
+    """A style sheet, script or template of the page."""
+    return files("habitus.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def style_variables(num_budgets: int, dark: bool = False) -> str:

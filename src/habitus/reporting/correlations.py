@@ -5,9 +5,9 @@ from typing import Any
 
 from habitus.reporting.figure import Exhibit, Heat, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
 from habitus.reporting.format import power_of_ten, sentence, typeset_minus
-from habitus.reporting.powers import compute_axis
+from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import make_views
+from habitus.reporting.valleys import compute_axis
 from habitus.store import CORRELATED_REGIMES, REGIMES, CorrelationStage, CorrelationTable, NamedTables
 
 _BEST_RATE = "best learning rate only"

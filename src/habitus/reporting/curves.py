@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from habitus.laws import predict_power_law, predict_saturating, sign_of
+from habitus.laws import predict_power_law, sign_of
 from habitus.reporting.figure import Band, Line, Mark, Points
 from habitus.reporting.format import describe_optimum, power_of_ten
+from habitus.reporting.study import Study
 from habitus.store import Law
 
 _STEPS = 36
@@ -50,15 +51,19 @@ def power_line(
     return [Line(x, y, colour, label, dashed)]
 
 
-def saturating_line(law: Law | None, low: float, high: float, colour: str) -> list[Mark]:
-    """L*(C) and its 95% band."""
-    if law is None or not law.values:
-        return []
-    x = np.geomspace(low, high, 16).tolist()
-    curve = [predict_saturating(law, value) for value in x]
-    marks: list[Mark] = [Line(x, [t[0] for t in curve], colour)]
-    if all(math.isfinite(t[1]) and math.isfinite(t[2]) for t in curve):
-        marks.insert(0, Band(x, [t[1] for t in curve], [t[2] for t in curve], colour))
+def frontier_marks(study: Study, metric: str, beyond: bool = True) -> list[Mark]:
+    """L*(C) and its 95% band: solid where it was measured, dashed beyond it."""
+    curve = study.frontier(metric)
+    largest = max(study.laws_by_budget("size_optimum", metric), default=0.0) * 1.0001
+    inside = [at for at in curve if at[0] <= largest]
+    outside = [at for at in curve if at[0] >= largest / 1.0002] if beyond else []
+    marks: list[Mark] = []
+    for part, dashed in ((inside, False), (outside, True)):
+        if len(part) > 1:
+            x, y, low, high = (list(column) for column in zip(*part, strict=True))
+            if all(map(math.isfinite, low + high)):
+                marks.insert(0, Band(x, low, high, "main"))
+            marks.append(Line(x, y, "main", dashed=dashed))
     return marks
 
 

@@ -1,7 +1,6 @@
 """The depth axis: layers moved between text encoder and contextualizer at a constant sum."""
 
 from habitus.laws import MeasuredRun
-from habitus.reporting.curves import parabola
 from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, Points, Sheet, Table, View
 from habitus.reporting.format import (
     describe_optimum,
@@ -13,36 +12,10 @@ from habitus.reporting.format import (
     sentence,
     significant,
 )
-from habitus.reporting.share import FLOP_SHARE, SHARE
+from habitus.reporting.runs import best_row, better, make_views, run_points, run_sheet
+from habitus.reporting.share import FLOP_SHARE
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import (
-    best_row,
-    better,
-    describe_optima,
-    make_views,
-    run_sheet,
-    run_tip,
-    valley_panel,
-)
-
-_KNOBS = ("embedder_share", "embedder_flop_share", "depth", "text_depth", "params", "slots_seen")
-
-
-def depth_parabolas(study: Study) -> Exhibit | None:
-    """The metric against share along the depth diagonal, with parabolas in log s."""
-    metrics = study.fitted_metrics("depth", "embedder_share")
-
-    def view(metric: str) -> View | None:
-        panel = valley_panel(study, "depth", "embedder_share", metric, "depth_optimum", SHARE, parabola)
-        laws = study.laws_by_budget("depth_optimum", metric)
-        reading = describe_optima(study, laws, metric, "share along the depth axis", "percent", "depth_optimum")
-        return None if panel is None else View(reading, metric, (panel,))
-
-    views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("depth"), metrics, _KNOBS)
-    return (
-        Exhibit("depth", "Depth parabolas", views, sheet, "Parabolas in the logarithm of the share.") if views else None
-    )
+from habitus.reporting.valleys import DEPTH, SHARE_AXIS
 
 
 def depth_metrics(study: Study) -> Exhibit | None:
@@ -52,7 +25,7 @@ def depth_metrics(study: Study) -> Exhibit | None:
 
     def view(metric: str) -> View | None:
         panels = []
-        for knob, axis in (("embedder_share", SHARE), ("embedder_flop_share", FLOP_SHARE)):
+        for knob, axis in (("embedder_share", SHARE_AXIS), ("embedder_flop_share", FLOP_SHARE)):
             marks = _dots(study, metric, knob, off_diagonal)
             if marks:
                 panels.append(Panel(better(metric), axis, PlotAxis(metric), tuple(marks)))
@@ -69,7 +42,7 @@ def depth_metrics(study: Study) -> Exhibit | None:
 
     views = make_views(metrics, view)
     how = "Hollow squares lie off the constant-sum diagonal and are in no fit." if off_diagonal else ""
-    sheet = run_sheet(study.best_rate_runs("depth"), metrics, _KNOBS)
+    sheet = run_sheet(study.best_rate_runs("depth"), metrics, DEPTH.knobs)
     return Exhibit("depth-metrics", "Depth: metrics against s and f", views, sheet, how) if views else None
 
 
@@ -83,17 +56,15 @@ def _dots(study: Study, metric: str, knob: str, off_diagonal: list[MeasuredRun])
     marks: list[Mark] = []
     for budget in study.budgets:
         rows = study.best_rate_runs("depth", budget, [knob, metric])
-        colour = study.colour(budget)
         if rows:
-            xs, ys = [r.knobs[knob] for r in rows], [r.metrics[metric] for r in rows]
-            marks.append(Points(xs, ys, colour, [run_tip(study, r, metric) for r in rows], label=power_of_ten(budget)))
+            marks.append(run_points(study, rows, knob, metric, metric, label=power_of_ten(budget)))
         off = [r for r in off_diagonal if r.budget == budget and knob in r.knobs and metric in r.metrics]
         if off:
             tips = [
                 f"{power_of_ten(budget)} · {r.cell_id}, off the diagonal: {significant(r.metrics[metric])}" for r in off
             ]
             xs, ys = [r.knobs[knob] for r in off], [r.metrics[metric] for r in off]
-            marks.append(Points(xs, ys, colour, tips, hollow=True, shape="square"))
+            marks.append(Points(xs, ys, study.colour(budget), tips, hollow=True, shape="square"))
     return marks
 
 

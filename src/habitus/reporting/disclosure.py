@@ -1,11 +1,10 @@
 """What was run, what was left out, and what a reader must know: study map, exclusions, disclosure, warnings."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from habitus.laws import MeasuredRun
-from habitus.recipe import TrainRecipe
 from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
     count,
@@ -19,6 +18,7 @@ from habitus.reporting.format import (
     significant,
 )
 from habitus.reporting.study import Study
+from habitus.reporting.tally import RECIPE_FACTS
 from habitus.store import AXES
 from habitus.units import format_seconds
 
@@ -101,7 +101,7 @@ def disclosure(study: Study) -> Exhibit:
     rows.append(("not varied", "; ".join(_NOT_VARIED)))
     rows += [("about the paper", pretty(note)) for note in study.published.notes]
     table = Table(("what", "as it was here"), tuple(rows))
-    reading = f"{plural(len(study.records), 'Record')} read; {study.laws_source}"
+    reading = f"{plural(study.tally.num_records, 'Record')} read; {study.laws_source}"
     reading += f"; {study.laws.unsealed}" if study.laws.unsealed else ""
     return Exhibit(
         "disclosure", "Disclosure", (View(sentence(reading), table=table),), Sheet(("what", "value"), tuple(rows))
@@ -179,71 +179,23 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
     return rows
 
 
-def _warmup(train: TrainRecipe) -> str:
-    return f"{100 * train.warmup:g}%" if train.warmup_steps is None else f"{train.warmup_steps:,} steps"
-
-
 def _recipes(study: Study) -> list[tuple[str, str]]:
-    if not study.records:
+    if not study.tally.num_records:
         return [("recipes", "read from a flat table, which holds none")]
-    recipes = [record.recipe for record in study.records]
-    kinds = {
-        "optimizer": (str(r.train.optimizer) for r in recipes),
-        "schedule": (f"{r.train.schedule}, warm-up {_warmup(r.train)}" for r in recipes),
-        "weight decay": (f"{r.train.weight_decay:g}" for r in recipes),
-        "gradient clipping": (f"{r.train.clip:g}" for r in recipes),
-        "precision": (str(r.train.precision) for r in recipes),
-        "initialisation": (str(r.model.init) for r in recipes),
-        "window": (f"{r.data.seq_len} events" for r in recipes),
-        "text": (f"{r.model.text_len} tokens" for r in recipes),
-        "loss": (
-            "cross-entropy over the unique targets of the global batch" if r.train.stage == 1
-            else f"mean of in-batch and {r.train.extra_pool} channel" + (", log q corrected" if r.train.log_q else "")
-            for r in recipes
-        ),
-        "evaluation": (
-            f"{r.evaluate.queries:,} queries, {r.evaluate.batch_sequences} windows per batch-local pool, "
-            f"catalogue of {r.evaluate.catalogue_items} items, seed {r.evaluate.seed}" for r in recipes
-        ),
-    }  # fmt: skip
-    return [(name, _count_values(values)) for name, values in kinds.items()]
+    return [(name, study.tally[name]) for name in RECIPE_FACTS]
 
 
 def _machines(study: Study) -> list[tuple[str, str]]:
-    records = study.records
-    if not records:
+    tally = study.tally
+    if not tally.num_records:
         return [("source", study.laws.source)]
-    rows = [
-        (
-            "presets",
-            join_words(sorted({m.preset for m in study.manifests if m.preset})) or "not stated",
-        ),
-        ("dataset checksum", _count_values(r.dataset_checksum for r in records)),
-        (
-            "query sets",
-            _count_values(r.evaluation.query_set_checksum for r in records if r.evaluation is not None) or "not stated",
-        ),
-        ("hardware", _count_values(_flat(r.hardware) for r in records if r.hardware) or "not stated"),
-        ("versions", _count_values(_flat(r.versions) for r in records if r.versions) or "not stated"),
+    rows = [("presets", join_words(sorted({m.preset for m in study.manifests if m.preset})) or "not stated")]
+    rows += [
+        (name, tally[name] or "not stated") for name in ("dataset checksum", "query sets", "hardware", "versions")
     ]
-    spent = sum(r.flops_nominal or 0.0 for r in records)
-    seconds = sum(r.seconds.warmup + r.seconds.train + r.seconds.evaluate for r in records if r.seconds is not None)
-    took = f" in {format_seconds(seconds)} of runs" if seconds else ""
-    rows.append(("compute spent", f"{power_of_ten(spent)} nominal FLOPs{took}"))
+    took = f" in {format_seconds(tally.seconds)} of runs" if tally.seconds else ""
+    rows.append(("compute spent", f"{power_of_ten(tally.flops)} nominal FLOPs{took}"))
     return rows
-
-
-def _flat(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _count_values(values: Iterable[str]) -> str:
-    """'adamw' or 'adamw (40 runs), muon (2 runs)'."""
-    counts = Counter(values)
-    if len(counts) == 1:
-        return next(iter(counts))
-    texts = [f"{value} ({plural(n, 'run')})" for value, n in counts.most_common(6)]
-    return ", ".join(texts) + (f" and {len(counts) - 6} others" if len(counts) > 6 else "")
 
 
 def _format_span(values: Iterable[float], form: Callable[[float], str]) -> str:

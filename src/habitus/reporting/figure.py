@@ -26,7 +26,10 @@ class PlotAxis:
 
 @dataclass(frozen=True)
 class Points:
-    """Dots, each with the text shown when it is pointed at; `low` and `high` are error bars along `bars`."""
+    """Dots, each with the text shown when it is pointed at; `low` and `high` are error bars along `bars`.
+
+    Dots of runs name them: a tip is then the values of `metrics`, and the page adds what the run was.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
@@ -40,6 +43,9 @@ class Points:
     shape: Literal["circle", "diamond", "square"] = "circle"
     large: bool = False
     label: str = ""
+    runs: Sequence[int] = ()  # positions among the runs of the laws
+    metrics: Sequence[str] = ()
+    num_hidden: int = 0  # runs that are not drawn
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class Table:
 
 @dataclass(frozen=True)
 class View:
-    """What a exhibit shows for one metric; metric '' is for all of them."""
+    """What an exhibit shows for one metric; metric '' is for all of them."""
 
     reading: str
     metric: str = ""
@@ -121,7 +127,7 @@ class View:
 
 @dataclass(frozen=True)
 class Sheet:
-    """The numbers behind a exhibit, as they are downloaded."""
+    """The numbers behind an exhibit, as they are downloaded."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]  # text, numbers, None where a value is missing
@@ -141,6 +147,17 @@ class Exhibit:
     def is_figure(self) -> bool:
         """Whether it is numbered as a figure. One whose law refuses has a sentence only, and is one too."""
         return all(view.table is None for view in self.views)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has a sentence only."""
+        return not any(view.panels or (view.table and view.table.rows) for view in self.views)
+
+    @property
+    def num_hidden(self) -> int:
+        """Runs that its figures leave out, so that the page stays small."""
+        marks = [mark for view in self.views for panel in view.panels for mark in panel.marks]
+        return sum(mark.num_hidden for mark in marks if isinstance(mark, Points))
 
 
 @dataclass(frozen=True)
@@ -170,3 +187,11 @@ class Contents:
     @property
     def exhibits(self) -> list[Exhibit]:
         return [exhibit for chapter in self.chapters for exhibit in chapter.exhibits]
+
+    @property
+    def missing_by_command(self) -> dict[str, list[str]]:
+        """What each command would add."""
+        commands: dict[str, list[str]] = {}
+        for item in self.missing:
+            commands.setdefault(item.command, []).append(item.title)
+        return commands

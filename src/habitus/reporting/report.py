@@ -13,6 +13,7 @@ from habitus.reporting import (
     correlations,
     depth,
     disclosure,
+    finite,
     inits,
     negatives,
     rollouts,
@@ -22,9 +23,11 @@ from habitus.reporting import (
     trust,
 )
 from habitus.reporting.figure import Chapter, Contents, Exhibit, MissingExhibit
+from habitus.reporting.opening import opening
 from habitus.reporting.page import render_page
 from habitus.reporting.plan import plan_exhibit
 from habitus.reporting.study import Study, read_study
+from habitus.reporting.valleys import DEPTH, NEGATIVES, SHARE, SIZE, Valley, curves, law_over_compute, optimum_table
 from habitus.store import Plan
 
 _Make = Callable[[Study], Exhibit | list[Exhibit] | None]
@@ -50,7 +53,11 @@ def report(
     study = replace(study, name=title or study.name, next_command=next_command)
     contents = _list_contents(study)
     try:
-        write_atomic(out, render_page(study, contents).encode())
+        html, beside = render_page(study, contents, f"{out.stem}-data")
+        for name, text in beside.items():
+            (out.parent / f"{out.stem}-data").mkdir(exist_ok=True)
+            write_atomic(out.parent / f"{out.stem}-data" / name, text.encode())
+        write_atomic(out, html.encode())
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}", expected="a file name in a folder") from error
     if png is not None:
@@ -60,26 +67,37 @@ def report(
     return out
 
 
+def _of(valley: Valley, make: Callable[[Study, Valley], Exhibit | None]) -> _Make:
+    """An exhibit that is drawn from the description of an axis."""
+    return lambda study: make(study, valley)
+
+
 # Key and title of a chapter; per entry what it is called when missing, its function, and the axes that measure it.
 _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
+    ("log-end", "A log that ends", (
+        ("metrics against passes", finite.passes, "passes"),
+        ("metrics against regularisation", finite.regularisation, "passes"),
+        ("the value of more data", finite.value_of_data, "passes on shares of the users"),
+        ("how far this log goes", finite.limits_table, "passes"),
+    )),
     ("embedder-share", "Embedder share", (
-        ("metrics against share", share.share_curves, "share"),
-        ("s*(C)", share.share_law, "share"),
-        ("table of s*", share.share_table, "share"),
+        ("metrics against share", _of(SHARE, curves), "share"),
+        ("s*(C)", _of(SHARE, law_over_compute), "share"),
+        ("table of s*", _of(SHARE, optimum_table), "share"),
     )),
     ("batch-size", "Batch size", (
         ("critical batch size", batch.batch_fits, "batch"),
         ("table of critical batch sizes", batch.batch_table, "batch"),
     )),
     ("size-and-data", "Size and data", (
-        ("iso-FLOP curves", allocation.isoflop, "allocation"),
+        ("iso-FLOP curves", _of(SIZE, curves), "allocation"),
         ("frontiers N*, D*, D/N", allocation.frontiers, "allocation"),
         ("table of the allocation", allocation_tables.allocation_table, "allocation"),
         ("exponents with nearest cells", allocation_tables.exponents, "allocation"),
     )),
     ("extra-negatives", "Extra negatives", (
-        ("metrics against K", negatives.negatives_curves, "negatives"),
-        ("table of K*", negatives.negatives_table, "negatives"),
+        ("metrics against K", _of(NEGATIVES, curves), "negatives"),
+        ("table of K*", _of(NEGATIVES, optimum_table), "negatives"),
     )),
     ("metrics", "Which metric to trust", (
         ("correlation of metrics", correlations.correlation_matrices, "allocation"),
@@ -94,14 +112,14 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
         ("N/D as a proxy of the share", share.proxy, "share"),
     )),
     ("depth-axis", "Depth", (
-        ("depth parabolas", depth.depth_parabolas, "depth"),
+        ("depth parabolas", _of(DEPTH, curves), "depth"),
         ("depth metrics against s and f", depth.depth_metrics, "depth"),
         ("depth tables: summary, grid, evaluation", depth.depth_tables, "depth"),
     )),
     ("training-signals", "Training signals", (
         ("trajectories per batch size", batch.trajectories, "batch"),
         ("training-loss channels against K", negatives.channels, "negatives"),
-        ("K*(C)", negatives.negatives_law, "negatives"),
+        ("K*(C)", _of(NEGATIVES, law_over_compute), "negatives"),
         ("allocation by training loss", allocation_tables.train_surrogate, "allocation"),
         ("surrogacy of the training loss", surrogates.surrogate, "negatives"),
     )),
@@ -138,7 +156,13 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
 
 def _list_contents(study: Study) -> Contents:
     """All exhibits that the store supports, in order, and those that it does not."""
-    first = (plan_exhibit(study), summary.answer(study), disclosure.study_map(study))
+    first = (
+        opening(study),
+        plan_exhibit(study),
+        finite.test_users(study),
+        summary.answer(study),
+        disclosure.study_map(study),
+    )
     chapters = [Chapter("summary", "Summary", tuple(exhibit for exhibit in first if exhibit))]
     missing = []
     for key, title, entries in _CHAPTERS:

@@ -4,9 +4,9 @@ from typing import Any
 
 from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, Points, Rule, Sheet, Table, View
 from habitus.reporting.format import count, percent, power_of_ten, sentence, significant, typeset_minus
-from habitus.reporting.powers import compute_axis
+from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import make_views
+from habitus.reporting.valleys import compute_axis
 from habitus.store import Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}

@@ -1,62 +1,23 @@
-"""The embedder's share of the parameters: figures and tables of the share axis."""
+"""The embedder's share of the parameters: cross-checks of the share axis. Its curves are in `valleys.py`."""
 
 import numpy as np
 
-from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, View
-from habitus.reporting.format import join_words, percent, power_of_ten, reason, sentence, significant
-from habitus.reporting.powers import power_law_exhibit
-from habitus.reporting.study import Study
-from habitus.reporting.valleys import (
+from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, View
+from habitus.reporting.format import join_words, percent, power_of_ten, sentence, significant
+from habitus.reporting.runs import (
     best_row,
     better,
-    describe_optima,
+    joined_runs,
     make_views,
-    optimum_table,
+    run_line,
+    run_points,
     run_sheet,
-    run_tip,
-    scatter_line,
-    valley_panel,
+    values_of_runs,
 )
+from habitus.reporting.study import Study
+from habitus.reporting.valleys import SHARE, SHARE_AXIS
 
-SHARE = PlotAxis("embedder share s = p_e / N", log=True, kind="percent")
 FLOP_SHARE = PlotAxis("embedder's share of FLOPs f", kind="percent")
-_KNOBS = ("embedder_share", "embedder_flop_share", "params", "slots_seen", "joint_dim", "width", "depth")
-
-
-def share_curves(study: Study) -> Exhibit | None:
-    """Metrics against share, with the two-term fits."""
-    metrics = study.fitted_metrics("share", "embedder_share")
-
-    def view(metric: str) -> View | None:
-        panel = valley_panel(study, "share", "embedder_share", metric, "share_optimum", SHARE)
-        laws = study.laws_by_budget("share_optimum", metric)
-        reading = describe_optima(study, laws, metric, "embedder share", "percent", "share_optimum")
-        return None if panel is None else View(reading, metric, (panel,))
-
-    views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("share"), metrics, _KNOBS)
-    how = "Dots are runs, lines two-term fits, diamonds optima with 95% intervals; hollow where they do not hold."
-    return Exhibit("share", "Metrics against embedder share", views, sheet, how) if views else None
-
-
-def share_law(study: Study) -> Exhibit | None:
-    """s*(C)."""
-    return power_law_exhibit(
-        study, "share-law", "Best share against compute, s*(C)", "share_optimum", "share_law", "s*",
-        PlotAxis("s*", log=True, kind="percent"),
-    )  # fmt: skip
-
-
-def share_table(study: Study) -> Exhibit | None:
-    metrics = [m for m in study.metrics if study.laws_by_budget("share_optimum", m)]
-    if not metrics:
-        return None
-    table, sheet = optimum_table(study, "share_optimum", metrics, "percent")
-    identified = sum(1 for m in metrics for law in study.laws_by_budget("share_optimum", m).values() if law.ok)
-    reading = f"{identified} of {len(sheet.rows)} share optima are identified"
-    if not identified:
-        reading += f": {reason(next(iter(study.laws_by_budget('share_optimum', metrics[0]).values())))}"
-    return Exhibit("share-table", "Best embedder share s*", (View(sentence(reading), table=table),), sheet)
 
 
 def share_zoom(study: Study) -> Exhibit | None:
@@ -65,20 +26,18 @@ def share_zoom(study: Study) -> Exhibit | None:
     marks: list[Mark] = []
     near = []
     for budget in study.budgets:
-        rows = sorted(
-            study.best_rate_runs("share", budget, ["embedder_share", metric]),
-            key=lambda row: row.knobs["embedder_share"],
-        )
+        rows = study.best_rate_runs("share", budget, ["embedder_share", metric])
         if len(rows) < 3:
             continue
         least = min(row.metrics[metric] for row in rows)
         small = [row for row in rows if row.knobs["embedder_share"] <= 0.12]
+        if not small:
+            continue
         above = [row.metrics[metric] - least for row in small]
-        xs = [row.knobs["embedder_share"] for row in small]
-        colour = study.colour(budget)
+        xs = values_of_runs(small, "embedder_share")
         marks += [
-            Line(xs, above, colour, power_of_ten(budget)),
-            Points(xs, above, colour, [run_tip(study, row, metric) for row in small]),
+            run_line(xs, above, study.colour(budget), power_of_ten(budget)),
+            run_points(study, small, xs, above, metric),
         ]
         inside = [a for a, s in zip(above, xs, strict=True) if 0.0195 <= s <= 0.0605]
         near += [max(inside) - min(inside)] if len(inside) > 1 else []
@@ -91,7 +50,7 @@ def share_zoom(study: Study) -> Exhibit | None:
         PlotAxis("nats above best", low=0.0), tuple(marks),
     )  # fmt: skip
     reading = sentence(reading or "Fewer than two cells lie between 2% and 6%", paper if near else "")
-    sheet = run_sheet(study.best_rate_runs("share", needs=[metric]), [metric], _KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share", needs=[metric]), [metric], SHARE.knobs)
     return Exhibit("share-zoom", "Small shares, loss only", (View(reading, panels=(panel,)),), sheet)
 
 
@@ -105,8 +64,7 @@ def flop_share(study: Study) -> Exhibit | None:
         for budget in study.budgets:
             rows = study.best_rate_runs("share", budget, ["embedder_flop_share", metric])
             if rows:
-                rows.sort(key=lambda row: row.knobs["embedder_flop_share"])
-                marks += scatter_line(study, rows, "embedder_flop_share", metric, budget)
+                marks += joined_runs(study, rows, "embedder_flop_share", metric)
                 best[budget] = best_row(rows, metric).knobs["embedder_flop_share"]
         if not marks:
             return None
@@ -117,7 +75,7 @@ def flop_share(study: Study) -> Exhibit | None:
         return View(sentence(reading), metric, (Panel(better(metric), FLOP_SHARE, PlotAxis(metric), tuple(marks)),))
 
     views = make_views(metrics, view)
-    sheet = run_sheet(study.best_rate_runs("share"), metrics, _KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share"), metrics, SHARE.knobs)
     how = "f = (t·p_e + 3·B·L·h) / (t·p_e + p + 3·B·L·h): the same runs on the axis of compute instead of parameters."
     return Exhibit("flop-share", "Metrics against the embedder's share of FLOPs", views, sheet, how) if views else None
 
@@ -134,22 +92,21 @@ def proxy(study: Study) -> Exhibit | None:
             continue
         ratio = [row.knobs["params"] / row.knobs["slots_seen"] for row in rows]
         loss = [row.metrics[metric] for row in rows]
-        tips = [run_tip(study, row, metric) for row in rows]
-        colour, label = study.colour(budget), power_of_ten(budget)
-        left.append(Points([row.knobs["embedder_share"] for row in rows], ratio, colour, tips, label=label))
-        right.append(Points(ratio, loss, colour, tips, label=label))
+        label = power_of_ten(budget)
+        left.append(run_points(study, rows, "embedder_share", ratio, metric, label=label))
+        right.append(run_points(study, rows, ratio, loss, metric, label=label))
         if np.ptp(np.log(ratio)) > 1e-6 and np.ptp(loss) > 0:
             explained[budget] = float(np.corrcoef(np.log(ratio), loss)[0, 1] ** 2)
     if not left:
         return None
     ratio_axis = PlotAxis("N / D", log=True)
     panels = (
-        Panel("N/D of the cells", SHARE, ratio_axis, tuple(left)),
+        Panel("N/D of the cells", SHARE_AXIS, ratio_axis, tuple(left)),
         Panel("batch/loss against N/D", ratio_axis, PlotAxis(metric), tuple(right)),
     )
     by_budget = join_words(f"{significant(r, 2)} at {power_of_ten(b)}" for b, r in explained.items())
     reading = f"N/D alone explains this share (R²) of the loss along the share axis: {by_budget}" if by_budget else (
         "N/D is the same in all cells of a budget, so it explains nothing along the share axis"
     )  # fmt: skip
-    sheet = run_sheet(study.best_rate_runs("share"), [metric], _KNOBS)
+    sheet = run_sheet(study.best_rate_runs("share"), [metric], SHARE.knobs)
     return Exhibit("proxy", "Is it the share, or N/D?", (View(sentence(reading), panels=panels),), sheet)

@@ -2,23 +2,29 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from habitus.errors import ConfigError, FitError
-from habitus.laws import MeasuredRun, fit, published_laws, read_runs
-from habitus.record import Record
+from habitus.laws import MeasuredRun, fit, predict_saturating, published_laws, read_runs
+from habitus.planning import log_limits
+from habitus.reporting.tally import Tally
 from habitus.store import (
     LAWS_FILE,
+    LOG_AXIS,
+    TEST_TABLE_FILE,
     Law,
     Laws,
+    LogLimits,
     Plan,
     RegisteredPlan,
     RunRow,
     SweepManifest,
+    TestTable,
     manifest_paths,
-    read_record,
 )
 
 
@@ -29,11 +35,12 @@ class Study:
     name: str
     laws: Laws
     runs: tuple[MeasuredRun, ...]  # every row of every manifest, failed and missing ones included
-    records: tuple[Record, ...] = ()
+    tally: Tally = field(default_factory=Tally)
     plan: Plan | None = None
     manifests: tuple[SweepManifest, ...] = ()
     laws_source: str = ""  # whether the laws were read or fitted for this page
     next_command: str | None = None  # trains the plan's recipe
+    test_table: TestTable | None = None
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -48,15 +55,29 @@ class Study:
 
     @cached_property
     def budgets(self) -> tuple[float, ...]:
-        return tuple(sorted({run.budget for run in self.runs}))
+        """Budgets of the sweeps; runs of the log axis spend whatever their passes cost."""
+        budgets = {run.budget for run in self.runs if run.axis != LOG_AXIS} or {run.budget for run in self.runs}
+        return tuple(sorted(budgets))
 
     @cached_property
     def published(self) -> Laws:
         return published_laws()
 
     @cached_property
-    def _entries(self) -> dict[tuple[str, str, float | None], Law]:
-        return {(e.name, e.metric, e.budget): e.law for e in self.laws.entries}
+    def _entries(self) -> dict[tuple[str, str], dict[float | None, Law]]:
+        entries: dict[tuple[str, str], dict[float | None, Law]] = {}
+        for e in self.laws.entries:
+            entries.setdefault((e.name, e.metric), {})[e.budget] = e.law
+        return entries
+
+    @cached_property
+    def _chosen(self) -> dict[str, dict[float, list[RunRow]]]:
+        """Runs at their cell's best learning rate, by axis and budget."""
+        chosen: dict[str, dict[float, list[RunRow]]] = {}
+        for row in self.laws.runs:
+            if row.chosen:
+                chosen.setdefault(row.axis, {}).setdefault(row.budget, []).append(row)
+        return chosen
 
     @cached_property
     def _positions(self) -> dict[int, int]:
@@ -68,15 +89,42 @@ class Study:
 
     def colour(self, budget: float) -> str:
         """The colour name of a budget; one scale for the whole page."""
-        return f"b{self.budgets.index(budget)}"
+        return f"b{self.budgets.index(budget)}" if budget in self.budgets else "main"
 
     def law(self, name: str, metric: str, budget: float | None = None) -> Law | None:
-        return self._entries.get((name, metric, budget))
+        return self._entries.get((name, metric), {}).get(budget)
 
     def laws_by_budget(self, name: str, metric: str) -> dict[float, Law]:
         """The laws of that name and metric that belong to a budget, in order of budgets."""
-        laws = {b: law for (n, m, b), law in self._entries.items() if (n, m) == (name, metric) and b is not None}
-        return dict(sorted(laws.items()))
+        laws = self._entries.get((name, metric), {})
+        return {budget: laws[budget] for budget in sorted(b for b in laws if b is not None)}
+
+    def frontier(self, metric: str) -> list[tuple[float, float, float, float]]:
+        """Compute, L* and its 95% interval from the smallest budget up to the plan's, or to ten times the largest."""
+        if metric not in self._frontiers:
+            law, budgets = self.law("loss_law", metric), list(self.laws_by_budget("size_optimum", metric))
+            grid: list[float] = []
+            if law is not None and law.values and budgets:
+                far = 10 * budgets[-1] if self.plan is None else max(self.plan.flops, 1.1 * budgets[-1])
+                grid = [*np.geomspace(budgets[0], budgets[-1], 12)[:-1], *np.geomspace(budgets[-1], far, 5)]
+            self._frontiers[metric] = [(float(x), *predict_saturating(law, float(x))) for x in grid] if law else []
+        return self._frontiers[metric]
+
+    def log_limits(self, metric: str) -> LogLimits:
+        """What the law of a finite log answers for a metric; nothing where there is none."""
+        if metric not in self._limits:
+            law = self.law("finite_log", metric)
+            none = LogLimits(metric=metric, status="too_few")
+            self._limits[metric] = none if law is None else log_limits(law, metric)
+        return self._limits[metric]
+
+    @cached_property
+    def _limits(self) -> dict[str, LogLimits]:
+        return {}
+
+    @cached_property
+    def _frontiers(self) -> dict[str, list[tuple[float, float, float, float]]]:
+        return {}
 
     def paper_law(self, name: str, metric: str, budget: float | None = None) -> Law | None:
         """The paper's law of that name, if it is printed."""
@@ -87,14 +135,9 @@ class Study:
 
     def best_rate_runs(self, axis: str, budget: float | None = None, needs: Iterable[str] = ()) -> list[RunRow]:
         """The runs at their cell's best learning rate that hold the knobs or metrics named."""
-        return [
-            row
-            for row in self.laws.runs
-            if row.axis == axis
-            and row.chosen
-            and (budget is None or row.budget == budget)
-            and all(name in row.knobs or name in row.metrics for name in needs)
-        ]
+        by_budget = self._chosen.get(axis, {})
+        rows = [row for b in by_budget for row in by_budget[b] if budget is None or b == budget]
+        return [row for row in rows if all(name in row.knobs or name in row.metrics for name in needs)]
 
     @cached_property
     def left_out(self) -> list[tuple[str, float, str]]:
@@ -109,7 +152,8 @@ class Study:
 
 def read_study(store: Path, plan: Plan | str | Path | None = None) -> Study:
     """The study of a store folder or a flat CSV. Laws come from laws.json, or are fitted where it is missing or old."""
-    runs = read_runs(store)
+    tally = Tally()
+    runs = read_runs(store, tally.add)
     laws, laws_source = _read_or_fit_laws(store)
     if not laws.metrics:
         raise FitError(f"{store}: its laws name no metric", expected="a laws.json written by `habitus fit`")
@@ -117,10 +161,11 @@ def read_study(store: Path, plan: Plan | str | Path | None = None) -> Study:
         name=_study_name(store.resolve()),
         laws=laws,
         runs=tuple(runs),
-        records=_read_records(store, runs),
+        tally=tally,
         plan=plan if isinstance(plan, Plan) else _read_plan(store, plan),
         manifests=tuple(SweepManifest.read(path) for path in manifest_paths(store)),
         laws_source=laws_source,
+        test_table=TestTable.read(table) if (table := store / TEST_TABLE_FILE).is_file() else None,
     )
 
 
@@ -148,12 +193,6 @@ def _read_or_fit_laws(store: Path) -> tuple[Laws, str]:
 def _newest_change(store: Path) -> float:
     files = [*store.glob("cells/*/record.json"), *manifest_paths(store)] if store.is_dir() else [store]
     return max((path.stat().st_mtime for path in files), default=0.0)
-
-
-def _read_records(store: Path, runs: list[MeasuredRun]) -> tuple[Record, ...]:
-    hashes = sorted({run.recipe_hash for run in runs if run.recipe_hash and run.status != "missing"})
-    records = (read_record(store, recipe_hash) for recipe_hash in hashes)
-    return tuple(record for record in records if record is not None)
 
 
 def _read_plan(store: Path, plan: str | Path | None) -> Plan | None:

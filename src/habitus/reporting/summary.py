@@ -21,9 +21,9 @@ from habitus.reporting.format import (
     sentence,
     significant,
 )
-from habitus.reporting.powers import why_no_law
+from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import make_views
+from habitus.reporting.valleys import why_no_law
 from habitus.store import Law
 
 

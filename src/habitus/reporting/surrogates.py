@@ -6,10 +6,10 @@ import numpy as np
 
 from habitus.laws import spearman_matrix
 from habitus.reporting.correlations import bare, stage_title, tables_of
-from habitus.reporting.figure import Exhibit, Heat, Mark, Panel, PlotAxis, Points, Sheet, Table, View
+from habitus.reporting.figure import Exhibit, Heat, Mark, Panel, PlotAxis, Sheet, Table, View
 from habitus.reporting.format import join_words, plural, power_of_ten, sentence
+from habitus.reporting.runs import make_views, run_points, run_sheet
 from habitus.reporting.study import Study
-from habitus.reporting.valleys import make_views, run_sheet, run_tip
 from habitus.store import CORRELATED_REGIMES, correlated_axes, direction_of
 
 
@@ -26,9 +26,8 @@ def regimes(study: Study) -> Exhibit | None:
             for budget in study.budgets:
                 rows = study.best_rate_runs(axis, budget, [batch, catalogue])
                 if rows:
-                    xs, ys = [r.metrics[batch] for r in rows], [r.metrics[catalogue] for r in rows]
-                    tips = [run_tip(study, r, batch, catalogue) for r in rows]
-                    marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
+                    label = power_of_ten(budget)
+                    marks.append(run_points(study, rows, batch, catalogue, batch, catalogue, label=label))
             if marks:
                 panels.append(
                     Panel(f"{name}, {axis} axis", PlotAxis(batch), PlotAxis(catalogue), tuple(marks), labels="margin")
@@ -158,9 +157,7 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
             for budget in study.budgets:
                 rows = [r for axis in correlated_axes(stage) for r in study.best_rate_runs(axis, budget, [loss, other])]
                 if rows:
-                    xs, ys = [r.metrics[loss] for r in rows], [r.metrics[other] for r in rows]
-                    tips = [run_tip(study, r, loss, other) for r in rows]
-                    marks.append(Points(xs, ys, study.colour(budget), tips, label=power_of_ten(budget)))
+                    marks.append(run_points(study, rows, loss, other, loss, other, label=power_of_ten(budget)))
             if marks:
                 panels.append(Panel(stage_title(stage), PlotAxis(loss), PlotAxis(other), tuple(marks), labels="margin"))
             rhos = [

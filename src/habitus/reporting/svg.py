@@ -8,13 +8,13 @@ from habitus.reporting.colours import correlation_colours
 from habitus.reporting.figure import Band, Heat, Line, Mark, Panel, PlotAxis, Points, Rule
 from habitus.reporting.scales import Scale, values_of
 
-WIDTH, HEIGHT = 480.0, 330.0
+WIDTH, HEIGHT = 480.0, 330.0  # of a panel with axes; a matrix is as large as its cells
 _LETTER = 6.6  # mean width of a letter at the size of a label
 _TOP, _BOTTOM, _LINE = 30.0, 46.0, 13.5
 
 
 def draw(panel: Panel) -> str:
-    """One panel as an <svg> element."""
+    """One panel as an <svg> element that begins with its viewBox."""
     return _heat_map(panel, panel.heat) if panel.heat else _Plot(panel).svg()
 
 
@@ -79,7 +79,7 @@ class _Plot:
 
     def _mark(self, mark: Mark) -> str:
         if isinstance(mark, Points):
-            return self._points(mark)
+            return self._runs(mark) if mark.runs else self._points(mark)
         if isinstance(mark, Line):
             style = "ln" + (" da" if mark.dashed else "") + (" th" if mark.thick else "")
             return f'<path class="{style} {mark.colour}" d="{self._path(mark.x, mark.y)}"/>'
@@ -112,6 +112,16 @@ class _Plot:
                 at = f'x="{x - size:.1f}" y="{y - size:.1f}" width="{2 * size:g}" height="{2 * size:g}"'
                 parts.append(f"<rect {at}{rotation}{tip}/>")
         return "".join(parts) + "</g>"
+
+    def _runs(self, mark: Points) -> str:
+        """Dots of runs as one path of points, with their values: there may be thousands on a page."""
+        path, tips = [], []
+        for i, (vx, vy) in enumerate(zip(mark.x, mark.y, strict=True)):
+            if math.isfinite(vx) and math.isfinite(vy):
+                path.append(f"M{self.x.at(vx):.1f} {self.y.at(vy):.1f}h0")
+                tips.append(f"{mark.runs[i]} {mark.tips[i]}")
+        data = f'data-m="{escape(" ".join(mark.metrics))}" data-r="{escape(",".join(tips))}"'
+        return f'<path class="dt {mark.colour}" d="{"".join(path)}" {data}/>'
 
     def _end(self, scale: Scale, value: float) -> float:
         """The end of an error bar; an open one goes to the edge."""
@@ -197,7 +207,7 @@ def _heat_map(panel: Panel, heat: Heat) -> str:
     width = max(300.0, left + side * len(heat.columns) + max(10.0, spill - side / 2 + 8))
     height = head + tall * len(heat.rows) + 8
     parts = [
-        f'<svg class="heat" viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true" focusable="false" '
+        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" class="heat" aria-hidden="true" focusable="false" '
         f'style="max-width:{width * 1.15:.0f}px">',
         f'<text class="pt0" x="4" y="15">{escape(panel.title)}</text><g class="tk">',
     ]

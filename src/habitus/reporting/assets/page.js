@@ -46,23 +46,57 @@
   }
   select.addEventListener("change", function () { choose(select.value); });
 
-  // Values of single points: pointer, or arrow keys on a focused figure.
-  var tip = document.getElementById("tip"), active = null;
-  function hide() { tip.hidden = true; if (active) active.classList.remove("on"); active = null; }
-  function describe(text) {
-    if (text[0] !== "~") return text;
-    var bar = text.indexOf("|"), rest = text.slice(bar + 1);
-    return (rest ? rest + " · " : "") + runs[+text.slice(1, bar)];
+  // Values of single points: pointer, or arrow keys on a focused figure. Dots of runs are one path per budget.
+  var tip = document.getElementById("tip"), active = null, ring = null;
+  function describe(names, text) {
+    var values = text.split(" "), run = runs[values.shift()];
+    return names.split(" ").map(function (name, i) { return name + " " + values[i]; }).concat(run).join(" · ");
+  }
+  function marksOf(figure) { // of a figure or a panel, in the order of drawing, each read once
+    var marks = [];
+    all("[data-t], [data-r]", figure).forEach(function (node) {
+      if (!node.marks && node.dataset.t) node.marks = [{ node: node, text: node.dataset.t }];
+      if (!node.marks) {
+        var places = node.getAttribute("d").match(/M[^h]+/g);
+        node.marks = node.dataset.r.split(",").map(function (run, i) {
+          var at = places[i].slice(1).split(" ");
+          return { node: node, run: run, x: +at[0], y: +at[1] };
+        });
+      }
+      marks = marks.concat(node.marks);
+    });
+    return marks;
+  }
+  function place(mark) { // on the screen
+    if (mark.run) {
+      var at = new DOMPoint(mark.x, mark.y).matrixTransform(mark.node.getScreenCTM());
+      return { x: at.x, top: at.y - 4, bottom: at.y + 4, y: at.y };
+    }
+    var r = mark.node.getBoundingClientRect();
+    return { x: r.left + r.width / 2, y: r.top + r.height / 2, top: r.top, bottom: r.bottom };
+  }
+  function hide() {
+    tip.hidden = true;
+    if (active) active.node.classList.remove("on");
+    if (ring) ring.remove();
+    active = ring = null;
   }
   function show(mark) {
     if (mark === active) return;
     hide();
     active = mark;
-    mark.classList.add("on");
-    tip.textContent = describe(mark.dataset.t);
+    if (mark.run) {
+      ring = document.createElementNS(mark.node.namespaceURI, "circle");
+      ring.setAttribute("class", "ring");
+      ring.setAttribute("cx", mark.x);
+      ring.setAttribute("cy", mark.y);
+      ring.setAttribute("r", 5);
+      mark.node.after(ring);
+    } else mark.node.classList.add("on");
+    tip.textContent = mark.run ? describe(mark.node.dataset.m, mark.run) : mark.text;
     tip.hidden = false;
-    var at = mark.getBoundingClientRect(), box = tip.getBoundingClientRect();
-    var left = Math.min(Math.max(8, at.left + at.width / 2 - box.width / 2), innerWidth - box.width - 8);
+    var at = place(mark), box = tip.getBoundingClientRect();
+    var left = Math.min(Math.max(8, at.x - box.width / 2), innerWidth - box.width - 8);
     var top = at.top - box.height - 8;
     tip.style.left = left + "px";
     tip.style.top = (top < 8 ? at.bottom + 8 : top) + "px";
@@ -71,11 +105,9 @@
     panels.addEventListener("pointermove", function (event) {
       var svg = event.target.closest(".panel > svg"), best = null, least = 28 * 28;
       if (!svg) return hide();
-      if (event.target.dataset && event.target.dataset.t) return show(event.target);
-      if (svg.classList.contains("heat")) return hide();
-      all("[data-t]", svg).forEach(function (mark) {
-        var r = mark.getBoundingClientRect();
-        var dx = r.left + r.width / 2 - event.clientX, dy = r.top + r.height / 2 - event.clientY, d = dx * dx + dy * dy;
+      if (svg.classList.contains("heat") && !event.target.dataset.t) return hide();
+      marksOf(svg).forEach(function (mark) {
+        var at = place(mark), dx = at.x - event.clientX, dy = at.y - event.clientY, d = dx * dx + dy * dy;
         if (d < least) { least = d; best = mark; }
       });
       if (best) show(best); else hide();
@@ -85,8 +117,7 @@
     panels.addEventListener("keydown", function (event) {
       var step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (event.key === "Escape") return hide();
-      if (!step) return;
-      var marks = all("[data-t]", panels);
+      var marks = step ? marksOf(panels) : [];
       if (!marks.length) return;
       event.preventDefault();
       var at = marks.indexOf(active);
@@ -138,9 +169,16 @@
     article.appendChild(box);
   }
   document.addEventListener("click", function (event) {
-    var hit = event.target.closest("button.csv, button.data");
+    var hit = event.target.closest("button.csv, button.data, button.wide");
     if (!hit) return;
-    if (hit.classList.contains("csv")) download(hit.dataset.key); else toggle(hit);
+    if (hit.classList.contains("csv")) download(hit.dataset.key);
+    else if (hit.classList.contains("data")) toggle(hit);
+    else {
+      var wide = hit.closest("article").classList.toggle("enlarged");
+      hit.setAttribute("aria-pressed", String(wide));
+      hit.textContent = wide ? "Shrink" : "Enlarge";
+      hide();
+    }
   });
 
   // Sections: closed on small screens, the current one marked.

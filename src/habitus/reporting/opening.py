@@ -1,0 +1,105 @@
+"""The picture that the page begins with: the runs, the frontier below or above them, its forecast, and the plan."""
+
+from habitus.laws import predict_saturating
+from habitus.reporting.curves import frontier_marks, optima
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, View
+from habitus.reporting.format import power_of_ten, reason, sentence, significant
+from habitus.reporting.runs import best_row, better, make_views, run_points, run_sheet
+from habitus.reporting.study import Study
+from habitus.store import LOG_AXIS, Prediction, RunRow, direction_of
+
+_AXES = ("allocation", "share", "depth", LOG_AXIS)  # of stage 1, the first that was run
+
+
+def opening(study: Study) -> Exhibit | None:
+    """Metric against compute: every run, the frontier with its band up to the plan, and the planned point."""
+    axis = next((a for a in _AXES if study.best_rate_runs(a)), None)
+    if axis is None:
+        return None
+    metrics = study.fitted_metrics(axis)
+    views = make_views(metrics, lambda metric: _view(study, axis, metric))
+    sheet = run_sheet(study.best_rate_runs(axis), metrics, ("params", "slots_seen", "epochs", "flops_nominal"))
+    how = "Dots are runs, coloured by budget; the line is the best that a budget buys, its band the 95% interval."
+    if not any(study.law("loss_law", metric) for metric in metrics):
+        how = "Dots are runs; the line joins the best so far."
+    return Exhibit("opening", "What compute buys, and what is planned", views, sheet, how) if views else None
+
+
+def _view(study: Study, axis: str, metric: str) -> View | None:
+    by_budget: dict[float, list[RunRow]] = {}
+    for row in sorted(study.best_rate_runs(axis, needs=[metric]), key=lambda row: row.budget):
+        by_budget.setdefault(row.budget, []).append(row)
+    if not by_budget:
+        return None
+    several = 1 < len(by_budget) <= 10
+    marks: list[Mark] = []
+    for budget, rows in by_budget.items():
+        marks.append(run_points(study, rows, [budget] * len(rows), metric, metric, colour="" if several else "main"))
+    laws = {b: law for b, law in study.laws_by_budget("size_optimum", metric).items() if "y_opt" in law.values}
+    curve = frontier_marks(study, metric)
+    marks += [*curve, *optima(laws, "main", "plain", "y_opt")] if curve else _best_so_far(by_budget, metric)
+    marks += _planned_points(study, metric)
+    compute = PlotAxis("compute C (FLOPs)", log=True, kind="flops")
+    return View(
+        _describe(study, metric, by_budget), metric, (Panel(better(metric), compute, PlotAxis(metric), tuple(marks)),)
+    )
+
+
+def _best_so_far(by_budget: dict[float, list[RunRow]], metric: str) -> list[Mark]:
+    """A line through the best run of each budget that no smaller budget beats."""
+    steps: list[tuple[float, float]] = []
+    for budget, rows in by_budget.items():
+        value = best_row(rows, metric).metrics[metric]
+        if not steps or (value < steps[-1][1]) == (direction_of(metric) == "min"):
+            steps.append((budget, value))
+    return [Line([x for x, _ in steps], [y for _, y in steps], "main", "best so far" if len(steps) > 1 else "")]
+
+
+def _planned(study: Study, metric: str) -> list[tuple[float, Prediction]]:
+    """What the plan predicts for the metric, with the compute that each stage ends at."""
+    plan = study.plan
+    if plan is None:
+        return []
+    at = {1: plan.stage1_flops, 2: plan.flops}
+    return [(at[p.stage], p) for p in plan.predictions if p.metric == metric]
+
+
+def _planned_points(study: Study, metric: str) -> list[Mark]:
+    marks: list[Mark] = []
+    for flops, p in _planned(study, metric):
+        low, high = (float("inf") * sign if end is None else end for end, sign in ((p.low, -1), (p.high, 1)))
+        bars = ([low], [high]) if p.low is not None or p.high is not None else ([], [])
+        tip = f"plan at {power_of_ten(flops)}, stage {p.stage}: {_value(p)}"
+        label = "plan" if p.stage == 1 else "plan, stage 2"
+        marks.append(Points([flops], [p.value], "plan", [tip], *bars, shape="diamond", large=True, label=label))
+    return marks
+
+
+def _value(p: Prediction) -> str:
+    if p.low is None and p.high is None:
+        return significant(p.value)
+    return f"{significant(p.value)} [{', '.join('open' if e is None else significant(e) for e in (p.low, p.high))}]"
+
+
+def _describe(study: Study, metric: str, by_budget: dict[float, list[RunRow]]) -> str:
+    """The best run so far, and what the plan, or ten times the compute, is expected to bring."""
+    rows = [row for group in by_budget.values() for row in group]
+    best = best_row(rows, metric)
+    parts = [
+        f"the best of these runs has {metric} {significant(best.metrics[metric])}, at {power_of_ten(best.budget)} FLOPs"
+    ]
+    planned = _planned(study, metric)
+    law = study.law("loss_law", metric)
+    if planned:
+        flops, p = planned[-1]
+        parts.append(f"the plan for {power_of_ten(flops)} expects {_value(p)}")
+    elif law is not None and law.ok:
+        far = 10 * max(by_budget)
+        value, low, high = predict_saturating(law, far)
+        parts.append(
+            f"the frontier reaches {significant(value)} [{significant(low)}, {significant(high)}] "
+            f"at {power_of_ten(far)}"
+        )
+    elif law is not None:
+        parts.append(f"how the frontier continues is not identified: {reason(law)}")
+    return sentence(*parts)

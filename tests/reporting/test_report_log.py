@@ -1,0 +1,79 @@
+"""The chapters of a log that ends, and the table on test users."""
+
+from pathlib import Path
+
+import pytest
+
+from habitus.laws import fit
+from habitus.reporting import report
+from habitus.store import TEST_TABLE_FILE, TestTable
+
+from .make_store import HOSTILE, log_rows, write_store
+from .reading import Page, read_page
+
+RECALL = "catalogue/recall@10"
+TABLE = {
+    "side": "test",
+    "queries": 4000,
+    "users": 500,
+    "rows": [
+        {"scorer": "model", "metrics": {m: {"value": v, "n": 4000} for m, v in (("recall@10", 0.31), ("loss", 6.1))}},
+        {
+            "scorer": f"popularity {HOSTILE}",
+            "metrics": {m: {"value": v, "n": 4000} for m, v in (("recall@10", 0.12), ("loss", 7.4))},
+            "differences": {"recall@10": {"value": 0.19, "low": 0.18, "high": 0.2}, "loss": {"value": -1.3}},
+        },
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def log_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = ("catalogue/recall@10", "catalogue/loss", "train/loss")
+    rows = log_rows()
+    for row in rows:
+        row["metrics"] = {m: v for m, v in row["metrics"].items() if m in names}
+    store = write_store(tmp_path_factory.mktemp("log") / "store", rows)
+    fit(store, ["catalogue/recall@10"]).write(store / "laws.json")
+    return store
+
+
+@pytest.fixture(scope="module")
+def log_page(log_store: Path) -> Page:
+    TestTable.parse(TABLE, "test").write(log_store / TEST_TABLE_FILE)
+    return read_page(report(log_store, log_store.parent / "report.html"))
+
+
+def test_passes_and_regularisation_name_the_best_run(log_page: Page) -> None:
+    assert "took 16.0 passes with N = 3.2M" in log_page.articles["passes"].readings[0]
+    reading = log_page.articles["regularisation"].readings[0]
+    assert reading.startswith("With dropout 0.3 the best run has catalogue/recall@10 0.") and ", with 0.1 0." in reading
+    assert log_page.articles["regularisation"].drawings == 1  # nothing but dropout was varied
+
+
+def test_the_value_of_more_data_is_said_with_intervals(log_page: Page) -> None:
+    reading = log_page.articles["value-of-data"].readings[0]
+    assert "With twice the users: catalogue/recall@10 0.2" in reading and "With ten times the users" in reading
+    assert "No run has checked what lies beyond the log." in reading
+    answers = {row[0]: row[1] for row in log_page.articles["log-limits"].tables[0]}
+    assert answers["twice the users"] in reading.replace("With twice the users: catalogue/recall@10 ", "")
+    assert {"one more pass", "twice the size", "best number of passes"} <= set(answers)
+
+
+def test_the_table_on_test_users_stands_on_top(log_page: Page) -> None:
+    article = log_page.articles["test-users"]
+    assert list(log_page.articles).index("test-users") < list(log_page.articles).index("answer")
+    assert article.readings == [
+        "On 4,000 queries of 500 test users model has recall@10 0.3100. "
+        f"The best baseline, popularity {HOSTILE}, has 0.1200, a difference of +0.1900 [+0.1800, +0.2000]."
+    ]
+    assert article.row(f"popularity {HOSTILE}")[1:] == [
+        "0.1200 | model less it +0.1900 [+0.1800, +0.2000]", "7.400 | model less it −1.3000",
+    ]  # fmt: skip
+    assert HOSTILE not in log_page.text
+
+
+def test_stores_without_a_log_axis_have_no_such_chapter(tiny_page: Path) -> None:
+    page = read_page(tiny_page)
+    assert not {"passes", "regularisation", "value-of-data", "log-limits", "test-users"} & set(page.articles)
+    assert "habitus sweep passes --data DATASET --store STORE" in page.text
