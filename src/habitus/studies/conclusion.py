@@ -7,12 +7,13 @@ from statistics import fmean
 from habitus.data import Dataset
 from habitus.errors import ConfigError, FitError, HabitusError, RunError
 from habitus.laws import fit
-from habitus.planning import PlanOptions, plan_of_run, register_plan
+from habitus.planning import PlanOptions, log_limits, plan_of_run, register_plan
 from habitus.planning import plan as make_plan
 from habitus.progress import Note
 from habitus.record import Record
 from habitus.store import (
     LAWS_FILE,
+    LOG_AXIS,
     TEST_TABLE_FILE,
     Laws,
     Plan,
@@ -55,8 +56,6 @@ def plan_larger_budget(store: Path, options: StudyOptions, laws: Laws, dataset: 
     try:
         return make_plan(flops, options.metric, PlanOptions(laws=store / LAWS_FILE, dataset=dataset, gpu=options.gpu))
     except (ConfigError, FitError) as refused:
-        if options.plan_flops is not None:
-            raise
         why = f"no plan for {flops:.3g} FLOPs: {refused.problem}; the recipe is that of the best run"
         note(why)
         return plan_best_run(store, options.metric, dataset, warnings=(why,))
@@ -108,6 +107,12 @@ def search_warnings(search: SearchState, limit_seconds: float | None) -> list[st
             f"{high:.4f}; the recipe has the best seed"
         )
     return lines
+
+
+def describe_limits(laws: Laws, metric: str) -> list[str]:
+    """What the law of a finite log says about more passes, more parameters and more users, where it is fitted."""
+    entries = [entry for entry in laws.entries if entry.axis == LOG_AXIS and entry.metric == metric]
+    return [line for entry in entries for line in log_limits(entry.law, metric).lines()]
 
 
 def register(plan: Plan, path: Path) -> None:

@@ -1,12 +1,13 @@
 """Before the first sweep: the preset adapted and scaled, the probes, the cost, all written down."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.sizing import wall_seconds
-from habitus.studies.envelope import ScaledPreset, adapt_preset, choose_copying, fit_envelope
+from habitus.studies.envelope import ScaledPreset, adapt_preset, choose_copying, fill_gpu, fit_envelope
 from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES, ProbeResults, probe, seconds_of
 from habitus.studies.progress import StudyMonitor
@@ -29,14 +30,15 @@ def design_study(
     """Adapt and scale the preset to a share of the envelope, probe, and state the cost."""
     facts, axes = DatasetFacts.of(dataset), options.chosen_axes()
     envelope = share * _SWEEPS_SHARE
+    if options.data is not None and device_kind(options.device) == "cuda":
+        preset = fill_gpu(preset)
     preset, notes = adapt_preset(preset, dataset)
     preset, copying_notes = choose_copying(preset, dataset, options)
     notes += copying_notes
 
-    def scale(limit: float | None, cost: Callable[[Sequence[Design]], float], unit: str) -> ScaledPreset:
-        return fit_envelope(preset, facts, axes, allow_repeats=options.allow_repeats, limit=limit, cost=cost, unit=unit)
-
-    scaled = scale(None if options.flops is None else envelope * options.flops, _total_flops, "FLOPs")
+    scale = partial(fit_envelope, preset, facts, axes, allow_repeats=options.allow_repeats)
+    limit = None if options.flops is None else envelope * options.flops
+    scaled = scale(limit=limit, cost=_total_flops, unit="FLOPs", envelope_for=lambda cost: cost / envelope)
     probed_budget = min(scaled.preset.budgets)
     if options.dry_run and not (out / PROBES).exists():
         probes = _assume_speeds(options, facts, scaled.preset)
@@ -48,7 +50,12 @@ def design_study(
         notes.append(probes.summary)
     if options.gpu_hours is not None:
         seconds = _seconds_for_sweeps(envelope * options.gpu_hours, probes)
-        scaled = scale(seconds, lambda designs: sum(_wall_seconds(design, probes) for design in designs), "seconds")
+        scaled = scale(
+            limit=seconds,
+            cost=lambda designs: sum(_wall_seconds(design, probes) for design in designs),
+            unit="hours",
+            envelope_for=lambda cost: (cost + probes.seconds + _FINISH_SECONDS) / envelope / 3600,
+        )
     notes += _scale_notes(preset, scaled)
     return StudyState(
         dataset_checksum=dataset.checksum,

@@ -21,6 +21,7 @@ _FACTORS = tuple(10 ** (step / 8) for step in range(-48, 49))  # of the preset's
 _ROUNDS = 5  # of scaling towards the envelope
 _FILLED = 0.8  # of an envelope, from which it counts as used
 _REPEATS_WORTH_COPYING = 0.05  # of the next items, from which models copy on a log of one's own by default
+_GPU_HEAD, _GPU_WINDOWS = 16, 16  # less leaves most of a GPU idle
 _REPEAT_WINDOWS = 64  # looked at
 # Shapes beyond the preset's own, so that scaled budgets find neighbours too.
 _LADDER = (
@@ -30,6 +31,29 @@ _LADDER = (
 )  # fmt: skip
 
 Cost = Callable[[Sequence[Design]], float]
+
+
+def fill_gpu(preset: Preset) -> Preset:
+    """The preset for a log on a GPU: bf16, heads of 16 or more, batches of 16 windows or more."""
+    head = max(_GPU_HEAD, preset.common.head_dim or 0)
+    common = preset.common.model_copy(update={"head_dim": head, "precision": "bf16"})
+    allocation = preset.allocation.model_copy(
+        update={"ladder": tuple(shape for shape in preset.allocation.ladder if shape[0] % head == 0)}
+    )
+    rows = tuple(row.model_copy(update={"width": max(1, round(row.width / head)) * head}) for row in preset.depth.rows)
+    sizes = tuple(
+        size.model_copy(update={"width": max(1, round(size.width / head)) * head}) for size in preset.init.sizes
+    )
+    changes = {
+        "common": common,
+        "allocation": allocation,
+        "share": preset.share.model_copy(update={"head_dim": head}),
+        "depth": preset.depth.model_copy(update={"rows": rows}),
+        "init": preset.init.model_copy(update={"sizes": sizes}),
+    }
+    return _with_batches(
+        preset.model_copy(update=changes), lambda windows: max(_GPU_WINDOWS, windows), evaluation=False
+    )
 
 
 def adapt_preset(preset: Preset, dataset: Dataset) -> tuple[Preset, list[str]]:
@@ -147,11 +171,13 @@ def fit_envelope(
     limit: float | None,
     cost: Cost,
     unit: str,
+    envelope_for: Callable[[float], float] = float,
 ) -> ScaledPreset:
     """The preset scaled to the largest budgets whose cost is within `limit`; as it is where there is no limit.
 
     A scale counts only where every budget of the allocation axis keeps enough shapes to fit a valley. The error
-    where none does, or where all cost more than the limit, names the least that works.
+    where none does, or where all cost more than the limit, names the least that works; `envelope_for` says which
+    envelope, in `unit`, pays a cost.
     """
 
     low, high = _usable_factors(preset, facts, allow_repeats)
@@ -177,10 +203,16 @@ def fit_envelope(
         return scaled
     budgets = ", ".join(f"{b:.3g}" for b in scaled.preset.budgets)
     raise ConfigError(
-        f"{limit:.3g} {unit} are too little for any law",
-        expected=f"at least {scaled.cost:.2g} {unit}: budgets of {budgets} FLOPs",
+        f"{envelope_for(limit):.3g} {unit} are too little for any law",
+        expected=f"at least {round_up(envelope_for(scaled.cost))} {unit}: budgets of {budgets} FLOPs",
         next_step=f"raise the envelope, or name fewer axes (--axis) than {', '.join(axes)}",
     )
+
+
+def round_up(value: float) -> str:
+    """Two digits, never less than the value: an envelope that a message names must be accepted when given."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit * (1 - 1e-9)) * unit:.2g}"
 
 
 def _usable_factors(preset: Preset, facts: DatasetFacts, allow_repeats: bool) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Record
 from habitus.sizing import SpeedModel, cell_of_recipe, wall_seconds
 from habitus.store import LOG_AXIS, direction_of
+from habitus.studies.envelope import round_up
 from habitus.studies.progress import interruption
 from habitus.sweeps import RecipeRunner
 from habitus.typed import Typed
@@ -42,8 +43,9 @@ SEARCH_FILE = "search.json"
 RoundKind = Literal["start", "explore", "finalists", "stage 2", "users"]
 
 _PROBE_STEPS: dict[DeviceKind, int] = {"gpu": 40, "cpu": 4}
-_EXPLORE_SHARE = 0.8  # of the envelope; the last fifth is for finalists, seeds and stage 2
-_LAST_SHARE = 0.92  # explored where the rest pays no seeds: stage 2 needs some
+# Of the envelope: explored, with finalists, and explored where the rest pays no seeds. Stage 2 and runs on fewer users
+# have what is left.
+_EXPLORE_SHARE, _FINALISTS_SHARE, _LAST_SHARE = 0.75, 0.93, 0.9
 _WORTHWHILE = 0.005  # of the metric: a round that gains less ends the search
 _WAVES = 2  # of runs on all workers in a round: each starts the workers anew
 _LOG_ENDS = (
@@ -51,7 +53,7 @@ _LOG_ENDS = (
     "and more compute helps nothing"
 )
 _FINALISTS = ((3, 2), (2, 2), (2, 1), (1, 1))  # recipes and further seeds, the first that fits
-_USER_SHARES = (0.5, 0.25, 0.125)
+_USER_PARTS = ((0.5, 0), (0.25, 0), (0.125, 0), (0.125, 1), (0.25, 1), (0.5, 1), (0.125, 2), (0.125, 3))
 _PASSES_EXPONENT = 0.5  # of a share of the users: fewer events want fewer passes
 
 
@@ -300,7 +302,7 @@ class LogSearch:
                 for seed in range(1, seeds + 1)
                 for place, recipe in enumerate(finalists, 1)
             ]
-            if self._cost([one.recipe for one in proposals]) <= self._left():
+            if self._cost([one.recipe for one in proposals]) <= self._left(_FINALISTS_SHARE):
                 return proposals
         return []
 
@@ -344,15 +346,15 @@ class LogSearch:
         """The winner on shares of the users, where there is time: what more users would bring."""
         first = self._recipes[winner.recipe_hash]
         proposals = []
-        for share in _USER_SHARES:
-            data = first.data.model_copy(update={"user_share": share})
+        for share, part in _USER_PARTS:
+            data = first.data.model_copy(update={"user_share": share, "user_part": part})
             windows = self.dataset.training_view(data).counts("train").windows
             if windows < first.train.batch_sequences:
                 continue
             passes = passes_of(first, self.dataset) * share**_PASSES_EXPONENT
             steps = max(1, round(passes * windows / first.train.batch_sequences))
             recipe = _with_steps(first.model_copy(update={"data": data}), steps)
-            proposals.append(Proposal(f"{share:g} of the users", recipe))
+            proposals.append(Proposal(f"{share:g} of the users, part {part}", recipe))
         self._round("users", self._fitting(proposals, 1.0))
 
     def _round(self, kind: RoundKind, proposals: Sequence[Proposal]) -> list[Trial]:
@@ -457,18 +459,12 @@ def _too_little(envelope: Envelope, least: float) -> ConfigError:
     if envelope.unit == "FLOPs":
         return ConfigError(
             f"--flops {envelope.limit:.3g} do not pay one pass over the log",
-            expected=f"at least {_round_up(least)} FLOPs",
+            expected=f"at least {round_up(least)} FLOPs",
         )
     return ConfigError(
         f"--gpu-hours {envelope.limit / 3600:.3g} do not pay one pass over the log on this device",
-        expected=f"at least {_round_up(least / 3600)} hours",
+        expected=f"at least {round_up(least / 3600)} hours",
     )
-
-
-def _round_up(value: float) -> str:
-    """Two digits, never less than the value: what a message names must be accepted when given."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.ceil(value / unit * (1 - 1e-9)) * unit:.2g}"
 
 
 def _with_steps(recipe: Recipe, steps: int) -> Recipe:

@@ -127,6 +127,8 @@ class _Study:
         swept = self._sweep_axes(state)
         search = self._search(state) if state.search else None
         laws = self._fit(search)
+        for line in conclusion.describe_limits(laws, self.metric) if search is not None else ():
+            self.note(line)
         plan = self._plan(laws, search)
         recipes = tuple(plan.write_recipes(out / RECIPE))
         conclusion.register(plan, out / conclusion.PLAN)
