@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from habitus.errors import FitError
-from habitus.laws import MeasuredRun, finite_log, open_finite_log
+from habitus.laws import MeasuredRun, finite_log, fit, format_tables, open_finite_log
 from habitus.laws.finite_fit import FiniteFit, LogRuns, part_variance
 from habitus.laws.finite_forms import Place, penalty, repetition
 from habitus.laws.log_axis import best_settings, fit_log_axis
@@ -213,6 +214,22 @@ def test_the_best_settings_of_each_cell_are_fitted() -> None:
     assert [r.metrics["catalogue/loss"] for r in chosen] == [5.05, 5.4]
     entry = fit_log_axis(runs, "catalogue/loss").entries[0]
     assert (entry.name, entry.axis, entry.law.status) == ("finite_log", "passes", "too_few")
+
+
+def test_a_csv_of_passes_has_its_law_and_table(tmp_path: Path) -> None:
+    runs = planted(with_penalty, factors=(1.0, 2.0))
+    header = "axis,cell_id,flops_budget,learning_rate,seed,params,unique_events,epochs,user_share,user_part,train/loss"
+    lines = [
+        f"passes,{k},1e15,0.01,0,{SIZE},{U:.0f},{R},{share},{part.split('/')[1]},{y},{y}"
+        for k, (U, R, share, part, y) in enumerate(zip(runs.U, runs.R, runs.share, runs.part, runs.y, strict=True))
+    ]
+    (tmp_path / "runs.csv").write_text("\n".join([f"{header},batch/loss", *lines]))
+    laws = fit(tmp_path / "runs.csv")
+    law = laws.find("finite_log", "batch/loss")
+    assert law.residuals.n == len(lines)
+    assert not laws.exclusions
+    assert law.values == pytest.approx(runs.law().values, rel=1e-3)
+    assert "A log that ends" in format_tables(laws)
 
 
 @pytest.mark.slow
