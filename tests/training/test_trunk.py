@@ -38,7 +38,7 @@ def states(trunk: Path) -> list[str]:
 def test_a_branch_of_the_trunk_is_the_run_trained_alone_to_the_bit(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:
-    options = replace(ONE, trunk=tmp_path / "trunk")
+    options = replace(ONE, trunk=str(tmp_path / "trunk"))  # as Python's users may give it
     begun: dict[int, int] = {}
     for steps, share in ((10, 0.2), (20, 0.2), (25, 0.4), (30, 0.2)):
         recipe = recipe_of(steps=steps, decay_share=share, **WSD)

@@ -29,7 +29,7 @@ class TrainOptions:
     save_every: int = 0  # steps between checkpoints; 0: only on SIGTERM and at the end
     keep: int = 2  # newest checkpoints kept
     best: str | None = None  # metric of the evaluations during the run whose best checkpoint is kept as well
-    trunk: Path | None = None  # folder that runs with schedule wsd share until they decay
+    trunk: str | Path | None = None  # folder that runs with schedule wsd share until they decay
     resume: bool = False  # go on from the newest intact checkpoint, start from the beginning where there is none
     accumulate: int = 1  # micro-batches per step; the candidates stay those of the full batch
     compile: bool | None = None  # compiled kernels on a GPU; None: where the run is long enough to pay for it

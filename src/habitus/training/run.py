@@ -61,11 +61,12 @@ class TrainingRun:
         self.ranks = Ranks()
         self.cache: EmbeddingCache | None = None  # of the frozen embedder, in stage 2
         checkpoint = self._find_checkpoint()
-        trunk = options.trunk
-        if trunk is not None:
-            checkpoint = self._choose_start(checkpoint, trunk)
-        stable = recipe.train.stable_steps
-        self._trunk_end = -1 if trunk is None or reaches(trunk, stable) else stable  # where it is left for others
+        self.trunk = None if options.trunk is None else Path(options.trunk)
+        self._trunk_end = -1  # the step at which a state is left for others
+        if self.trunk is not None:
+            checkpoint = self._choose_start(checkpoint, self.trunk)
+            if not reaches(self.trunk, recipe.train.stable_steps):
+                self._trunk_end = recipe.train.stable_steps
         self.state = checkpoint.state if checkpoint else self._initial_state()
         with pause_garbage_collection():
             if device.type == "cuda" and should_compile(recipe, dataset, device, options.compile):
@@ -100,7 +101,7 @@ class TrainingRun:
 
     def ends_trunk(self, step: int) -> bool:
         """Whether this step is the end of the stable part, and the trunk does not reach as far yet."""
-        return self.options.trunk is not None and self._trunk_end == step
+        return step == self._trunk_end
 
     def evaluate(self, step: int) -> None:
         """Evaluate in the middle of the run; the best checkpoint so far is saved at once."""
@@ -119,13 +120,13 @@ class TrainingRun:
 
     def save_trunk(self, step: int) -> None:
         """Leave the state for longer runs to begin from."""
-        trunk = self.options.trunk
-        assert trunk is not None
+        assert self.trunk is not None
         self._trunk_end = -1
-        self._write_checkpoint(trunk, step)
+        self._write_checkpoint(self.trunk, step)
         if self.ranks.is_first:
-            copy_journal(self.out, trunk)
-            prune_trunk(trunk, step)
+            copy_journal(self.out, self.trunk)
+            prune_trunk(self.trunk, step)
+        self.ranks.barrier()
 
     def finish(self, step: int) -> Record:
         """Write the bundle, evaluate it, and publish the Record."""

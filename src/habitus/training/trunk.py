@@ -16,7 +16,7 @@ from habitus.training.checkpoints import Checkpoint, checkpoint_paths, read_chec
 _JOURNAL = "journal.jsonl"
 
 
-def check_trunk(recipe: Recipe, trunk: Path | None) -> None:
+def check_trunk(recipe: Recipe, trunk: str | Path | None) -> None:
     """Refuse a trunk for a run that has none."""
     if trunk is not None and recipe.train.schedule != "wsd":
         raise ConfigError(
