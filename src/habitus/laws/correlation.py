@@ -1,8 +1,8 @@
 """Rank correlations between metrics: within a budget, pooled, across slices, regimes and negatives.
 
 Spearman's ρ with average ranks for ties. The permutation interval is where ρ falls in 95% of random
-pairings of the same values: a ρ inside it says nothing. Missing values drop the pair of rows, never become
-numbers.
+pairings of the same values: a ρ inside it says nothing. It is drawn for few values and taken from the normal
+distribution for many. Missing values drop the pair of rows, never become numbers.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from habitus.laws.checks import Numbers, as_columns, pluralize
 from habitus.store import Correlation, CorrelationTable, Surrogacy
 
 _PERMUTATIONS = 1000
+_MANY = 500  # from so many pairs on, ρ of random pairings is normal to more digits than permutations show
 _FADE_BELOW = 0.02  # of the metric's level: a spread over K that small ranks noise
 
 
@@ -106,8 +107,12 @@ def _pair(a: str, b: str, x: np.ndarray, y: np.ndarray, rng: np.random.Generator
     if n < 3 or np.ptp(x[both]) == 0 or np.ptp(y[both]) == 0:
         return Correlation(first=a, second=b, n=n)
     u, v = (_standard_ranks(column[both]) for column in (x, y))
-    shuffled = rng.permuted(np.tile(v, (_PERMUTATIONS, 1)), axis=1)
-    low, high = np.quantile(shuffled @ u, [0.025, 0.975])
+    if n >= _MANY:
+        high = float(stats.norm.ppf(0.975)) / np.sqrt(n - 1)
+        low = -high
+    else:
+        shuffled = rng.permuted(np.tile(v, (_PERMUTATIONS, 1)), axis=1)
+        low, high = np.quantile(shuffled @ u, [0.025, 0.975])
     return Correlation(
         first=a, second=b, n=n, rho=float(np.clip(u @ v, -1, 1)), chance_low=float(low), chance_high=float(high)
     )

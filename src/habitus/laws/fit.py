@@ -1,6 +1,6 @@
 """The verb: from a store (or a flat CSV) to every law its records support."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +153,7 @@ def _error_of(selection: Selection, axis: str, metric: str) -> PureError | None:
 
 
 def _metrics_to_fit(runs: Sequence[MeasuredRun], named: Sequence[str]) -> list[str]:
-    present = {name for run in runs for name in run.metrics}
+    present = _metric_names(runs)
     present |= {name for run in runs for _, name, _ in run.trajectory}
     for name in named:
         if name not in present:
@@ -184,6 +184,11 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:
         return AxisLaws((LawEntry(name=f"{axis}_fit", axis=axis, metric=metric, law=law),))
 
 
+def _metric_names(runs: Iterable[MeasuredRun]) -> set[str]:
+    """Names that stand in some run; most runs have the same ones."""
+    return {name for names in {tuple(run.metrics) for run in runs} for name in names}
+
+
 def _table(runs: Sequence[MeasuredRun], names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: np.array([run.metrics.get(name, np.nan) for run in runs]) for name in names}
 
@@ -195,7 +200,8 @@ def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> li
         for stage, regime in CORRELATED_REGIMES.items():
             axes = correlated_axes(stage)
             runs = [run for run in pool if run.axis in axes]
-            names = [m for m in metrics if m.startswith(f"{regime}/") and any(m in r.metrics for r in runs)]
+            present = _metric_names(runs)
+            names = [m for m in metrics if m.startswith(f"{regime}/") and m in present]
             if len(runs) < 3:
                 continue
             budgets = [run.budget for run in runs]
@@ -203,7 +209,7 @@ def _correlations(selection: Selection, metrics: Sequence[str], seed: int) -> li
                 tables = correlation_by_budget(budgets, _table(runs, names), seed)
                 correlations.append(NamedTables(name=stage, runs=label, tables=tables))
             for metric in names:
-                slices = sorted({m for r in runs for m in r.metrics if m.startswith(f"{metric}/{HISTORY_SLICE}")})
+                slices = sorted(m for m in present if m.startswith(f"{metric}/{HISTORY_SLICE}"))
                 if slices:
                     columns = {m.removeprefix(metric + "/"): v for m, v in _table(runs, slices).items()}
                     columns["all"] = _table(runs, [metric])[metric]

@@ -14,7 +14,7 @@ Letters: G points of the grid, n observations, m terms besides the floor.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import optimize, stats
@@ -34,6 +34,8 @@ class Curve:
     y: np.ndarray
     weight: np.ndarray
     floor: float | None = None  # E where it is known; otherwise it is fitted
+    replicates: int = 0  # observations beyond those in y: they stand in the mean of their place
+    pure_error: float = 0.0  # their RSS around it, which no curve can explain
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def fit_separable(
     `prior_variance` adds what is known from elsewhere: the variance of a residual, and the degrees of freedom it
     was estimated with. The two estimates are pooled.
     """
+    groups = [_merge_replicates(group, len(bounds)) for group in groups]
     box = np.asarray(bounds, dtype=np.float64)
     low, high = np.log(box).T
     num_theta = len(box)
@@ -81,7 +84,7 @@ def fit_separable(
     log_theta = np.clip(solution.x, low, high)
     solved = [project(group, log_theta[None]) for group in groups]
     rss = float(sum(part.rss[0] for part in solved))
-    dof = sum(len(group.y) for group in groups) - num_theta
+    dof = sum(len(group.y) + group.replicates for group in groups) - num_theta
     dof -= sum(part.linear.shape[1] - (g.floor is not None) for part, g in zip(solved, groups, strict=True))
     known_variance, known_dof = prior_variance or (0.0, 0.0)
     sigma2 = (rss + known_variance * known_dof) / max(dof + known_dof, 1)
@@ -96,6 +99,25 @@ def fit_separable(
         sigma2=sigma2,
         at_bound=tuple(bool(b) for b in at_bound),
         axes=_axes(solution.jac, sigma2, float((high - low).max())),
+    )
+
+
+def _merge_replicates(group: Curve, num_theta: int) -> Curve:
+    """The same curve with one observation for each place, the weighted mean of those there: the same least squares."""
+    at_ones = group.terms(np.zeros((1, num_theta)))[0]
+    _, first, place = np.unique(at_ones, axis=0, return_index=True, return_inverse=True)
+    place = place.reshape(-1)
+    if len(first) == len(group.y):
+        return group
+    precision = np.bincount(place, group.weight**2)
+    mean = np.bincount(place, group.weight**2 * group.y) / precision
+    return replace(
+        group,
+        terms=lambda log_theta: group.terms(log_theta)[:, first],
+        y=mean,
+        weight=np.sqrt(precision),
+        replicates=group.replicates + len(group.y) - len(first),
+        pure_error=group.pure_error + float((group.weight**2 * (group.y - mean[place]) ** 2).sum()),
     )
 
 
@@ -122,7 +144,7 @@ def project(group: Curve, log_theta: np.ndarray) -> Projection:
     inverse[:, 0, 1:] = inverse[:, 1:, 0] = cross
     if group.floor is None:
         inverse[:, 0, 0] = 1 / size**2 - np.einsum("gk,gk->g", cross, mean_phi)
-    return Projection((missed**2).sum(1), np.concatenate([floor[:, None], c], axis=1), inverse)
+    return Projection((missed**2).sum(1) + group.pure_error, np.concatenate([floor[:, None], c], axis=1), inverse)
 
 
 def region(best: SeparableFit, level: float) -> "Region":
