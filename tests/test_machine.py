@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from habitus.machine import available_memory, idle_cores, usable_cores
+from habitus.machine import available_memory, idle_cores, slowdown_now, usable_cores
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:
@@ -66,3 +66,11 @@ def test_idle_cores_are_those_whose_ticks_nobody_took(tmp_path: Path) -> None:
 
     assert idle_cores(root=root, wait=wait) == pytest.approx(min(usable_cores(root), 0.5 * (os.cpu_count() or 1)))
     assert idle_cores(0.0, root=tmp_path / "nothing is said here") == usable_cores()
+
+
+def test_one_more_thread_takes_longer_where_others_want_to_run(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"proc/stat": f"cpu 1 0 0 1\nprocs_running {3 * usable_cores()}\n"})
+    assert slowdown_now(0.0, root=root) == pytest.approx(3.0)
+    (root / "proc/stat").write_text("cpu 1 0 0 1\nprocs_running 1\n")
+    assert slowdown_now(0.0, root=root) == 1.0
+    assert slowdown_now(0.0, root=tmp_path / "nothing is said here") == 1.0

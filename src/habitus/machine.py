@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+_READINGS = 10
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number where there is no limit
 
 
@@ -35,6 +36,26 @@ def idle_cores(seconds: float = 0.2, root: Path = Path("/"), wait: Callable[[flo
     if before is None or after is None or after[1] <= before[1]:
         return float(cores)
     return min(float(cores), (after[0] - before[0]) / (after[1] - before[1]) * (os.cpu_count() or 1))
+
+
+def slowdown_now(seconds: float = 0.2, root: Path = Path("/"), wait: Callable[[float], None] = time.sleep) -> float:
+    """How many times longer one more thread would take now than alone: others that want to run share the cores."""
+    readings = []
+    for _ in range(_READINGS):
+        wait(seconds / _READINGS)
+        lines = _read(root / "proc/stat").splitlines()
+        readings += [int(line.split()[1]) for line in lines if line.startswith("procs_running ")]
+    if not readings:
+        return 1.0
+    return max(1.0, sum(readings) / len(readings) / usable_cores(root))  # this process counts among those running
+
+
+def wait_passively() -> None:
+    """Let idle threads of OpenMP sleep instead of spin; to be called before PyTorch is imported.
+
+    Spinning threads keep the cores from whoever has work, the other threads of the same process included.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _free_memory(root: Path) -> int | None:

@@ -127,7 +127,11 @@ def test_laws_of_absurd_numbers_give_no_plan(tmp_path: Path) -> None:
         return 1e308 if inside and isinstance(value, float) else value
 
     (tmp_path / "laws.json").write_text(json.dumps(inflate(laws)))
-    failed = habitus("plan", "--laws", "laws.json", "--flops", "1e17", "--metric", "batch/loss", cwd=tmp_path)
+    plan = ["plan", "--laws", "laws.json", "--flops", "1e17", "--metric", "batch/loss"]
+    assert "laws.json has been changed since it was written" in habitus(*plan, cwd=tmp_path).stderr
+    del laws["sha256"]
+    (tmp_path / "laws.json").write_text(json.dumps(inflate(laws)))
+    failed = habitus(*plan, cwd=tmp_path)
     assert failed.returncode == 1
     assert failed.stderr.startswith("habitus: no plan can be computed: ")
     assert "Traceback" not in failed.stderr

@@ -282,7 +282,7 @@ odd_paths = paths | st.text(st.characters(codec="ascii", categories=["L", "N", "
 methods = st.sampled_from(["POST", "POST", "PUT", "PUT", "GET", "DELETE", "PATCH", "HEAD", "OPTIONS"])
 
 
-@pytest.mark.parametrize("number", [150, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_malformed_requests_never_get_a_500(served: Served, number: int) -> None:
     connection = served.connect()
     count = 0

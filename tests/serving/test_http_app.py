@@ -21,6 +21,7 @@ from habitus.events.world.writing import schema_of, write_world
 from habitus.model.bundle import save_bundle
 from habitus.serving import Limits, RecommendRequest, Retriever, Service, bind, is_loopback
 from habitus.serving.app import create_app
+from habitus.serving.item_store import ItemStore, JournalEntry
 
 HISTORY = [{"item_id": 1}, {"item_id": 2}]
 
@@ -159,6 +160,22 @@ def test_updates_of_a_read_only_service_are_a_403(service: Callable[..., Service
         return [put.status_code, (await client.delete("/v1/items/5")).status_code]
 
     assert within(service(), scene) == [403, 403]
+
+
+def test_an_update_beside_another_writer_is_a_423(trained_run: Path, tmp_path: Path) -> None:
+    holder = ItemStore(tmp_path / "items")
+    holder.put(1, JournalEntry({}, True, b"", ""))
+
+    def open_retriever(run: Path, store: Any) -> Retriever:
+        return Retriever.open(run, device="cpu", items=ItemStore(tmp_path / "items"))
+
+    async def scene(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.put("/v1/items/5", json={"fields": {"title": "x"}})
+
+    answer = within(Service(trained_run, open_retriever, share_items=False), scene)
+    holder.close()
+    assert answer.status_code == 423
+    assert answer.json()["error"] == "another process is writing the items of this run"
 
 
 def test_a_fault_of_ours_is_a_500_without_its_words(

@@ -1,7 +1,9 @@
 """Workers killed, paused, with a wrong clock and a full disk: every cell still ends with one Record, the same one."""
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from habitus.data import Dataset
+from habitus.errors import RunError
 from habitus.sweeps.cells import DatasetFacts, PlannedRun
 from habitus.sweeps.lease import holder
 from habitus.sweeps.pool import Pool
@@ -23,12 +26,14 @@ CELLS = 40
 CELLS_OF_SOAK = 200  # enough that a hundred kills find somebody at work: the third worker, never killed, does many
 LEASE = 3.0
 
-# A worker whose clock is a minute ahead and whose disk is full once, as the operating system would tell it.
+# A worker whose clock jumps an hour ahead, then an hour back, and whose disk is full once, as the system would tell it.
 ODD_WORKER = """
 import errno, os, sys, time
 real_time, real_time_ns, real_fsync = time.time, time.time_ns, os.fsync
-time.time = lambda: real_time() + 60
-time.time_ns = lambda: real_time_ns() + 60 * 10**9
+def jump():
+    return 3600 * (1 - int(time.monotonic() / 2) % 3)  # +1 h, 0, -1 h, each for two seconds
+time.time = lambda: real_time() + jump()
+time.time_ns = lambda: real_time_ns() + jump() * 10**9
 calls = 0
 def fsync(descriptor):
     global calls
@@ -120,6 +125,39 @@ def test_a_hundred_kills_lose_nothing(tmp_path: Path, dataset: Dataset, tiny: Pr
     survive(tmp_path / "store", dataset, tiny, cells, undisturbed, kills=100, seed=2)
 
 
+def test_cells_altered_while_a_sweep_runs_are_named_and_run_again(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, cells: list[PlannedRun], undisturbed: Store
+) -> None:
+    """One Record is edited once it is published; the folder of another cell vanishes while it is trained."""
+    cells = cells[:6]
+    store, jobs = store_with(tmp_path / "store", dataset, tiny, cells)
+    options = WorkerOptions(device="cpu", lease_seconds=LEASE, save_every=2, poll_seconds=0.1)
+    pool = Pool(store, dataset, jobs, options, workers=2)
+    pool.start()
+    edited, vanished = None, None
+    end = time.monotonic() + 100
+    while pool.alive():
+        assert time.monotonic() < end, "the sweep does not end"
+        for event in store.events():
+            if event["event"] == "published" and edited is None:
+                edited = store.cell(event["cell"]) / "record.json"
+                edited.write_text(edited.read_text().replace('"steps": ', '"steps": 1'))
+            running = event["event"] == "claimed" and not store.has_record(event["cell"])
+            if running and edited is not None and vanished is None:
+                vanished = store.cell(event["cell"])
+                shutil.rmtree(vanished, ignore_errors=True)
+        time.sleep(0.01)
+    assert edited is not None and vanished is not None
+    with pytest.raises(RunError, match=edited.parent.name):
+        store.record(edited.parent.name)
+    for folder in (edited.parent, vanished):  # as the errors say: delete what was changed and run again
+        shutil.rmtree(folder, ignore_errors=True)
+    for planned in cells:
+        store.add(planned.hash, planned.recipe)
+    Worker(store, dataset, options).work(jobs)
+    assert_equal_stores(store, undisturbed, cells)
+
+
 def test_a_worker_that_wakes_up_too_late_changes_nothing(
     tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
 ) -> None:
@@ -127,16 +165,30 @@ def test_a_worker_that_wakes_up_too_late_changes_nothing(
     train = planned.recipe.train.model_copy(update={"steps": 150})
     recipe = planned.recipe.model_copy(update={"train": train})
     digest = recipe.hash(dataset.checksum)
-    store = Store.create(tmp_path / "store", dataset, tiny.evaluate)
-    store.add(digest, recipe)
     jobs = [Job(digest, 4e7, steps=150)]
     options = WorkerOptions(device="cpu", lease_seconds=1.0, save_every=20, poll_seconds=0.1)
-    pool = Pool(store, dataset, jobs, options, workers=1)
-    pool.start()
-    while not any(event["event"] == "claimed" for event in store.events()):
-        time.sleep(0.02)
-    (pid,) = pool.pids()
-    os.kill(pid, signal.SIGSTOP)
+
+    def put_to_sleep(store: Store) -> tuple[Pool, int]:
+        """A worker that was stopped after its claim; it may have come to its end before that on a busy machine."""
+        pool = Pool(store, dataset, jobs, options, workers=1)
+        pool.start()
+        (pid,) = pool.pids()
+        while not any(event["event"] == "claimed" for event in store.events()):
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        return pool, pid
+
+    for attempt in range(10):
+        store = Store.create(tmp_path / f"store-{attempt}", dataset, tiny.evaluate)
+        store.add(digest, recipe)
+        pool, pid = put_to_sleep(store)
+        if not store.has_record(digest):
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        while pool.alive():
+            time.sleep(0.05)
     tally = Worker(store, dataset, options).work(jobs)  # waits for the lease to run out
     before = (store.cell(digest) / "record.json").read_bytes()
     os.kill(pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ from habitus.data import Dataset
 from habitus.display import html_table, text_table
 from habitus.errors import RunError
 from habitus.recipe import Recipe
-from habitus.record import Record
+from habitus.store import read_run_record
 
 if TYPE_CHECKING:
     from habitus.evaluation import Evaluation
@@ -31,7 +31,7 @@ class Run:
         `dataset` is what it was trained on.
         """
         self.path = _stage_folder(Path(path))
-        self.record = Record.read(self.path / "record.json")
+        self.record = read_run_record(self.path)
         self._dataset = dataset
 
     @property

@@ -32,12 +32,14 @@ from habitus.cli import (  # noqa: F401
 )
 from habitus.cli.app import DEBUG_VARIABLE, app
 from habitus.errors import HabitusError
+from habitus.machine import wait_passively
 
 UNFORESEEN = 70  # exit code, as in sysexits.h: a fault of the software
 
 
 def main() -> None:
     """Run the command line. Whatever goes wrong is one message and an exit code (docs/faq.md), never a traceback."""
+    wait_passively()
     try:
         app()
     except HabitusError as error:

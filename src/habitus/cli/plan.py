@@ -90,7 +90,20 @@ def plan(
     _print_plan(next_plan, console)
     if hours is not None and flops is not None:
         _print_hours(next_plan, hours, console)
+    if gpu is None:
+        print_busy(next_plan)
     _print_next_step(recipes, register, data, console)
+
+
+def print_busy(plan: "Plan") -> None:
+    """Say it where other processes would slow a run on this CPU down."""
+    from habitus.machine import slowdown_now
+    from habitus.planning import busy_note
+
+    hours = plan.quantities.get("hours")
+    note = None if hours is None else busy_note(hours, slowdown_now())
+    if note is not None:
+        typer.echo(note)
 
 
 def _find_laws(laws: Path | None, published: bool) -> Path | None:

@@ -75,7 +75,9 @@ def train(
         int, typer.Option(help="Micro-batches per step, to save memory; candidates stay those of the full batch.")
     ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads; as torch chooses by default.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads; by default as many as a step feeds and idle cores carry.")
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="The same bits on every run on a GPU, too.")
     ] = False,
@@ -215,11 +217,11 @@ def _read_recipe(file: str, overrides: list[str], parent_hash: str | None) -> "R
 
 
 def _read_parent_hash(folder: Path) -> str:
-    from habitus.record import Record
+    from habitus.store import read_run_record
 
     if not (folder / "record.json").exists():
         raise ConfigError(f"{folder} holds no record.json", expected="the folder of a stage-1 run that is done")
-    return Record.read(folder / "record.json").recipe_hash
+    return read_run_record(folder).recipe_hash
 
 
 def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:

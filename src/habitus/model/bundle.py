@@ -19,7 +19,7 @@ from habitus.events import Schema
 from habitus.files import sha256_of, staged_folder, write_atomic
 from habitus.model.behavior import BehaviorModel
 from habitus.recipe import Recipe
-from habitus.typed import Typed, content_hash
+from habitus.typed import Sealed, content_hash
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,7 +28,7 @@ _FORMAT_VERSION = 1
 _TOKENIZER = "tokenizer.json"
 
 
-class BundleManifest(Typed):
+class BundleManifest(Sealed):
     """bundle.json: what the bundle was trained on, and the checksum of every other file."""
 
     format_version: int = _FORMAT_VERSION

@@ -25,7 +25,7 @@ from habitus.model.behavior import BehaviorModel
 from habitus.model.bundle import Bundle, autocast
 from habitus.model.tensors import item_tensors
 from habitus.progress import Progress
-from habitus.typed import Typed
+from habitus.typed import Sealed
 
 _SHARD_ROWS = 1 << 20
 EMBED_ROWS = 4096
@@ -36,7 +36,7 @@ STORED_TYPES: tuple[StoredType, ...] = ("bf16", "fp16", "fp32")
 CACHE_DTYPES: dict[StoredType, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class CacheManifest(Typed):
+class CacheManifest(Sealed):
     """manifest.json of a cache."""
 
     bundle_checksum: str = Field(description="Of the bundle that made it; another with the same embedder may use it.")
@@ -55,6 +55,13 @@ class EmbeddingCache:
         self.path = path
         self.manifest = manifest
         self.shards = [_read_shard(path / name) for name in manifest.shards]
+        shape = (sum(map(len, self.shards)), self.shards[0].shape[1] if self.shards else manifest.joint_dim)
+        if shape != (manifest.num_items, manifest.joint_dim):
+            raise ModelError(
+                f"{path} holds {shape[0]:,} vectors of width {shape[1]}, and its {CACHE_MANIFEST} says "
+                f"{manifest.num_items:,} of width {manifest.joint_dim}",
+                next_step=f"remove {path} and embed again",
+            )
 
     @classmethod
     def open(cls, path: str | Path, bundle: Bundle, dataset: Dataset, *, verify: bool = True) -> Self:

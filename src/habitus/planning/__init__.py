@@ -1,7 +1,7 @@
 """A budget and a metric, or a log, to the next recipe: every number with its interval and its source."""
 
 from habitus.planning.best_run import plan_of_run
-from habitus.planning.hardware import affordable_flops
+from habitus.planning.hardware import affordable_flops, busy_note
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
 from habitus.planning.log_limits import log_limits
 from habitus.planning.neighbours import Change, combine, neighbours, passes_of
@@ -28,6 +28,7 @@ __all__ = [
     "PlanOptions",
     "Shape",
     "affordable_flops",
+    "busy_note",
     "check_plan",
     "combine",
     "log_limits",

@@ -12,6 +12,7 @@ from habitus.errors import ConfigError
 from habitus.planning.facts import StoreFacts
 from habitus.sizing import H200_RATES, NEAR_FACTOR, Cell, nearest_speeds, step_rate
 from habitus.store import Gpu, MemoryEstimate, Quantity
+from habitus.units import format_seconds
 
 _GIB = 1024**3
 # A run reaches between half and all of the step's own rate: data, evaluation, checkpoints and start-up.
@@ -21,6 +22,7 @@ _SEVERAL_LOWER = 0.6  # several GPUs: exchange of gradients and candidates; not 
 # Bytes that the driver, the allocator's gaps and the compiler's buffers take; and headroom for what the count by
 # structure leaves out.
 _USABLE = 0.88
+_BUSY = 1.3  # times as long, from which on a user should know
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,14 @@ def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts)
     return Quantity(
         value=value, low=None if facts.threads is not None else low, high=high, source="this study", how=how
     )
+
+
+def busy_note(hours: Quantity, slowdown: float) -> str | None:
+    """What the hours of a study's own runs become while others use the cores; None where that hardly shows."""
+    if hours.source != "this study" or slowdown < _BUSY:
+        return None
+    longer = format_seconds(3600 * hours.value * slowdown)
+    return f"Other processes are using the cores: started now, it takes about {slowdown:.1f} times as long, {longer}."
 
 
 def memory_of(cell: Cell, gpu: Gpu | None, gpus: int) -> MemoryEstimate:

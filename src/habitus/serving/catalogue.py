@@ -30,7 +30,7 @@ from habitus.progress import Note, Progress
 from habitus.serving.ids import IdFormat, IdLookup, Key
 from habitus.serving.scan import HIDDEN
 from habitus.store import SplitName
-from habitus.typed import Typed
+from habitus.typed import Sealed
 
 _FORMAT_VERSION = 1
 _MANIFEST, _IDS, _QUERIES = "manifest.json", "ids.parquet", "queries.safetensors"
@@ -39,7 +39,7 @@ _SAMPLE_QUERIES, _SAMPLE_WINDOWS = 2_048, 64
 _RESIDENT_BYTES = 8 << 30
 
 
-class CatalogueManifest(Typed):
+class CatalogueManifest(Sealed):
     """manifest.json of RUN/serve/catalogue."""
 
     format_version: int = _FORMAT_VERSION

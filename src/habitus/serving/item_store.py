@@ -23,7 +23,7 @@ from typing import Any
 from habitus.errors import RunError
 from habitus.files import sync_folder
 from habitus.serving.ids import Key
-from habitus.serving.schemas import StorageError
+from habitus.serving.schemas import OtherWriterError, StorageError
 
 JOURNAL, LOCK = "journal.jsonl", "lock"
 FORMAT = {"format": "habitus items", "version": 1}
@@ -168,7 +168,7 @@ class ItemStore:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            raise StorageError(
+            raise OtherWriterError(
                 "another process is writing the items of this run",
                 expected="one writer; any number of readers",
                 next_step="send changes to that process, or stop it",

@@ -51,6 +51,12 @@ class StorageError(HabitusError):
     status = 507
 
 
+class OtherWriterError(StorageError):
+    """An update while another process holds the items of the run."""
+
+    status = 423
+
+
 class HttpError(RequestError):
     """A request that is refused with this status."""
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from habitus.errors import ConfigError, RunError
 from habitus.record import Record
-from habitus.typed import Typed
+from habitus.typed import Sealed, Typed
 
 STORE_VERSION = 1
 INFO_FILE = "store.json"
@@ -37,7 +37,7 @@ class EvaluationFiles(Typed):
     candidates_sha256: str | None = Field(None, description="Of evaluation/candidates.npy, where not all items are.")
 
 
-class StoreInfo(Typed):
+class StoreInfo(Sealed):
     """store.json, written by the first sweep and never again."""
 
     version: int = STORE_VERSION
@@ -102,7 +102,7 @@ def read_record(store: Path, recipe_hash: str) -> Record | None:
         raise RunError(f"{path} cannot be read: {error.strerror}", expected="a Record as a run wrote it") from None
     _check_seal(path, content)
     try:
-        record = Record.parse(json.loads(content), str(path))
+        record = Record.from_json(content, str(path))
     except (ValueError, ConfigError) as error:
         raise changed_record_error(path, getattr(error, "problem", str(error))) from None
     if record.recipe_hash != recipe_hash:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from habitus.errors import FitError
 from habitus.store.law import Interval, Law
-from habitus.typed import Typed, suggest_name
+from habitus.typed import Sealed, Typed, suggest_name
 
 LAWS_VERSION: Literal[1] = 1
 
@@ -256,7 +256,7 @@ class LawGroup(Typed):
         return f"{self.optimizer or 'any'}/{self.init}"
 
 
-class Laws(Typed):
+class Laws(Sealed):
     """Everything that `habitus fit` gives."""
 
     schema_version: Literal[1] = LAWS_VERSION

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from habitus.recipe import Recipe
 from habitus.store.folder import is_recipe_hash
-from habitus.typed import Typed
+from habitus.typed import Sealed, Typed
 
 
 class ManifestRow(Typed):
@@ -37,7 +37,7 @@ class LeftOut(Typed):
     reason: str
 
 
-class SweepManifest(Typed):
+class SweepManifest(Sealed):
     """The runs of an axis, with the request that they answer."""
 
     axis: str

@@ -59,7 +59,7 @@ def settle(cell: Path, worker: str) -> None:
         # A worker that was killed just after the end of its run has not removed its checkpoints any more.
         unwanted = "checkpoints" if Record.read(cell / RECORD_FILE).status == "done" else None
         for entry in sorted(winner.iterdir()):
-            if entry.name not in (RECORD_FILE, unwanted):
+            if entry.name not in (RECORD_FILE, SEAL_FILE, unwanted):  # a cell has a seal of its own
                 _move(entry, cell / entry.name)
     if winner is None:  # put in place before a crash, so sealed; else nobody knows where the Record comes from
         read_record(cell.parent.parent, cell.name)

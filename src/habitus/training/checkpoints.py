@@ -3,6 +3,7 @@
 A checkpoint also holds the files of a bundle, so that `habitus evaluate RUN/checkpoints/step-00001000` scores it.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class CheckpointState(Typed):
     trajectory: tuple[TrajectoryPoint, ...] = ()
     best: BestCheckpoint | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
+    threads: int | None = Field(None, description="Of the run so far, on a CPU: another number rounds differently.")
     files: dict[str, str] = Field(default_factory=dict, description="SHA-256 of the other files.")
     state_sha256: str | None = Field(None, description="Of everything else in this file.")
 
@@ -149,6 +151,14 @@ def checkpoint_paths(run: Path) -> list[Path]:
     """The folders of a run's checkpoints, the oldest first."""
     folder = run / "checkpoints"
     return sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
+
+
+def saved_threads(run: Path) -> int | None:
+    """The threads that the newest checkpoint was trained with, where it says."""
+    for path in reversed(checkpoint_paths(run)):
+        with contextlib.suppress(HabitusError):
+            return CheckpointState.read(path / _STATE).threads
+    return None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -13,12 +13,14 @@ from habitus.evaluation import Ranks, resolve_device
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
+from habitus.store import read_run_record
 from habitus.training.environment import StopRequest, training_environment
 from habitus.training.journal import Meter, TrainingProgress
 from habitus.training.memory_check import check_memory
 from habitus.training.options import TrainOptions, check_best, check_folder, check_parent, check_recipe, hold_folder
 from habitus.training.run import TrainingRun
 from habitus.training.step import StepResult
+from habitus.training.threads import with_threads
 from habitus.training.trunk import check_trunk
 
 
@@ -52,6 +54,7 @@ def train(
     check_folder(out, resume=options.resume)
     if (out / "record.json").exists():
         return _read_finished(out, recipe, dataset)
+    options = with_threads(options, recipe, dataset, device, out)
     meter = Meter(recipe, dataset, device, progress)
     with hold_folder(out) if Ranks().is_first else nullcontext(), training_environment(options, device) as stop:
         if (out / "record.json").exists():  # of a trainer that has ended a moment ago
@@ -63,10 +66,12 @@ def train(
             )  # fmt: skip
             with closing(run):
                 return _loop(run, stop)
-        except torch.OutOfMemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if not _is_out_of_memory(error):
+                raise
             clear_frames(error.__traceback__)  # they hold the tensors that were too large
             raise OutOfMemory(
-                f"{device} does not have enough memory for this recipe: {str(error).splitlines()[0]}",
+                f"{device} does not have enough memory for this recipe: {(str(error) or 'none left').splitlines()[0]}",
                 next_step="pass --accumulate 2 or more (the same numbers in smaller parts), or use a smaller batch",
             ) from error
 
@@ -104,6 +109,11 @@ def _loop(run: TrainingRun, stop: StopRequest) -> Record:
             run.meter.count_step(result)
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """On a CPU PyTorch says it in words only."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def _explain(run: TrainingRun, result: StepResult) -> str:
     size = run.recipe.train.batch_sequences
     return (
@@ -115,7 +125,7 @@ def _explain(run: TrainingRun, result: StepResult) -> str:
 
 def _read_finished(out: Path, recipe: Recipe, dataset: Dataset) -> Record:
     """The Record of a run that is done; refused where it is another run's."""
-    record = Record.read(out / "record.json")
+    record = read_run_record(out)
     if record.recipe_hash != recipe.hash(dataset.checksum):
         raise RunError(
             f"{out} holds the finished run {record.recipe_hash[:12]}, and this one is "

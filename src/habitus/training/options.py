@@ -15,7 +15,7 @@ from habitus.errors import ConfigError, DataError, RunError
 from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.store import HISTORY_SLICE, METRICS, SLICES
+from habitus.store import HISTORY_SLICE, METRICS, SLICES, read_run_record
 from habitus.units import MAX_THREADS
 
 
@@ -24,7 +24,7 @@ class TrainOptions:
     """Device, threads, checkpoints: how, not what."""
 
     device: str = "auto"  # auto, cpu, cuda or cuda:1
-    threads: int | None = None  # CPU threads; as torch chooses where None
+    threads: int | None = None  # CPU threads; where None, as many as a step feeds and idle cores carry
     deterministic: bool = False  # the same bits on CUDA as well
     save_every: int = 0  # steps between checkpoints; 0: only on SIGTERM and at the end
     keep: int = 2  # newest checkpoints kept
@@ -127,7 +127,7 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
             expected="the folder of a stage-1 run that is done",
             next_step="train it first",
         )
-    record = Record.read(path)
+    record = read_run_record(parent)
     if record.recipe.train.stage != 1 or record.status != "done":
         raise RunError(
             f"{parent} is a stage-{record.recipe.train.stage} run with status {record.status!r}",

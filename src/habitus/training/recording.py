@@ -1,5 +1,6 @@
 """The Record of a run, put together from what was counted and measured, and published once."""
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from habitus.sizing import (
     item_cache_flops,
     tokens_per_item,
 )
+from habitus.store import SEAL_FILE, Seal
 from habitus.training.batches import WindowOrder
 from habitus.training.environment import hardware, memory, softmax_backend, versions
 from habitus.training.options import ParentRun, TrainOptions
@@ -124,9 +126,11 @@ def executed_flops(
 
 
 def publish_record(record: Record, path: Path) -> None:
-    """Write record.json; where one is there already, the first one wins and this is an error."""
-    if not write_once(path, record.to_json().encode()):
+    """Write record.json and its seal; where one is there already, the first one wins and this is an error."""
+    content = record.to_json().encode()
+    if not write_once(path, content):
         raise RunError(f"{path} was written by another process meanwhile", expected="one process per run folder")
+    Seal(record_sha256=hashlib.sha256(content).hexdigest(), worker="train", claims=1).write(path.with_name(SEAL_FILE))
 
 
 def _throughput(

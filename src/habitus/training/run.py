@@ -156,7 +156,9 @@ class TrainingRun:
     def _write_checkpoint(self, folder: Path, step: int) -> None:
         self.on_save(step)
         self.journal.flush()
-        update = {"step": step, "work": asdict(self.engine.work()), "seconds": self.meter.seconds()}
+        threads = torch.get_num_threads() if self.device.type == "cpu" else None
+        work, seconds = asdict(self.engine.work()), self.meter.seconds()
+        update = {"step": step, "work": work, "seconds": seconds, "threads": threads}
         self.state = self.state.model_copy(update=update)
         weights, tensors = full_tensors(self.model.state_dict()), full_tensors(self.engine.state_tensors())
         if self.ranks.is_first:
