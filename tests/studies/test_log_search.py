@@ -194,7 +194,7 @@ def test_odd_logs_end_in_a_recipe_or_in_words(kind: str, tmp_path: Path) -> None
 
     try:
         dataset = odd_dataset(kind, tmp_path / "dataset")
-        result = study(tmp_path / "out", StudyOptions(data=dataset.path, flops=4e9, device="cpu", workers=1))
+        result = study(tmp_path / "out", StudyOptions(data=dataset.path, flops=1.5e9, device="cpu", workers=1))
     except HabitusError as error:
         assert len(str(error)) > 20
         return

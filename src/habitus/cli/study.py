@@ -173,6 +173,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
             **({} if result.search is None else {"value": result.search.value, "ended": result.search.ended}),
             **({} if result.table is None else {"test": result.table.to_values()}),
             "next": result.next_command,
+            **({} if result.refit_command is None else {"serve": result.refit_command}),
         }
         typer.echo(json.dumps(values, indent=2))
         return
@@ -197,3 +198,5 @@ def _print(result: "StudyResult", json_output: bool) -> None:
         timing += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"
     typer.echo(timing)
     typer.echo(f"next:   {result.next_command}")
+    if result.refit_command is not None:
+        typer.echo(f"serve:  {result.refit_command}  # the same with the validation events")

@@ -2,13 +2,14 @@
 
 from habitus.store import TestTable
 from habitus.studies.log_search import SEARCH_FILE, SearchState
-from habitus.studies.log_training import CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
+from habitus.studies.log_training import BEST, CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import StudyProgress
 from habitus.studies.state import STATE_FILE, StudyState
 from habitus.studies.study import StudyResult, study
 
 __all__ = [
+    "BEST",
     "CHOICE_FILE",
     "DEFAULT_HOURS",
     "SEARCH_FILE",

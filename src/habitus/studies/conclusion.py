@@ -7,7 +7,7 @@ from statistics import fmean
 from habitus.data import Dataset
 from habitus.errors import ConfigError, FitError, HabitusError, RunError
 from habitus.laws import fit
-from habitus.planning import PlanOptions, log_limits, plan_of_run, register_plan
+from habitus.planning import PlanOptions, log_limits, plan_of_run, refit_recipe, register_plan
 from habitus.planning import plan as make_plan
 from habitus.progress import Note
 from habitus.record import Record
@@ -113,6 +113,17 @@ def describe_limits(laws: Laws, metric: str) -> list[str]:
     """What the law of a finite log says about more passes, more parameters and more users, where it is fitted."""
     entries = [entry for entry in laws.entries if entry.axis == LOG_AXIS and entry.metric == metric]
     return [line for entry in entries for line in log_limits(entry.law, metric).lines()]
+
+
+def write_refit(plan: Plan, folder: Path, dataset: Dataset) -> tuple[Path, ...]:
+    """The plan's recipes on training and validation events, to be served: nothing is left to choose."""
+    first = refit_recipe(plan.stage1, dataset)
+    more = first.train.steps / plan.stage1.train.steps
+    second = None
+    if plan.stage2 is not None:
+        train = plan.stage2.train.model_copy(update={"steps": max(1, round(more * plan.stage2.train.steps))})
+        second = plan.stage2.model_copy(update={"data": first.data, "train": train})
+    return tuple(plan.model_copy(update={"stage1": first, "stage2": second}).write_recipes(folder))
 
 
 def register(plan: Plan, path: Path) -> None:

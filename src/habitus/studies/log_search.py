@@ -119,13 +119,15 @@ class LogSearch:
         *,
         note: Note,
         pause_after: Callable[[], float | None],
+        began: float | None = None,
+        earlier_seconds: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.dataset, self.out, self.runner, self._probes = dataset, out, runner, probes
         self.metric, self.envelope, self.note, self._pause_after, self.seed = metric, envelope, note, pause_after, seed
         self.device: DeviceKind = "gpu" if runner.kind == "cuda" else "cpu"
         self.sign = 1.0 if direction_of(metric) == "max" else -1.0
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began  # of the call, whose seconds count
         path = out / SEARCH_FILE
         self.state = SearchState.read(path) if path.exists() else SearchState(metric=metric)
         if self.state.metric != metric:
@@ -134,7 +136,7 @@ class LogSearch:
                 expected="the metric that the study was begun with",
                 next_step="give it again, or another --out",
             )
-        self._earlier_seconds = self.state.seconds
+        self._earlier_seconds = max(self.state.seconds, earlier_seconds)  # a call that was killed counts what it saved
         self._replay = list(self.state.rounds)
         self._rounds: list[SearchRound] = []
         self._recipes: dict[str, Recipe] = {}

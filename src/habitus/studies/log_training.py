@@ -207,8 +207,8 @@ class _Search:
 
     def refit(self, first: Record, stage: int) -> bool:
         """Train the choice again, as many passes, on training and validation events; whether there was a reason to."""
-        if not self.options.refit:
-            return False
+        if not self.options.refit or not self.dataset.has_side("test"):
+            return False  # without a test side nothing could say how good it is
         whole = self.dataset.with_validation()
         if whole.counts("train").events == self.dataset.counts("train").events:
             return False

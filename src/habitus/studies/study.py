@@ -65,6 +65,7 @@ class StudyResult:
     identified: dict[str, str] = field(default_factory=dict)  # law -> status
     search: SearchState | None = None  # of a log that ends before the compute does
     table: TestTable | None = None  # of the best run, on test users
+    refit: tuple[Path, ...] = ()  # the recipes on training and validation events
     notes: tuple[str, ...] = ()  # what the plan says about itself
     dry_run: bool = False
 
@@ -72,7 +73,13 @@ class StudyResult:
     def next_command(self) -> str:
         """What to type next; works as it stands."""
         assert self.data is not None
-        return _train_command(program(), self.recipes, self.data, self.out)
+        return _train_command(program(), self.recipes, self.data, self.out / "run")
+
+    @property
+    def refit_command(self) -> str | None:
+        """What trains the model to serve, with the validation events too, where there are recipes for it."""
+        assert self.data is not None
+        return _train_command(program(), self.refit, self.data, self.out / "refit") if self.refit else None
 
 
 def study(
@@ -131,10 +138,11 @@ class _Study:
             self.note(line)
         plan = self._plan(laws, search)
         recipes = tuple(plan.write_recipes(out / RECIPE))
+        refit = conclusion.write_refit(plan, out / RECIPE / "refit", self.dataset) if search is not None else ()
         conclusion.register(plan, out / conclusion.PLAN)
         table = self._test_table(plan)
         # The page is kept and passed on: it calls the program by its name.
-        command = _train_command("habitus", recipes, self.dataset.path, out)
+        command = _train_command("habitus", recipes, self.dataset.path, out / "run")
         page = conclusion.write_report(out, out / STORE, self.metric, command)
         return StudyResult(
             out=out,
@@ -150,6 +158,7 @@ class _Study:
             identified=_recipe_laws(laws, self.metric),
             search=search,
             table=table,
+            refit=refit,
             notes=plan.warnings if search is not None else (),
         )
 
@@ -275,6 +284,8 @@ class _Study:
             self._envelope(state),
             note=self.note,
             pause_after=self._hours_left,
+            began=self.began,
+            earlier_seconds=add_seconds(self.out, 0.0, calls=0).seconds,
         )
         result = search.run()
         for line in conclusion.search_warnings(result, self._limit_seconds()):
@@ -284,7 +295,7 @@ class _Study:
     def _envelope(self, state: StudyState) -> Envelope:
         if self.options.flops is not None:
             return Envelope(self.options.flops - state.flops, "FLOPs")
-        return Envelope(self._hours() * 3600 - state.seconds - state.probe_seconds, "seconds")
+        return Envelope(self._hours() * 3600, "seconds")  # of all calls, the axes among them
 
     def _limit_seconds(self) -> float | None:
         return None if self.options.flops is not None else self._hours() * 3600
@@ -316,8 +327,8 @@ def _describe_log(dataset: Dataset) -> str:
 
 
 def _train_command(name: str, recipes: Sequence[Path], data: Path, out: Path) -> str:
-    """The command that trains the recipes of a study into its folder."""
-    arguments = [name, "train", *map(str, recipes), "--data", str(data), "--out", str(out / "run")]
+    """The command that trains recipes into a folder."""
+    arguments = [name, "train", *map(str, recipes), "--data", str(data), "--out", str(out)]
     return " ".join(map(quote, arguments))
 
 
