@@ -1,8 +1,7 @@
 """A plain SASRec with full cross-entropy: item ids, learned positions, tied item embeddings, nothing else.
 
 Stands in for RecTools' and RePlay's where they cannot run. The blocks are SASRec's own: queries are normalised, keys
-and values are not, and residuals start from what was normalised, which learns twice as fast here as pre-norm blocks. A
-ReLU layer as wide as the model, dropout, Adam with RecTools' betas, softmax over all trained items, bf16 on a GPU;
+and values are not, and residuals start from what was normalised: pre-norm blocks learned half as fast. A ReLU layer as wide as the model, dropout, Adam with RecTools' betas, softmax over all trained items, bf16 on a GPU;
 positions count from the end of a sequence, as RecTools has them.
 
     b  sequences      L  events      d  width      V  trained items and the empty one, 0
@@ -28,13 +27,13 @@ class Block(nn.Module):
             nn.Linear(width, width), nn.ReLU(), nn.Dropout(setting.dropout), nn.Linear(width, width)
         )
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         b, length, width = x.shape
         residual = self.attention_norm(x)
         q = self.query(residual).view(b, length, self.heads, -1).transpose(1, 2)
         k, v = self.key_value(x).view(b, length, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         residual = self.mlp_norm(residual + self.out(y.transpose(1, 2).reshape(b, length, width)))
         return residual + F.dropout(self.mlp(residual), self.dropout, self.training)
 
@@ -55,12 +54,11 @@ class SASRec(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
+        filled = (ids > 0)[..., None]
         x = F.dropout(self.items(ids) + self.positions[-length:], self.dropout, self.training)
-        causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
-        itself = torch.eye(length, dtype=torch.bool, device=ids.device)  # an empty slot has nothing else to see
-        mask = causal & ((ids > 0)[:, None, None, :] | itself)
         for block in self.blocks:
-            x = block(x, mask)
+            # Empty slots are seen as zeros, not masked: a query can attend to nothing there.
+            x = block(x * filled)
         return self.norm(x)
 
 
