@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import habitus as hb
 from habitus.cli import app
 from habitus.data import Dataset
-from habitus.errors import ConfigError, RunError
+from habitus.errors import ConfigError, ModelError, RunError
 from habitus.planning import SHAPES, Shape, stage1_recipe, stage2_recipe, usual_passes
 from habitus.studies import CHOICE_FILE, LogTraining, LogTrainingOptions, train_log
 
@@ -127,6 +127,14 @@ def test_python_trains_a_log_as_the_command_does(dataset: Dataset, tmp_path: Pat
     run = hb.train(dataset, out=tmp_path / "run", hours=0.03, device="cpu")
     assert run.record.status == "done"
     assert (tmp_path / "run" / CHOICE_FILE).exists()
+    # It has seen the validation users, so that it is not scored on them.
+    with pytest.raises(ModelError, match=r"validation events too[\s\S]*--side test"):
+        hb.evaluate(run, dataset, device="cpu")
+    [evaluation] = hb.evaluate(run, dataset, device="cpu", side="test", regimes=("catalogue",))
+    assert evaluation.specification["catalogue"].side == "test"
+    plain = hb.train(dataset, out=tmp_path / "plain", hours=0.03, device="cpu", refit=False)
+    assert not plain.recipe.data.include_validation
+    assert plain.metrics["catalogue/ndcg@10"] > 0
 
 
 def odd_log(kind: str) -> tuple[pa.Table, pa.Table]:

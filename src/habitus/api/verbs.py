@@ -119,14 +119,14 @@ def train(
 
 
 def _train_log(dataset: Any, out: Path, options: Mapping[str, Any]) -> Run:
-    from habitus.studies import LogTrainingOptions, train_log
+    from habitus.studies import BEST, LogTrainingOptions, train_log
 
     if not isinstance(dataset, Dataset | str | Path):
         raise ConfigError("a recipe was given without a dataset", expected="train(recipe, dataset, out=...)")
     data = _dataset(dataset)
     result = train_log(data, out, _options(LogTrainingOptions, options), note=print)
     print("\n".join(result.table.lines()))
-    return Run(out / f"stage{result.stage}", data)
+    return Run(out / BEST, data)
 
 
 def evaluate(

@@ -51,6 +51,11 @@ def train(
     metric: Annotated[
         str, typer.Option(help="Without a recipe: what candidates are chosen by, on validation users.")
     ] = "catalogue/ndcg@10",
+    refit: Annotated[
+        bool,
+        typer.Option("--refit/--no-refit", help="Without a recipe: train the choice again with the validation events."),
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Without a recipe: of every run; a recipe has its own.")] = 0,
     resume: Annotated[
         bool,
         typer.Option(
@@ -101,8 +106,12 @@ def train(
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
     if not files and not overrides:
         from habitus.cli.train_log import train_without_recipe
+        from habitus.studies import LogTrainingOptions
 
-        train_without_recipe(data, out, hours, metric, device, threads, as_json)
+        log_options = LogTrainingOptions(
+            hours=hours, metric=metric, device=device, threads=threads, seed=seed, refit=refit
+        )
+        train_without_recipe(data, out, log_options, as_json)
         return
     if hours is not None:
         raise ConfigError(

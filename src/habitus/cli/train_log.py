@@ -12,15 +12,14 @@ from habitus.errors import ConfigError, Interrupted
 from habitus.units import format_seconds
 
 if TYPE_CHECKING:
+    from habitus.studies import LogTrainingOptions
     from habitus.training import TrainingProgress
 
 
-def train_without_recipe(
-    data: Path, out: Path | None, hours: float | None, metric: str, device: str, threads: int | None, as_json: bool
-) -> None:
+def train_without_recipe(data: Path, out: Path | None, options: "LogTrainingOptions", as_json: bool) -> None:
     """Find, train and compare a model; a line per decision, then the table."""
     from habitus.data import Dataset
-    from habitus.studies import LogTrainingOptions, train_log
+    from habitus.studies import train_log
 
     if out is None:
         raise ConfigError("no --out was given", expected="the run folder to write, as in --out run")
@@ -30,7 +29,6 @@ def train_without_recipe(
             expected="one process, or a recipe",
             next_step="habitus train --data … --out … in one process writes stage1/recipe.toml",
         )
-    options = LogTrainingOptions(hours=hours, metric=metric, device=device, threads=threads)
     with phases() as bar:
 
         def show(name: str, now: "TrainingProgress") -> None:
