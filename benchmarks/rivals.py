@@ -2,8 +2,8 @@
 
     python benchmarks/rivals.py train DATASET --rivals plain --out OUT [--settings 0 1 2 3] [--device cpu]
     python benchmarks/rivals.py gpu --logs DIR --minutes 6.5 --out OUT [--slots 14]
-    python benchmarks/rivals.py ours RUN DATASET --out OUT/ours-NAME-SEED.npz
-    python benchmarks/rivals.py table OUT [--json FILE]
+    python benchmarks/rivals.py ours RUN DATASET --out OURS/NAME-SEED.npz
+    python benchmarks/rivals.py table OUT --ours OURS/*.json [--json FILE]
 
 `train` runs the settings of rivals on one prepared dataset, one after another, in this environment (RecTools and RePlay
 each want their own: VENV/bin/python with `src` on PYTHONPATH). `gpu` shares one GPU among all trainings of a folder of
@@ -70,7 +70,8 @@ def main() -> None:
     for command in (train, gpu, ours):
         command.add_argument("--out", type=Path, required=True)
     table = commands.add_parser("table")
-    table.add_argument("out", type=Path, nargs="+", help="folders with rows and ranks")
+    table.add_argument("out", type=Path, nargs="+", help="folders with rows and ranks of rivals")
+    table.add_argument("--ours", type=Path, nargs="*", default=[], help="rows that `ours` wrote; seeds are averaged")
     table.add_argument("--json", type=Path)
     given = parser.parse_args()
     {"train": run_train, "gpu": run_gpu, "ours": run_ours, "table": run_table}[given.command](given)
@@ -266,12 +267,8 @@ def our_curve(run: Path) -> list[dict[str, float]]:
 
 def run_table(given: argparse.Namespace) -> None:
     """Ours against the best setting of each rival, log by log."""
-    rows = [
-        json.loads(file.read_text(encoding="utf-8")) | {"folder": str(file.parent)}
-        for folder in given.out
-        for file in sorted(folder.glob("*.json"))
-    ]
-    rows = [row for row in rows if "ranks" in row]
+    files = [file for folder in given.out for file in sorted(folder.glob("*.json"))]
+    rows = [json.loads(file.read_text(encoding="utf-8")) | {"folder": str(file.parent)} for file in files + given.ours]
     compared = []
     for log in sorted({row["log"] for row in rows}):
         ours = [row for row in rows if row["log"] == log and row["rival"] == "habitus"]

@@ -1,8 +1,9 @@
 """A plain SASRec with full cross-entropy: item ids, learned positions, tied item embeddings, nothing else.
 
 Stands in for RecTools' and RePlay's where they cannot run. The blocks are SASRec's own: queries are normalised, keys
-and values are not, and residuals start from what was normalised: pre-norm blocks learned half as fast. A ReLU layer as wide as the model, dropout, Adam with RecTools' betas, softmax over all trained items, bf16 on a GPU;
-positions count from the end of a sequence, as RecTools has them.
+and values are not, and residuals start from what was normalised (pre-norm blocks took twice the passes). A ReLU layer
+as wide as the model, dropout, Adam with RecTools' betas, softmax over all trained items, bf16 on a GPU; positions count
+from the end of a sequence, as RecTools has them.
 
     b  sequences      L  events      d  width      V  trained items and the empty one, 0
 """

@@ -168,7 +168,7 @@ def test_the_table_compares_the_refit_of_what_validation_chose(
     write("worse", [1, 1, 1, 1], **theirs, validation={"ndcg@10": 0.1})
     write("better", [1, 1, 1, 1], **theirs, validation={"ndcg@10": 0.2})
     write("refit", [1, 99, 99, 99], **theirs | {"refit": True, "validation": None, "stopped": "passes"})
-    rivals.run_table(rivals.argparse.Namespace(out=[tmp_path], json=None))
+    rivals.run_table(rivals.argparse.Namespace(out=[tmp_path], ours=[], json=None))
     [row] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["rows"]
     assert row["refit"] and row["validation"] == 0.2
     assert row["difference recall@10"][0] == pytest.approx(0.5)  # 3/4 less 1/4
