@@ -69,6 +69,9 @@ def evaluate(
         Path | None, typer.Option(help="Write the results: .json, or .parquet or .csv with a row per metric.")
     ] = None,
     per_query: Annotated[Path | None, typer.Option(help="Write a Parquet file with a row per query.")] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Keep the results of a store's cells in it, under this name: fit reads them.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     from contextlib import ExitStack
@@ -82,6 +85,8 @@ def evaluate(
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
     if not runs and not baselines:
         raise ConfigError("nothing to score", expected="one run or more, or --baselines")
+    kept = None if keep is None else _kept_file(runs or [], keep, checkpoints)
+    per_query = per_query or (kept.with_suffix(".parquet") if kept else None)
     _check_files(out, per_query)
     options = EvaluateOptions(
         regimes=REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
@@ -114,6 +119,8 @@ def evaluate(
         return
     if out is not None:
         _write(evaluations, out)
+    if kept is not None:
+        _keep(evaluations, kept)
     if as_json:
         typer.echo(_json(evaluations))
         return
@@ -134,6 +141,36 @@ def _number(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise ConfigError(f"--{name} is {text!r}", expected="all, or one whole number") from None
+
+
+def _kept_file(runs: list[Path], name: str, checkpoints: bool) -> Path:
+    """Where the results of a store are kept."""
+    from habitus.store import evaluation_path, read_store_info
+
+    if len(runs) != 1 or checkpoints:
+        raise ConfigError("--keep with other runs than the cells of one store", expected="evaluate STORE --keep NAME")
+    read_store_info(runs[0])  # refuses what is no store
+    path = evaluation_path(runs[0], name)
+    if path.exists():
+        raise ConfigError(
+            f"{path} exists already", expected="a new name", next_step=f"delete {path}, or choose another"
+        )
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def _keep(evaluations: "list[Evaluation]", path: Path) -> None:
+    """The results of the cells, by recipe hash; those of baselines belong to no run."""
+    from habitus.store import StoreEvaluation
+
+    cells = [one for one in evaluations if Path(one.scorer).parent.name == "cells"]
+    StoreEvaluation(
+        name=path.stem,
+        dataset_checksum=cells[0].dataset_checksum,
+        specification=cells[0].specification,
+        runs={Path(one.scorer).name: one.metrics for one in cells},
+    ).write(path)
+    typer.echo(f"kept {len(cells)} cells as {path.stem}: habitus fit reads them", err=True)
 
 
 def _check_files(out: Path | None, per_query: Path | None) -> None:

@@ -13,13 +13,15 @@ from habitus.laws.correlation import correlation_by_budget, paired_regimes, slic
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.log_axis import fit_log_axis
+from habitus.laws.paired_users import PairedUsers
 from habitus.laws.pure_error import PureError, pure_error
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
-from habitus.laws.size_test import size_test
+from habitus.laws.size_test import is_loss, size_test
 from habitus.store import (
     CORRELATED_REGIMES,
+    EVALUATION_SLICE,
     HISTORY_SLICE,
     LOG_AXIS,
     LawEntry,
@@ -82,7 +84,8 @@ def fit(
     main, *others = _groups(whole, group)
     selection = of_group(whole, main)
     fitted = _metrics_to_fit(selection.runs, metrics)
-    by_axis = _fit_group(selection, fitted)
+    paired = PairedUsers(Path(source))
+    by_axis = _fit_group(selection, fitted, paired)
     laws = Laws(
         source=Path(source).name,
         seed=seed,
@@ -100,7 +103,7 @@ def fit(
         learning_rates=selection.choices,
         exclusions=selection.exclusions,
         runs=tuple(_rows(selection)),
-        groups=tuple(_law_group(of_group(whole, name), name, fitted) for name in others),
+        groups=tuple(_law_group(of_group(whole, name), name, fitted, paired) for name in others),
         notes=tuple(_notes(selection, main, others)),
     )
     return laws.model_copy(update={"notes": (*laws.notes, laws.unsealed)}) if laws.unsealed else laws
@@ -118,23 +121,23 @@ def _groups(selection: Selection, named: str) -> list[str]:
     return sorted(sizes, key=lambda name: (name != named, *(-n for n in sizes[name]), name))
 
 
-def _fit_group(selection: Selection, metrics: Sequence[str]) -> list[AxisLaws]:
+def _fit_group(selection: Selection, metrics: Sequence[str], paired: PairedUsers) -> list[AxisLaws]:
     """Every axis and metric of one group, and whether metrics want another size than the loss does."""
     by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in metrics]
     sized = [run for run in selection.runs if run.axis == "allocation"]
     largest = [run for run in sized if run.budget == max(r.budget for r in sized)]
     for metric in metrics if largest else ():
-        law = (
-            None if metric.endswith("/loss") else size_test(largest, metric, _error_of(selection, "allocation", metric))
-        )
+        if is_loss(metric):
+            continue
+        law = size_test(largest, metric, _error_of(selection, "allocation", metric), paired)
         if law is not None:
             by_axis.append(AxisLaws((LawEntry(name="size_test", axis="allocation", metric=metric, law=law),)))
     return by_axis
 
 
-def _law_group(selection: Selection, name: str, metrics: Sequence[str]) -> LawGroup:
+def _law_group(selection: Selection, name: str, metrics: Sequence[str], paired: PairedUsers) -> LawGroup:
     optimizer, _, init = name.partition("/")
-    by_axis = _fit_group(selection, metrics)
+    by_axis = _fit_group(selection, metrics, paired)
     return LawGroup(
         optimizer=optimizer,
         init=init,
@@ -163,7 +166,9 @@ def _metrics_to_fit(runs: Sequence[MeasuredRun], named: Sequence[str]) -> list[s
             )
     for name in named:
         direction_of(name)  # refuses what it does not know
-    return list(dict.fromkeys(named)) or [name for name in headline_metrics() if name in present]
+    kept = sorted({name.partition(f"/{EVALUATION_SLICE}")[2] for name in present} - {""})
+    headlines = [f"{name}/{EVALUATION_SLICE}{one}" for one in kept for name in headline_metrics()]
+    return list(dict.fromkeys(named)) or [name for name in (*headline_metrics(), *headlines) if name in present]
 
 
 def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:

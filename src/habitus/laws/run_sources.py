@@ -9,7 +9,17 @@ from habitus.errors import ConfigError, FitError
 from habitus.laws.run_csv import read_csv
 from habitus.laws.runs import MeasuredRun
 from habitus.record import Record
-from habitus.store import AXES, LOG_AXIS, ManifestRow, SweepManifest, manifest_paths, read_record, read_store_info
+from habitus.store import (
+    AXES,
+    LOG_AXIS,
+    ManifestRow,
+    StoreEvaluation,
+    SweepManifest,
+    manifest_paths,
+    read_evaluations,
+    read_record,
+    read_store_info,
+)
 
 
 def read_runs(source: str | Path, on_record: Callable[[Record], None] = lambda _: None) -> list[MeasuredRun]:
@@ -35,12 +45,13 @@ def _read_store(store: Path, on_record: Callable[[Record], None]) -> list[Measur
             next_step="run `habitus sweep` into this store first",
         )
     read_store_info(store)  # refuses another version
+    evaluations = read_evaluations(store)
     records: dict[str, Record | None] = {}
     runs = []
     for manifest in map(_read_manifest, paths):
         for row in manifest.cells:
             if row.recipe_hash not in records:
-                record = records[row.recipe_hash] = read_record(store, row.recipe_hash)
+                record = records[row.recipe_hash] = _with_evaluations(read_record(store, row.recipe_hash), evaluations)
                 if record is not None:
                     on_record(record)
             runs.append(_measured_run(manifest.axis, row, records[row.recipe_hash]))
@@ -52,6 +63,14 @@ def _read_store(store: Path, on_record: Callable[[Record], None]) -> list[Measur
             next_step="give each dataset a store of its own",
         )
     return runs
+
+
+def _with_evaluations(record: Record | None, evaluations: list[StoreEvaluation]) -> Record | None:
+    """The Record with what was measured of its model later."""
+    for evaluation in evaluations:
+        if record is not None:
+            record = record.model_copy(update={"metrics": {**record.metrics, **evaluation.metrics_of(record)}})
+    return record
 
 
 def _read_manifest(path: Path) -> SweepManifest:

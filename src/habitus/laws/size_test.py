@@ -6,6 +6,7 @@ import numpy as np
 from scipy import stats
 
 from habitus.laws.law_builders import law_without_values
+from habitus.laws.paired_users import PairedUsers
 from habitus.laws.pure_error import SIGNIFICANT, PureError
 from habitus.laws.runs import MeasuredRun
 from habitus.store import Law, Residuals, direction_of
@@ -14,11 +15,19 @@ LOSS = "batch/loss"
 FORM = "difference of the metric between its own best size and the loss's"
 
 
-def size_test(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> Law | None:
+def is_loss(metric: str) -> bool:
+    """Whether a metric is the loss itself, in whatever regime, slice or evaluation."""
+    return metric.split("/")[1:2] == ["loss"]
+
+
+def size_test(
+    runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None, paired: PairedUsers | None = None
+) -> Law | None:
     """'ok' where the cell that is best by the metric beats the cell that is best by the loss, beyond chance.
 
-    The two cells answered the same queries, so that taking their errors over users as independent is cautious; the
-    difference from seed to seed is added where it is known. The best of several cells is picked by the very numbers
+    Where the store holds values per query, users are paired. Else the errors of the two cells over users are taken as
+    independent, which is cautious, since both answered the same queries. The difference from seed to seed is added
+    where it is known. The best of several cells is picked by the very numbers
     that are tested, hence Bonferroni's correction. None where errors or the loss are missing.
     """
     cells: dict[str, list[MeasuredRun]] = {}
@@ -33,7 +42,11 @@ def size_test(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
     by_loss = min(cells.values(), key=lambda cell: _mean(cell, LOSS))
     by_metric = min(cells.values(), key=lambda cell: sign * _mean(cell, metric))
     gain = sign * (_mean(by_loss, metric) - _mean(by_metric, metric))
-    variance = sum(run.errors[metric] ** 2 / len(cell) ** 2 for cell in (by_loss, by_metric) for run in cell)
+    over_users = None if paired is None else paired.error(by_loss[0].recipe_hash, by_metric[0].recipe_hash, metric)
+    if over_users is None:
+        variance = sum(run.errors[metric] ** 2 / len(cell) ** 2 for cell in (by_loss, by_metric) for run in cell)
+    else:
+        variance = over_users**2
     if error is not None:
         level = abs(_mean(by_loss, metric))
         variance += error.relative_variance * level**2 * (1 / len(by_loss) + 1 / len(by_metric))
@@ -52,7 +65,11 @@ def size_test(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
             "p_value": p_value,
         },
         residuals=Residuals(n=len(cells), dof=len(cells) - 1),
-        details={"budget": runs[0].budget, "verdict": f"{metric} wants {verdict} (p = {p_value:.2g})"},
+        details={
+            "budget": runs[0].budget,
+            "paired": over_users is not None,
+            "verdict": f"{metric} wants {verdict} (p = {p_value:.2g})",
+        },
     )
 
 

@@ -63,7 +63,7 @@ def size_metrics(metric: str, laws: SourcedLaws) -> list[str]:
     metric has another one; then the metric's own."""
     own = stage1_metrics(metric)
     differs = any(e.law.ok for e in laws.entries("size_test", [metric]))
-    if laws.source == "published" or differs or metric.endswith("/loss"):
+    if laws.source == "published" or differs or metric.split("/")[1:2] == ["loss"]:
         return own
     return list(dict.fromkeys([LOSS, *own]))
 

@@ -1,6 +1,7 @@
 """What rooms hand each other on disk, typed once: manifests, laws, plans; and the tables that all of them read."""
 
 from habitus.store.axes import AXES, CORRELATED_REGIMES, LOG_AXIS, CorrelationStage, StudyAxis, correlated_axes
+from habitus.store.evaluations import EVALUATION_SLICE, EVALUATIONS, StoreEvaluation, evaluation_path, read_evaluations
 from habitus.store.folder import (
     ATTEMPTS,
     INFO_FILE,
@@ -93,7 +94,9 @@ __all__ = [
     "AXES",
     "CORRELATED_REGIMES",
     "CUTOFFS",
+    "EVALUATIONS",
     "EVALUATION_SIDES",
+    "EVALUATION_SLICE",
     "GPUS",
     "HISTORIES",
     "HISTORY_SLICE",
@@ -169,6 +172,7 @@ __all__ = [
     "Seal",
     "SplitKind",
     "SplitName",
+    "StoreEvaluation",
     "StoreInfo",
     "StudyAxis",
     "Surrogacy",
@@ -179,6 +183,7 @@ __all__ = [
     "changed_record_error",
     "correlated_axes",
     "direction_of",
+    "evaluation_path",
     "gpu_named",
     "gpu_reported",
     "headline_metrics",
@@ -187,6 +192,7 @@ __all__ = [
     "manifest_path",
     "manifest_paths",
     "published_attempt",
+    "read_evaluations",
     "read_record",
     "read_records",
     "read_run_record",

@@ -1,0 +1,51 @@
+"""STORE/evaluations: what `habitus evaluate STORE --keep NAME` measured after the runs had ended."""
+
+import re
+from pathlib import Path
+
+from pydantic import Field
+
+from habitus.errors import ConfigError
+from habitus.record import EvaluationSpec, Metric, Record
+from habitus.typed import Typed
+
+EVALUATIONS = "evaluations"
+EVALUATION_SLICE = "eval="  # the last part of a metric's name, as in catalogue/recall@10/eval=big
+
+
+class StoreEvaluation(Typed):
+    """The metrics of every cell of a store under one specification."""
+
+    name: str
+    dataset_checksum: str
+    specification: dict[str, EvaluationSpec] = Field(description="By regime.")
+    runs: dict[str, dict[str, Metric]] = Field(description="By recipe hash, then by metric.")
+
+    def metrics_of(self, record: Record) -> dict[str, Metric]:
+        """What it adds to a Record: its metrics under their own names where it was measured as the Record was, and
+        otherwise with the evaluation's name behind."""
+        named = {}
+        for metric, value in self.runs.get(record.recipe_hash, {}).items():
+            if not self._measured_alike(metric.partition("/")[0], record.evaluation):
+                named[f"{metric}/{EVALUATION_SLICE}{self.name}"] = value
+            elif metric not in record.metrics:
+                named[metric] = value
+        return named
+
+    def _measured_alike(self, regime: str, spec: EvaluationSpec | None) -> bool:
+        own = self.specification[regime]
+        if spec is None or (own.query_set_checksum, own.side) != (spec.query_set_checksum, spec.side):
+            return False
+        return own.batch_sequences == spec.batch_sequences if regime == "batch" else own.candidates == spec.candidates
+
+
+def evaluation_path(store: Path, name: str) -> Path:
+    """The file of an evaluation; its values per query stand beside it, as .parquet."""
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name) or name.startswith("."):
+        raise ConfigError(f"--keep {name!r}", expected="a name of letters, digits, '_', '.' and '-'")
+    return store / EVALUATIONS / f"{name}.json"
+
+
+def read_evaluations(store: Path) -> list[StoreEvaluation]:
+    """All of a store, by name."""
+    return [StoreEvaluation.read(path) for path in sorted((store / EVALUATIONS).glob("*.json"))]
