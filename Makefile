@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: setup test slow soak check format study clean
+.PHONY: setup test slow soak check format audit study clean
 
 setup: $(READY)
 
@@ -33,8 +33,13 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+audit:  ## known vulnerabilities of the pinned packages; fails where their database cannot be reached
+	test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --disable-pip --no-deps
+
 study: $(READY)  ## the main job on a synthetic shop: laws, a report and a recipe in minutes; run again to go on
 	$(BIN)/habitus study --preset quick --out out/study
 
 clean:
-	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-audit out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,7 +40,7 @@ class Typed(BaseModel):
         try:
             return cls.model_validate_json(content)
         except ValidationError:
-            return cls.parse(json.loads(content), source)
+            return cls.parse(_parse_json(content, source), source)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -146,6 +146,13 @@ def apply_overrides(values: Mapping[str, Any], overrides: list[str]) -> dict[str
 def to_toml(values: Mapping[str, Any]) -> str:
     """TOML text of nested mappings of strings, numbers, booleans and flat lists."""
     return "\n".join(_toml_lines(values, prefix="")) + "\n"
+
+
+def _parse_json(content: bytes, source: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} cannot be parsed: {error}", expected="valid JSON") from None
 
 
 def _format_json(values: Any) -> str:

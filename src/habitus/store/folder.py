@@ -103,8 +103,8 @@ def read_record(store: Path, recipe_hash: str) -> Record | None:
     _check_seal(path, content)
     try:
         record = Record.from_json(content, str(path))
-    except (ValueError, ConfigError) as error:
-        raise changed_record_error(path, getattr(error, "problem", str(error))) from None
+    except ConfigError as error:
+        raise changed_record_error(path, error.problem) from None
     if record.recipe_hash != recipe_hash:
         raise changed_record_error(path, "its recipe is not the one that the folder is named after")
     return record
@@ -152,21 +152,26 @@ def published_attempt(cell: Path) -> Path | None:
 
 def _check_seal(path: Path, content: bytes) -> None:
     """Refuse a Record whose checksum is not the sealed one, or that has lost its seal."""
-    seal = path.with_name(SEAL_FILE)
+    seal = _read_seal(path.with_name(SEAL_FILE))
+    if seal is None and published_attempt(path.parent) is not None:
+        return  # its worker has yet to write the seal
     # Looked up again after the attempt: its worker may have finished between the two.
-    if not seal.exists() and published_attempt(path.parent) is None and not seal.exists():
+    seal = seal or _read_seal(path.with_name(SEAL_FILE))
+    if seal is None:
         raise RunError(
             f"{path} has no {SEAL_FILE}, so nothing shows that it is as it was published",
             expected="the seal that every sweep writes beside a Record",
             next_step=f"restore the file, or delete {path.parent} and run the sweep again",
         )
-    if seal.exists() and _read_seal(seal).record_sha256 != hashlib.sha256(content).hexdigest():
+    if seal.record_sha256 != hashlib.sha256(content).hexdigest():
         raise changed_record_error(path, "its checksum is not the one that it was published with")
 
 
-def _read_seal(path: Path) -> Seal:
+def _read_seal(path: Path) -> Seal | None:
     try:
-        return Seal.read(path)
+        return Seal.from_json(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        return None
     except ConfigError as error:
         raise RunError(
             f"{path} has been changed since it was written: {error.problem}",

@@ -23,6 +23,10 @@ def check_memory(
         raise ConfigError(f"the model has {layers:,} layers", expected=f"at most {_MOST_LAYERS:,}")
     room = memory_of_device(device)
     needed = expected_bytes(recipe, dataset, on_cpu=device.type == "cpu", parts=accumulate * processes)
+    if processes > 1:  # which share the weights too, at the latest where they are too large for one
+        for part in ("weights", "gradients", "optimizer"):
+            needed[part] //= processes
+        needed["total"] = sum(count for part, count in needed.items() if part != "total")
     if room is None or needed["total"] <= room:
         return
     largest = sorted((part for part in needed if part != "total"), key=lambda part: -needed[part])
