@@ -8,9 +8,8 @@ from the end of a sequence, as RecTools has them.
     b  sequences      L  events      d  width      V  trained items and the empty one, 0
 """
 
-import numpy as np
 import torch
-from rivals_scoring import LEARNING_RATE, Course, Setting, TrainingLog
+from rivals_scoring import Course, Setting, TrainingLog, fit_in_passes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,44 +63,26 @@ class SASRec(nn.Module):
 
 
 class PlainSASRec:
-    """The rival: training by passes over shuffled sequences."""
+    """The rival."""
 
     def __init__(self, log: TrainingLog, setting: Setting, device: torch.device, seed: int) -> None:
         torch.manual_seed(seed)
-        self.device, self.batch = device, log.batch
+        self.batch = log.batch
         self.ids, self.sequences = log.numbered()
         self.module = SASRec(len(log.items) + 1, log.length, setting).to(device)
-        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
-        self.rng = np.random.default_rng(seed)
 
     def fit(self, course: Course) -> None:
-        """Passes until the course stops."""
-        sequences = torch.from_numpy(self.sequences).to(self.device)
-        while True:
-            order = torch.from_numpy(self.rng.permutation(len(sequences))).to(self.device)
-            for rows in order.split(self.batch):
-                self.step(sequences[rows])
-                if course.expired():
-                    break
-            if course.after_pass():
-                return
+        fit_in_passes(self, self.sequences, self.sequences, self.batch, course)  # it does not look at times
 
-    def step(self, sequences: Tensor) -> float | Tensor:
-        """One step on sequences [b, L + 1]; its loss."""
-        inputs, targets = sequences[:, :-1], sequences[:, 1:]
-        chosen = (inputs > 0) & (targets > 0)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            vectors = self.module(inputs)[chosen]
-            logits = vectors @ self.module.items.weight[1:].T
-        loss = F.cross_entropy(logits.float(), targets[chosen] - 1)
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss.detach()
+    def hidden(self, items: Tensor, times: Tensor) -> Tensor:
+        del times
+        return self.module(items)
+
+    def output_vectors(self) -> Tensor:
+        return self.module.items.weight
 
     def encode(self, items: Tensor, times: Tensor) -> Tensor:
-        del times
-        return self.module(items)[:, -1]
+        return self.hidden(items, times)[:, -1]
 
     def item_vectors(self) -> Tensor:
         return self.module.items.weight.detach()[1:]

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from habitus.data import Dataset
 from habitus.evaluation import EvaluateOptions, Evaluation, PerQuery, Scores, evaluate
 from habitus.evaluation.queries import QueryBatch
-from habitus.softmax import CandidateScan, CandidateTable, topk
+from habitus.softmax import CandidateScan, CandidateTable, candidate_softmax, topk
 from habitus.softmax.scan import ScanTile
 
-LARGE_CATALOGUE = 50_000  # trained items beyond which histories are cut at 128 events, not 256: scores are held whole
-LOGITS_BYTES = 5 << 30  # of a step's scores over the catalogue, their gradients and copies included
+LARGE_CATALOGUE = 50_000  # items beyond which histories are cut at 128 events, not 256
+HELD_SCORES = 1 << 26  # of a step; beyond, habitus.softmax computes the same loss without holding them
 ENCODED_AT_ONCE = 128  # histories
 MIN_STEPS = 1_000  # before validation may stop a training: the start is a plateau
 QUERIES = 20_000  # of validation and of the closing table on a GPU
@@ -63,22 +64,21 @@ class TrainingLog:
     def of(cls, dataset: Dataset, batch: int | None = None) -> "TrainingLog":
         """The training side of a dataset."""
         parts = dataset.user_parts.with_validation() if dataset.includes_validation else dataset.user_parts
-        items = np.flatnonzero(dataset.item_train_counts)
-        length = min(128 if len(items) > LARGE_CATALOGUE else 256, dataset.seq_len)
+        length = min(128 if dataset.num_items > LARGE_CATALOGUE else 256, dataset.seq_len)
         rows = []
         for start, stop in zip(parts.starts, parts.starts + parts.train_lengths, strict=True):
             for end in range(int(stop), int(start) + 1, -length):
                 rows.append(slice(max(int(start), end - length - 1), end))
         timed = dataset.schema.events.time_unit != "order"
-        held = LOGITS_BYTES // (length * len(items) * 16)
+        sequences = [dataset.items[chosen].astype(np.int64) for chosen in rows]
         usual = 64 if len(rows) >= 2_000 else 32
         return cls(
-            sequences=[dataset.items[chosen].astype(np.int64) for chosen in rows],
+            sequences=sequences,
             times=[times_before(dataset, chosen) for chosen in rows] if timed else None,
-            items=items,
+            items=np.unique(np.concatenate(sequences)),  # a user with one event alone is no sequence
             num_items=dataset.num_items,
             length=length,
-            batch=int(max(2, min(batch or usual, held))),
+            batch=batch or usual,
         )
 
     def numbered(self) -> tuple[np.ndarray, np.ndarray]:
@@ -114,6 +114,54 @@ class Rival(Protocol):
     def item_vectors(self) -> Tensor:
         """Vectors of the trained items, in the order of their catalogue rows."""
         ...
+
+
+class LoopedRival(Protocol):
+    """A rival whose torch module is trained by `fit_in_passes`."""
+
+    module: torch.nn.Module
+
+    def hidden(self, items: Tensor, times: Tensor) -> Tensor:
+        """Vectors [b, L, d] of every place of the sequences."""
+        ...
+
+    def output_vectors(self) -> Tensor:
+        """What a vector is multiplied with for the scores [ids, d]; differentiable."""
+        ...
+
+
+def fit_in_passes(rival: LoopedRival, sequences: np.ndarray, times: np.ndarray, batch: int, course: "Course") -> None:
+    """Passes over ids [n, L + 1] and times [n, L + 1] in an order drawn anew, until the course ends.
+
+    Adam as RecTools and RePlay set it; the mean cross-entropy over all ids at the places that have a next event. On a
+    GPU everything lies there and products are in bf16.
+    """
+    device = next(rival.module.parameters()).device
+    ids, moments = torch.from_numpy(sequences).to(device), torch.from_numpy(times).to(device)
+    optimizer = torch.optim.Adam(rival.module.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)
+    rival.module.train()
+    while True:
+        order = torch.randperm(len(ids)).to(device)
+        for rows in order.split(batch):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = next_item_loss(rival, ids[rows], moments[rows])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if course.expired():
+                break
+        if course.after_pass():
+            return
+
+
+def next_item_loss(rival: LoopedRival, ids: Tensor, times: Tensor) -> Tensor:
+    """The mean cross-entropy of the next items."""
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    chosen = inputs > 0
+    vectors, table, wanted = rival.hidden(inputs, times)[chosen], rival.output_vectors(), targets[chosen]
+    if len(wanted) * len(table) <= HELD_SCORES:
+        return F.cross_entropy((vectors @ table.T).float(), wanted)
+    return candidate_softmax(vectors, table, wanted).loss.mean()
 
 
 class RivalScorer:
