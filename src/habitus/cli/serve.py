@@ -54,14 +54,6 @@ def serve(
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds for requests in flight after SIGTERM.")] = 30.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="A line per request.")] = False,
 ) -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"{error.name} is not installed", next_step="pip install -c constraints.txt '.[serve]' in the clone"
-        ) from None
     import logging
 
     import torch

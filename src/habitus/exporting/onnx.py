@@ -306,6 +306,4 @@ def _require_onnx() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"{error.name} is not installed", next_step="pip install onnx onnxruntime onnxscript"
-        ) from error
+        raise ConfigError(f"{error.name} is not installed", next_step="pip install 'habitus[onnx]'") from error

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from habitus.errors import ConfigError
 from habitus.serving.encoding import EncodedHistory, pack_histories
 from habitus.serving.index import INDEX_KINDS
 from habitus.serving.item_store import ItemStore
@@ -56,4 +57,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HTTP[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_HTTP[name]}")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed", next_step="pip install 'habitus[serve]'") from error
+    return getattr(module, name)

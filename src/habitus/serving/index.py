@@ -307,7 +307,7 @@ def _import_faiss() -> Any:
     except ImportError as error:
         raise ConfigError(
             "an approximate index needs faiss, which is not installed",
-            next_step="pip install -c constraints.txt '.[serve]' in the clone, or use --index exact",
+            next_step="pip install 'habitus[serve]', or use --index exact",
         ) from error
     return faiss
 

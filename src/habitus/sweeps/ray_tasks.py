@@ -37,7 +37,7 @@ def run_on_ray(
         raise ConfigError(
             "backend ray needs the package ray",
             expected="the `ray` extra",
-            next_step="pip install -c constraints.txt '.[ray]' in the clone",
+            next_step="pip install 'habitus[ray]'",
         ) from None
     started_here = not ray.is_initialized()
     if started_here:

@@ -26,9 +26,7 @@ def track(run: Path, tracker: str, *, follow: bool = True) -> int:
     try:
         log, close = TRACKERS[tracker](run)
     except ImportError as error:
-        raise ConfigError(
-            f"{tracker} is not installed ({error})", next_step="pip install -c constraints.txt '.[track]' in the clone"
-        ) from error
+        raise ConfigError(f"{tracker} is not installed ({error})", next_step="pip install 'habitus[track]'") from error
     count = 0
     try:
         for line in _read_lines(run, follow=follow):
