@@ -178,7 +178,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
         typer.echo(json.dumps(values, indent=2))
         return
     from habitus.cli.plan import print_busy
-    from habitus.store import Plan
+    from habitus.store import RegisteredPlan
     from habitus.units import format_seconds
 
     if result.identified:
@@ -190,7 +190,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
     if result.plan is not None and result.plan.exists():
-        print_busy(Plan.read(result.plan))
+        print_busy(RegisteredPlan.read(result.plan))
     timing = f"took {format_seconds(result.seconds)}"
     if not result.continued and result.state.seconds:
         off = result.swept / max(result.state.seconds, 1e-9) - 1

@@ -15,6 +15,7 @@ from habitus.studies.state import AxisCost, StudyState, request_values
 from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, speed_of_store, usual_workers
 
 _SWEEPS_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
+_USED = 0.5  # of an envelope: where less is, the study says why
 _FINISH_SECONDS = 10.0  # laws, plan and page
 
 
@@ -50,13 +51,16 @@ def design_study(
         notes.append(probes.summary)
     if options.gpu_hours is not None:
         seconds = _seconds_for_sweeps(envelope * options.gpu_hours, probes)
+        limit = seconds
         scaled = scale(
-            limit=seconds,
+            limit=limit,
             cost=lambda designs: sum(_wall_seconds(design, probes) for design in designs),
             unit="hours",
             envelope_for=lambda cost: (cost + probes.seconds + _FINISH_SECONDS) / envelope / 3600,
         )
     notes += _scale_notes(preset, scaled)
+    if limit is not None and scaled.cost < _USED * limit:
+        notes.append(f"one pass over the log pays no larger budgets: {scaled.cost / limit:.0%} of the envelope is used")
     return StudyState(
         dataset_checksum=dataset.checksum,
         request=request_values(options),

@@ -18,7 +18,7 @@ from habitus.laws import fit
 from habitus.planning import LogRegime, log_regime
 from habitus.progress import Note
 from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan
-from habitus.studies import conclusion
+from habitus.studies import conclusion, finalists
 from habitus.studies.baseline import best_baseline
 from habitus.studies.design import design_study
 from habitus.studies.envelope import repeat_share
@@ -136,7 +136,7 @@ class _Study:
         laws = self._fit(search)
         for line in conclusion.describe_limits(laws, self.metric) if search is not None else ():
             self.note(line)
-        plan = self._plan(laws, search)
+        plan = self._plan(state, laws, search)
         recipes = tuple(plan.write_recipes(out / RECIPE))
         refit = conclusion.write_refit(plan, out / RECIPE / "refit", self.dataset) if search is not None else ()
         conclusion.register(plan, out / conclusion.PLAN)
@@ -181,7 +181,7 @@ class _Study:
         if regime is not None and searches and regime.kind == "data-limited":
             state = self._state_of_search()
         else:
-            share = _AXES_SHARE if searches else 1.0
+            share = _AXES_SHARE if searches else self._axes_share(regime)
             try:
                 state = design_study(
                     self.out, options, self.preset, self.dataset, self.monitor, self._hours_left, share
@@ -199,6 +199,11 @@ class _Study:
             state.write(self.out / STATE_FILE)
         self.monitor.report_plan(state)
         return state
+
+    def _axes_share(self, regime: LogRegime | None) -> float:
+        """All of an envelope but what finalists of a log get; a world has none."""
+        given = self.options.flops is not None or self.options.gpu_hours is not None
+        return 1 - finalists.SHARE if given and regime is not None and regime.kind == "compute-limited" else 1.0
 
     def _regime(self) -> LogRegime:
         options = self.options
@@ -261,25 +266,11 @@ class _Study:
 
     def _search(self, state: StudyState) -> SearchState:
         """The best recipe of several passes, within what the axes left of the envelope."""
-        settings, numbers = state.preset.evaluate, 1 + len(state.axes)
-
-        def runner(folder: str) -> RecipeRunner:
-            return RecipeRunner(
-                self.dataset,
-                self.out / folder,
-                settings,
-                device=self.options.device,
-                workers=self.options.workers,
-                threads=self.options.threads,
-                progress=self.monitor.sweep_progress(numbers, 1 + numbers),
-                note=self.note,
-            )
-
         search = LogSearch(
             self.dataset,
             self.out,
-            runner(STORE),
-            lambda: runner(PROBES),
+            self._runner(state, STORE),
+            lambda: self._runner(state, PROBES),
             self.metric,
             self._envelope(state),
             note=self.note,
@@ -291,6 +282,19 @@ class _Study:
         for line in conclusion.search_warnings(result, self._limit_seconds()):
             self.note(line)
         return result
+
+    def _runner(self, state: StudyState, folder: str) -> RecipeRunner:
+        number = 1 + len(state.axes)
+        return RecipeRunner(
+            self.dataset,
+            self.out / folder,
+            state.preset.evaluate,
+            device=self.options.device,
+            workers=self.options.workers,
+            threads=self.options.threads,
+            progress=self.monitor.sweep_progress(number, 1 + number),
+            note=self.note,
+        )
 
     def _envelope(self, state: StudyState) -> Envelope:
         if self.options.flops is not None:
@@ -304,11 +308,18 @@ class _Study:
         repeats = self.options.allow_repeats or search is not None
         return conclusion.fit_laws(self.out / STORE, self.options, self.dataset, allow_repeats=repeats)
 
-    def _plan(self, laws: Laws, search: SearchState | None) -> Plan:
+    def _plan(self, state: StudyState, laws: Laws, search: SearchState | None) -> Plan:
         store = self.out / STORE
         if search is not None:
             return conclusion.plan_winner(store, search, self.dataset, self._limit_seconds())
-        return conclusion.plan_larger_budget(store, self.options, laws, self.dataset, self.note)
+        plan = conclusion.plan_larger_budget(store, self.options, laws, self.dataset, self.note)
+        share = self._axes_share(state.regime)
+        if share == 1 or state.search:
+            return plan
+        flops, hours = state.flops * (1 - share) / share, self._hours_left()
+        left = None if hours is None else hours * 3600
+        runner = self._runner(state, STORE)
+        return finalists.choose_rate(runner, self.dataset, self.metric, flops, left, self.out, self.note).apply(plan)
 
     def _test_table(self, plan: Plan) -> TestTable | None:
         """Of the recipe's own run, or of the best one; a world's users are no one's."""
