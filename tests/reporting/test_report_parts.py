@@ -111,6 +111,8 @@ def test_bars_stretch_a_logarithmic_axis_up_to_a_factor() -> None:
     bars = (Points([1.0, 2.0], [30.0, 40.0], "main", (), [25.0, -math.inf], [50.0, math.inf]),)
     assert sorted(values_of(bars, "y", log=True)) == pytest.approx([40 / 3, 25, 30, 40, 50, 120])
     assert values_of(bars, "y") == [30, 40] and values_of(bars, "x", log=True) == [1, 2]
+    bands = tuple(Band([1.0], [-5.0], [9.0], "main", whole) for whole in (False, True))
+    assert values_of(bands[:1], "y") == [] and values_of(bands, "y") == [-5, 9]
 
 
 def test_labels_are_moved_apart_and_stay_inside() -> None:

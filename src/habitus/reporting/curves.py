@@ -54,6 +54,8 @@ def power_line(
 def frontier_marks(study: Study, metric: str, beyond: bool = True) -> list[Mark]:
     """L*(C) and its 95% band: solid where it was measured, dashed beyond it."""
     curve = study.frontier(metric)
+    law = study.law("loss_law", metric)
+    holds = beyond and law is not None and law.ok
     largest = max(study.laws_by_budget("size_optimum", metric), default=0.0) * 1.0001
     inside = [at for at in curve if at[0] <= largest]
     outside = [at for at in curve if at[0] >= largest / 1.0002] if beyond else []
@@ -62,7 +64,7 @@ def frontier_marks(study: Study, metric: str, beyond: bool = True) -> list[Mark]
         if len(part) > 1:
             x, y, low, high = (list(column) for column in zip(*part, strict=True))
             if all(map(math.isfinite, low + high)):
-                marks.insert(0, Band(x, low, high, "main"))
+                marks.insert(0, Band(x, low, high, "main", whole=holds))
             marks.append(Line(x, y, "main", dashed=dashed))
     return marks
 

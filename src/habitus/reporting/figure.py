@@ -68,6 +68,7 @@ class Band:
     low: Sequence[float]
     high: Sequence[float]
     colour: str
+    whole: bool = False  # whether the axis is long enough for all of it
 
 
 @dataclass(frozen=True)

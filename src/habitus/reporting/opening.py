@@ -2,7 +2,7 @@
 
 from habitus.laws import predict_saturating
 from habitus.reporting.curves import frontier_marks, optima
-from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, View
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Rule, View
 from habitus.reporting.format import power_of_ten, reason, sentence, significant
 from habitus.reporting.runs import best_row, better, make_views, run_points, run_sheet
 from habitus.reporting.study import Study
@@ -19,9 +19,7 @@ def opening(study: Study) -> Exhibit | None:
     metrics = study.fitted_metrics(axis)
     views = make_views(metrics, lambda metric: _view(study, axis, metric))
     sheet = run_sheet(study.best_rate_runs(axis), metrics, ("params", "slots_seen", "epochs", "flops_nominal"))
-    how = "Dots are runs, coloured by budget; the line is the best that a budget buys, its band the 95% interval."
-    if not any(study.law("loss_law", metric) for metric in metrics):
-        how = "Dots are runs; the line joins the best so far."
+    how = "Dots are runs, coloured by budget; the line is the law and its 95% band, or the best so far without a law."
     return Exhibit("opening", "What compute buys, and what is planned", views, sheet, how) if views else None
 
 
@@ -66,7 +64,10 @@ def _planned(study: Study, metric: str) -> list[tuple[float, Prediction]]:
 
 def _planned_points(study: Study, metric: str) -> list[Mark]:
     marks: list[Mark] = []
-    for flops, p in _planned(study, metric):
+    planned = _planned(study, metric)
+    if study.plan is not None and not planned:
+        marks.append(Rule(study.plan.flops, "x", "plan", "plan"))
+    for flops, p in planned:
         low, high = (float("inf") * sign if end is None else end for end, sign in ((p.low, -1), (p.high, 1)))
         bars = ([low], [high]) if p.low is not None or p.high is not None else ([], [])
         tip = f"plan at {power_of_ten(flops)}, stage {p.stage}: {_value(p)}"

@@ -101,7 +101,7 @@ _BAR_FACTOR = 3.0  # how far an error bar stretches a logarithmic axis: enough t
 def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[float]:
     """All x or all y of the marks, so that an axis can hold them; on a logarithmic y the bars as well, up to a factor.
 
-    Bands do not stretch an axis.
+    Bands stretch an axis where they are to be seen whole.
     """
     values: list[float] = []
     for mark in marks:
@@ -112,6 +112,8 @@ def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[floa
                 values += [max(low, y / _BAR_FACTOR), min(high, y * _BAR_FACTOR)]
         if isinstance(mark, Band) and which == "x":
             values += list(mark.x)
+        if isinstance(mark, Band) and which == "y" and mark.whole:
+            values += [*mark.low, *mark.high]
         if isinstance(mark, Rule) and mark.along == which:
             values.append(mark.at)
     return values
