@@ -276,10 +276,10 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     plan.write(path)
     page = read_page(report(tiny_store, tmp_path / "report.html", plan=path))
     assert report(tiny_store, tmp_path / "object.html", plan=plan).read_text() == page.text
-    named = report(
-        tiny_store, tmp_path / "named.html", plan=path, title="A shop", next_command="habitus train a --out b"
-    ).read_text(encoding="utf-8")
-    assert "<h1>A shop</h1>" in named and "<li>Next: habitus train a --out b</li>" in named
+    title, command = f"A shop {HOSTILE}", "habitus train a --out b"
+    named = report(tiny_store, tmp_path / "named.html", plan=path, title=title, next_command=command).read_text()
+    assert "<h1>A shop &lt;script&gt;" in named and HOSTILE not in named
+    assert "<li>Next: habitus train a --out b</li>" in named
     article = page.articles["plan"]
     assert article.readings == [
         "For catalogue/recall@10 at 10¹³ FLOPs: train N = 2.5M and rate 2·10⁻³. N rests on the size_law. "
@@ -288,6 +288,13 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     ]
     assert article.row("model size N")[1:] == ["2.5M [2M, 3M]", "1.9M", "this study: size_law"]
     assert article.row("predicted catalogue/recall@10 after stage 2")[1] == "0.07100 [0.06000, open]"
+    opening = page.articles["opening"]
+    assert list(page.articles)[:2] == ["opening", "plan"]
+    assert opening.readings[opening.metrics.index("catalogue/recall@10")] == (
+        "The best of these runs has catalogue/recall@10 0.04400, at 10¹¹ FLOPs. "
+        "The plan for 10¹³ expects 0.07100 [0.06000, open]."
+    )
+    assert "plan at 10¹³, stage 2: 0.07100 [0.06000, open]" in page.text
     assert "Next: habitus train stage1.toml --data DATASET --out RUN" in page.text
     assert "too far" in page.text and HOSTILE not in page.text
     assert page.articles["answer"].metrics[0] == "batch/loss"

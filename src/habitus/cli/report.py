@@ -14,7 +14,7 @@ _EXAMPLE = "Example: `habitus report out/store --out out/report.html --png out/f
 def report(
     store: Annotated[Path, typer.Argument(help="A run store, or a flat CSV of runs.")],
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(help="A folder for the figures as PNG files.")] = None,
+    png: Annotated[Path | None, typer.Option(help="A folder for the figures as PNG files (extra 'png').")] = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="A plan in JSON, for the recipe on top; default: STORE/plan.json where it exists."),

@@ -190,9 +190,7 @@ def _machines(study: Study) -> list[tuple[str, str]]:
     if not tally.num_records:
         return [("source", study.laws.source)]
     rows = [("presets", join_words(sorted({m.preset for m in study.manifests if m.preset})) or "not stated")]
-    rows += [
-        (name, tally[name] or "not stated") for name in ("dataset checksum", "query sets", "hardware", "versions")
-    ]
+    rows += [(name, tally[name] or "not stated") for name in ("dataset checksum", "query sets", "hardware", "versions")]
     took = f" in {format_seconds(tally.seconds)} of runs" if tally.seconds else ""
     rows.append(("compute spent", f"{power_of_ten(tally.flops)} nominal FLOPs{took}"))
     return rows

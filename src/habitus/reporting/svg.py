@@ -120,7 +120,7 @@ class _Plot:
             if math.isfinite(vx) and math.isfinite(vy):
                 path.append(f"M{self.x.at(vx):.1f} {self.y.at(vy):.1f}h0")
                 tips.append(f"{mark.runs[i]} {mark.tips[i]}")
-        data = f'data-m="{escape(" ".join(mark.metrics))}" data-r="{escape(",".join(tips))}"'
+        data = f'data-n="{escape(" ".join(mark.metrics))}" data-r="{escape(",".join(tips))}"'
         return f'<path class="dt {mark.colour}" d="{"".join(path)}" {data}/>'
 
     def _end(self, scale: Scale, value: float) -> float:

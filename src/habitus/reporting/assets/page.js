@@ -93,7 +93,7 @@
       ring.setAttribute("r", 5);
       mark.node.after(ring);
     } else mark.node.classList.add("on");
-    tip.textContent = mark.run ? describe(mark.node.dataset.m, mark.run) : mark.text;
+    tip.textContent = mark.run ? describe(mark.node.dataset.n, mark.run) : mark.text;
     tip.hidden = false;
     var at = place(mark), box = tip.getBoundingClientRect();
     var left = Math.min(Math.max(8, at.x - box.width / 2), innerWidth - box.width - 8);
