@@ -65,17 +65,17 @@ def test_a_rate_that_falls_with_the_budget_is_the_same_at_a_budget_of_a_scaled_p
 def test_two_probed_budgets_make_a_line_of_rates() -> None:
     # Half the rate at a hundredfold budget: 100^-0.15 = 0.5. Three sizes each; their mean counts.
     best = {1e13: [log(2.0), log(4.0), log(8.0)], 1e15: [log(2.0)] * 3}
-    assert rate_line(best, 1e13, rate=0.01, exponent=0.0) == (0.04, -0.15)
+    assert rate_line(best, 1e13, rate=0.01, exponent=0.0)[:2] == (0.04, -0.15)
     # The same with a preset that falls already: its own exponent is added.
-    assert rate_line({1e13: [0.0], 1e15: [0.0]}, 1e13, rate=0.04, exponent=-0.15) == (0.04, -0.15)
+    assert rate_line({1e13: [0.0], 1e15: [0.0]}, 1e13, rate=0.04, exponent=-0.15)[:2] == (0.04, -0.15)
     # A rise is noise: no slope, and the geometric mean of both.
-    assert rate_line({1e13: [log(1.0)], 1e15: [log(4.0)]}, 1e13, rate=0.01, exponent=0.0) == (0.02, 0.0)
+    assert rate_line({1e13: [log(1.0)], 1e15: [log(4.0)]}, 1e13, rate=0.01, exponent=0.0)[:2] == (0.02, 0.0)
     # A steep fall is bounded, through the middle of both: at 1e14 a tenth of the rate.
-    rate, exponent = rate_line({1e13: [0.0], 1e15: [log(0.01)]}, 1e13, rate=0.01, exponent=0.0)
-    assert exponent == -0.35
+    rate, exponent, asked = rate_line({1e13: [0.0], 1e15: [log(0.01)]}, 1e13, rate=0.01, exponent=0.0)
+    assert (exponent, asked) == (-0.5, pytest.approx(-1.0))  # and what was asked for is known
     assert rate * 10**exponent == pytest.approx(0.01 * 0.1, rel=0.05)
     # One budget: a level, and the preset's exponent stays.
-    assert rate_line({1e13: [log(2.0)]}, 1e13, rate=0.01, exponent=-0.2) == (0.02, -0.2)
+    assert rate_line({1e13: [log(2.0)]}, 1e13, rate=0.01, exponent=-0.2)[:2] == (0.02, -0.2)
 
 
 def test_the_cost_of_a_scaled_study_follows_the_factor(micro: Preset, data: Dataset) -> None:

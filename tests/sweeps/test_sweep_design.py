@@ -316,3 +316,24 @@ def test_unknown_axes_presets_and_budgets_are_refused(facts: DatasetFacts, tiny:
     own.write_text(preset_text("tiny").replace("depth_sum", "dept_sum"), encoding="utf-8")
     with pytest.raises(ConfigError, match="dept_sum"):
         load_preset(own)
+
+
+def test_three_sizes_are_repeated_and_at_the_top_run_at_more_rates(facts: DatasetFacts, tiny: Preset) -> None:
+    """Seeds show what a misfit is, rates what N* would absorb; a user who names rates or seeds gets those only."""
+    one_rate = tiny.allocation.model_copy(update={"learning_rates": (1.0,)})
+    plain = design_axis("allocation", facts, tiny.model_copy(update={"allocation": one_rate}))
+    allocation = one_rate.model_copy(update={"replicates": 3, "top_rates": (0.5, 2.0)})
+    more = design_axis("allocation", facts, tiny.model_copy(update={"allocation": allocation}))
+    assert {p.hash for p in more.cells} > {p.hash for p in plain.cells}
+    for budget in more.budgets:
+        cells = [p for p in more.cells if p.row.flops_budget == budget]
+        sizes = sorted({p.cell.params for p in cells})
+        repeated = {p.cell.params for p in cells if p.row.seed == 2}
+        assert repeated == {sizes[0], sizes[len(sizes) // 2], sizes[-1]}
+        rates = {p.row.learning_rate for p in cells if p.cell.params == sizes[0] and p.row.seed == 0}
+        rule = tiny.rule_rate(cells[0].cell.batch_sequences, budget)
+        multiples = (0.5, 1, 2) if budget == max(more.budgets) else (1,)
+        assert sorted(rates) == pytest.approx([multiple * rule for multiple in multiples])
+    asked = SweepRequest(seeds=1)
+    changed = tiny.model_copy(update={"allocation": allocation})
+    assert len(design_axis("allocation", facts, changed, request=asked).cells) == len(plain.cells)

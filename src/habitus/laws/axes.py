@@ -1,13 +1,13 @@
 """The laws of each axis, from selected runs to entries of laws.json."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.allocation import surface_optimum
-from habitus.laws.checks import num_distinct, pluralize
+from habitus.laws.checks import num_distinct, pluralize, sign_of
 from habitus.laws.cost import realised_cost
 from habitus.laws.critical_batch import critical_batch
 from habitus.laws.forecast import AllocationRuns, allocation_rollouts
@@ -17,6 +17,7 @@ from habitus.laws.isoflop import depth_optimum
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.power_law import power_law
 from habitus.laws.pure_error import PureError, judge_fit
+from habitus.laws.rate_response import rate_response
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import iso_target, steps_to_target
 from habitus.laws.surface import surface
@@ -24,6 +25,7 @@ from habitus.laws.two_term import two_term, two_term_by_budget
 from habitus.store import AXES, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
 
 _FLOOR_JOINT_DIM = 4  # the smallest embedder that can be built: what is left of one, not a choice of share
+_TUNED = "values of the allocation axis are those at the best rate, by this curve"
 _MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
 
@@ -147,10 +149,22 @@ def fit_batch(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
     return AxisLaws(tuple(entries))
 
 
-def fit_allocation(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
-    """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement."""
+def fit_allocation(
+    runs: Sequence[MeasuredRun],
+    metric: str,
+    error: PureError | None = None,
+    every_rate: Sequence[MeasuredRun] = (),
+) -> AxisLaws:
+    """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement.
+
+    Where cells among `every_rate` were run at several rates, each run counts as it would at its best one.
+    """
     direction = direction_of(metric)
     data = axis_data(runs, AXES["allocation"].knob, metric)
+    response = rate_response(every_rate, metric, direction)
+    if response is not None and all("batch_sequences" in run.knobs for run in data.runs):
+        lost = np.array([response.lost(run) for run in data.runs])
+        data = replace(data, y=data.y - sign_of(direction) * lost)
     fitted = frontier(data.budget, data.x, data.y, direction, error)
     entries = [
         *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in fitted.optima.items()),
@@ -160,6 +174,10 @@ def fit_allocation(runs: Sequence[MeasuredRun], metric: str, error: PureError | 
         _entry("loss_law", "allocation", metric, fitted.height),
         *_data_laws(fitted, data, metric),
     ]
+    if response is not None:
+        top = float(data.budget.max())
+        best = float(data.x[data.budget == top][np.argmin(sign_of(direction) * data.y[data.budget == top])])
+        entries.append(_entry("rate_response", "allocation", metric, response.law(best, top), note=_TUNED))
     if direction == "min" and (data.y > 0).all() and all("slots_seen" in run.knobs for run in data.runs):
         entries += _surface_entries(fitted, data, metric)
     rollouts = allocation_rollouts(_allocation_runs(data, direction, error), fitted, metric)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -181,7 +182,9 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:
     # Stage 2 trains against pools of different sizes, so its own training loss ranks nothing across K.
     if not measured or (axis == "negatives" and not metric.startswith("catalogue/")):
         return AxisLaws()
-    judged_by = () if axis == LOG_AXIS else (_error_of(selection, axis, metric),)
+    judged_by: tuple[Any, ...] = () if axis == LOG_AXIS else (_error_of(selection, axis, metric),)
+    if axis == "allocation":
+        judged_by = (*judged_by, [run for run in selection.everything if run.axis == axis])
     try:
         return _FITTERS[axis](runs, metric, *judged_by)
     except FitError as error:

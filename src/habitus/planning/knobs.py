@@ -236,11 +236,21 @@ def _slope(by_budget: Mapping[float, float]) -> float:
     return float(np.polyfit([math.log(c) for c in by_budget], list(by_budget.values()), 1)[0])
 
 
-def learning_rate(B: int, axes: Sequence[str], sources: Sequence[SourcedLaws], C: float | None = None) -> Quantity:
-    """The study's rule: the rates chosen at its budgets by the √B rule, and how they moved with the budget, at C."""
+def learning_rate(
+    B: int,
+    axes: Sequence[str],
+    sources: Sequence[SourcedLaws],
+    C: float | None = None,
+    N: float | None = None,
+) -> Quantity:
+    """The study's rule: the best rate of a run of N at C where rates were compared; else the rates chosen at its
+    budgets, and how they moved with the budget. Both by the √B rule."""
     for laws in sources:
         if laws.source != "this study":
             continue
+        compared = next(iter(laws.first_ok("rate_response", [LOSS], "rate_at_512")), None)
+        if compared is not None and C is not None and N is not None:
+            return _compared_rate(B, compared.law, C, N)
         rates = _chosen_rates(laws.file, axes)
         if rates:
             top = max(rates)
@@ -254,6 +264,18 @@ def learning_rate(B: int, axes: Sequence[str], sources: Sequence[SourcedLaws], C
     value = RATE_AT_512 * math.sqrt(B / 512)
     source: QuantitySource = "published" if sources[0].source == "published" else "default"
     return _swept(value, value / 2, value * 2, source, "2e-3·√(B/512), as printed")
+
+
+def _compared_rate(B: int, law: Law, C: float, N: float) -> Quantity:
+    """The best rate by the quadratic in its logarithm, carried on in size and budget."""
+    about, scale = law.details, math.sqrt(B / 512)
+    moved = (N / about["size"]) ** law["size_power"] * (C / about["budget"]) ** law["budget_power"]
+    how = (
+        f"best rate by a quadratic in log rate over {about['cells']} cells, by the square root of the batch, "
+        f"N^{law['size_power']:.2g} and C^{law['budget_power']:.2g}"
+    )
+    low, high = (end * scale * moved for end in about["tried"])
+    return _swept(law["rate_at_512"] * moved * scale, low, high, "this study", how)
 
 
 def _chosen_rates(laws: Laws, axes: Sequence[str]) -> dict[float, list[float]]:

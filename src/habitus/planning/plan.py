@@ -161,7 +161,7 @@ def plan_cells(
         "params": _with_built_value(N, cell.params),
         "embedder_share": _with_built_value(s, cell.embedder_share),
         "batch_sequences": B,
-        "learning_rate": knobs.learning_rate(affordable, ("allocation", "share"), sources, C),
+        "learning_rate": knobs.learning_rate(affordable, ("allocation", "share"), sources, C, cell.params),
         **_derived(cell, ends, N),
     }
     if not C2:

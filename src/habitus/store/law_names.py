@@ -33,6 +33,7 @@ LAW_NAMES = {
         LawName("size_parabola", "N* by parabola", "Model size N*: parabolas", per_budget=True),
         LawName("size_law", "N*(C)", "Allocation laws", column="N*"),
         LawName("size_law_parabola", "N*(C) by parabolas", "Allocation laws"),
+        LawName("rate_response", "learning rate as a covariate", "Learning rate as a covariate"),
         LawName("size_test", "does the metric want another N* than the loss?", "Sizes by metric and by loss"),
         LawName("size_law_grid", "N*(C) on the grid"),
         LawName("data_law", "D*(C) as realised", "Allocation laws"),

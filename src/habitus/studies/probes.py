@@ -31,7 +31,7 @@ from habitus.sweeps import (
 PROBES = "probes"
 _RATES = (0.5, 1.0, 2.0)  # of the preset's rule; extended where the best is at an edge
 _SHAPES = 3
-_STEEPEST = -0.35  # of the learning rate's exponent
+_STEEPEST = -0.5  # of the learning rate's exponent; the summary says where the probes asked for a steeper one
 # Of the largest shapes: enough to time a step, far too few to learn anything. On a GPU workers slow each other, so that
 # there must be one run for each of them, and long enough to overlap.
 _LARGE_STEPS = {"cpu": 40, "cuda": 150}
@@ -110,7 +110,15 @@ def _evaluation(result: SweepResult, store: Store, speeds: SpeedModel) -> float:
 def _small_sizes(preset: Preset) -> Preset:
     """The preset with three shapes and the probe's rates on its allocation axis."""
     allocation = preset.allocation.model_copy(
-        update={"num_shapes": _SHAPES, "widen": 0, "learning_rates": _RATES, "regimes": ("batch",), "seeds": 1}
+        update={
+            "num_shapes": _SHAPES,
+            "widen": 0,
+            "learning_rates": _RATES,
+            "regimes": ("batch",),
+            "seeds": 1,
+            "replicates": 1,
+            "top_rates": (),
+        }
     )
     return preset.model_copy(update={"allocation": allocation})
 
@@ -128,7 +136,8 @@ def _large_sizes(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -
     allocation = preset.allocation.model_copy(
         update={
             "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
-            "regimes": ("batch", "catalogue"), "seeds": 1 if kind == "cpu" else -(-workers // _SHAPES),
+            "replicates": 1, "top_rates": (), "regimes": ("batch", "catalogue"),
+            "seeds": 1 if kind == "cpu" else -(-workers // _SHAPES),
         }
     )  # fmt: skip
     common = preset.common.model_copy(update={"min_steps": 2})
@@ -154,7 +163,7 @@ def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float
     common, smallest = preset.common, min(preset.budgets)
     if not best:
         return common.learning_rate, common.learning_rate_exponent, "no probe finished: the preset's rate stays"
-    rate, exponent = rate_line(best, smallest, common.learning_rate, common.learning_rate_exponent)
+    rate, exponent, asked = rate_line(best, smallest, common.learning_rate, common.learning_rate_exponent)
     tried = ", ".join(f"{m:.2g}" for m in sorted({m for by_rate in losses.values() for m in by_rate}))
     budgets = " and ".join(f"{budget:.3g}" for budget in best)
     budget_factor = f"·(C/{smallest:.3g})^{exponent:g}" if exponent else ""
@@ -162,20 +171,23 @@ def _best_rate(result: SweepResult, store: Store, preset: Preset) -> tuple[float
         f"learning rate {rate:g}·√(B/512){budget_factor}, by the best of {tried} times the preset's for "
         f"{len(losses)} cells at {budgets} FLOPs"
     )
+    if round(asked, 2) != exponent:
+        summary += f"; the probes ask for an exponent of {asked:.2f}, which is held at {exponent:g}"
     return rate, exponent, summary
 
 
 def rate_line(
     best: Mapping[float, Sequence[float]], smallest: float, rate: float, exponent: float
-) -> tuple[float, float]:
-    """The rate at the smallest budget and its exponent, out of ln of the best multiples of the old ones by budget."""
+) -> tuple[float, float, float]:
+    """The rate at the smallest budget, its exponent within bounds and as asked for, out of ln of the best multiples of
+    the old ones by budget."""
     levels = {math.log(budget / smallest): sum(logs) / len(logs) for budget, logs in best.items()}
     (first, low), (last, high) = min(levels.items()), max(levels.items())
     slope = (high - low) / (last - first) if last > first else 0.0
     # Rates fall with the length of a run. A rise, or a steep fall, is the noise of three rates and three sizes.
     bounded = min(max(exponent + slope, _STEEPEST), 0.0)
     level = (low + high) / 2 - (bounded - exponent) * (first + last) / 2
-    return float(f"{rate * math.exp(level):.2g}"), round(bounded, 2)
+    return float(f"{rate * math.exp(level):.2g}"), round(bounded, 2), exponent + slope
 
 
 def _overhead(results: list[SweepResult]) -> float:

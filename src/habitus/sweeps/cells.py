@@ -69,9 +69,15 @@ class PlannedRun:
 
     def with_learning_rate(self, rate: float, facts: DatasetFacts) -> "PlannedRun":
         """The same cell at another learning rate."""
-        train = self.recipe.train.model_copy(update={"learning_rate": rate})
-        recipe = self.recipe.model_copy(update={"train": train})
-        row = self.row.model_copy(update={"learning_rate": rate, "recipe_hash": recipe.hash(facts.checksum)})
+        return self._changed(facts, learning_rate=rate)
+
+    def with_seed(self, seed: int, facts: DatasetFacts) -> "PlannedRun":
+        """The same cell with another seed."""
+        return self._changed(facts, seed=seed)
+
+    def _changed(self, facts: DatasetFacts, **changes: Any) -> "PlannedRun":
+        recipe = self.recipe.model_copy(update={"train": self.recipe.train.model_copy(update=changes)})
+        row = self.row.model_copy(update={**changes, "recipe_hash": recipe.hash(facts.checksum)})
         return PlannedRun(row, recipe, self.cell)
 
 

@@ -84,6 +84,7 @@ def _allocation(draft: Draft) -> None:
         draft.decided.append(f"sizes at {budget:.3g} FLOPs centred on {centred}")
         for shape in shapes:
             draft.add_shape(budget, shape, share)
+        draft.repeat_sizes(budget)
 
 
 def _negatives(draft: Draft) -> None:

@@ -119,6 +119,31 @@ class Draft:
         wanted = {"width": width, "depth": depth, "embedder_share": share}
         self.add_solved(budget, f"{width}x{depth}", wanted, share=share, width=width, depth=depth)
 
+    def repeat_sizes(self, budget: float) -> None:
+        """Run the smallest, middle and largest size of a budget with more seeds, and of the largest with more rates."""
+        settings = self.preset.allocation
+        sizes: dict[str, PlannedRun] = {}
+        for planned in self.cells:
+            first = sizes.get(planned.row.cell_id, planned)
+            if planned.row.flops_budget == budget and self._off_rule(planned) <= self._off_rule(first):
+                sizes[planned.row.cell_id] = planned
+        ordered = sorted(sizes.values(), key=lambda planned: planned.cell.params)
+        if len(ordered) < 3 or self.request.learning_rates is not None or self.request.seeds is not None:
+            return  # the user says how often cells are run
+        top = budget == max(self.budgets())
+        for planned in (ordered[0], ordered[len(ordered) // 2], ordered[-1]):
+            rule = self.preset.rule_rate(planned.cell.batch_sequences, budget)
+            for seed in range(1, settings.replicates):
+                self.cells.append(planned.with_seed(seed, self.facts))
+            for multiple in settings.top_rates if top else ():
+                rate = float(f"{multiple * rule:.12g}")
+                self.cells.append(planned.with_learning_rate(rate, self.facts))
+
+    def _off_rule(self, planned: PlannedRun) -> float:
+        """How far a run's rate is from the rule's, in logarithms."""
+        rule = self.preset.rule_rate(planned.cell.batch_sequences, planned.row.flops_budget)
+        return abs(math.log(planned.row.learning_rate / rule))
+
     def add_model(self, model: ModelRecipe, budget: float, flops: float, batch: int, label: str) -> None:
         """Add a model at another batch size for the same compute, with a constant rate, evaluated all along."""
         step = self._cell(model, batch, 1).flops_per_step

@@ -112,6 +112,14 @@ class AllocationAxis(AxisSettings):
     num_shapes: int = Field(6, ge=3)
     centres: tuple[tuple[float, float], ...] = Field(description="(budget, params) to centre on before any law.")
     widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size lies, at most.")
+    replicates: int = Field(
+        1, ge=1, exclude_if=lambda n: n == 1,
+        description="Seeds of the smallest, middle and largest size of each budget, by which misfits are known.",
+    )  # fmt: skip
+    top_rates: tuple[float, ...] = Field(
+        (), exclude_if=not_,
+        description="Multiples of the rule's rate that these three sizes of the largest budget are run with as well.",
+    )  # fmt: skip
 
 
 class NegativesAxis(AxisSettings):
