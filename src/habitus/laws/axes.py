@@ -228,6 +228,11 @@ def _surface_entries(fitted: Frontier, data: AxisData, metric: str) -> list[LawE
         return entries
     best = surface_optimum(law, 10 * float(data.budget.max()), realised_cost(data.x, slots, data.budget))
     entries.append(_entry("surface_optimum_10x", "allocation", metric, best))
+    if all("flops_executed" in run.knobs for run in data.runs):
+        # Equation 1 charges every slot for its item; a run embeds each distinct item of a step once.
+        executed = np.array([run.knobs["flops_executed"] for run in data.runs])
+        by_executed = surface_optimum(law, 10 * float(executed.max()), realised_cost(data.x, slots, executed))
+        entries.append(_entry("surface_optimum_executed_10x", "allocation", metric, by_executed))
     if fitted.size.values:
         both = compare_approaches(
             fitted.size["exponent"], best["exponent"], fitted.size.interval("exponent"), best.interval("exponent")

@@ -42,6 +42,7 @@ LAW_NAMES = {
         LawName("loss_law", "L*(C) along the frontier", "Loss laws", column="L*(C)"),
         LawName("surface", "surface L(N, D)", "Loss laws"),
         LawName("surface_optimum_10x", "surface L(N, D) at ten times the budget", "Loss laws"),
+        LawName("surface_optimum_executed_10x", "the same by executed FLOPs, ten times their largest", "Loss laws"),
         LawName("both_approaches", "two approaches to N*", "Loss laws"),
         LawName("finite_log", "law of a finite log", "A log that ends: metric over N, unique events and passes"),
         LawName("negatives_optimum", "K*", "Negatives K*", per_budget=True, column="K*"),
