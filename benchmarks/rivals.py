@@ -1,14 +1,15 @@
 """Rivals on the same test users: RecTools' SASRec and HSTU, RePlay's SasRec, and a plain SASRec of ours.
 
     python benchmarks/rivals.py train DATASET --rivals plain --out OUT [--settings 0 1 2 3] [--device cpu]
-    python benchmarks/rivals.py gpu --logs DIR --minutes 6.5 --out OUT [--slots 14]
+    python benchmarks/rivals.py gpu --logs DIR --minutes 5 --out OUT [--only NAMES] [--slots 8] [--seconds 120]
     python benchmarks/rivals.py ours RUN DATASET --out OURS/NAME-SEED.npz
     python benchmarks/rivals.py table OUT --ours OURS/*.json [--json FILE]
 
 `train` runs the settings of rivals on one prepared dataset, one after another, in this environment (RecTools and RePlay
-each want their own: VENV/bin/python with `src` on PYTHONPATH). `gpu` shares one GPU among all trainings of a folder of
-datasets, --slots at a time, a third of them for large catalogues: each has its part of the minutes that are left. A
-training goes on until validation stops improving or its time is up; validation picks the setting, which is trained
+each want their own: VENV/bin/python with `src` on PYTHONPATH). `gpu` trains the settings of all rivals on a folder of
+datasets, --slots at a time on one GPU. It begins only what the minutes still pay; the same call goes on with what is
+missing in OUT, or was stopped by a shorter --seconds. A training goes on until validation stops improving or its
+seconds are up; validation picks the setting, which is trained
 again on training and validation events, as our runs are. OUT gets a row of JSON and the ranks of the test queries of
 each. `ours` writes the same of a run of `habitus train`. `table` compares: recall@10 and NDCG@10 of each rival's best
 setting, ours less theirs with a 95% interval over users, and the seconds until our validation curve passed their best.
@@ -25,7 +26,6 @@ import platform
 import time
 import traceback
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,10 +37,8 @@ RIVALS = {
     "replay_sasrec": ("rivals_replay", "sasrec"),
     "plain": ("rivals_plain", "PlainSASRec"),
 }
-GPU_RIVALS = ("rectools_sasrec", "rectools_hstu", "plain")
+GPU_RIVALS = ("rectools_hstu", "rectools_sasrec")
 TEST_SECONDS = 15.0  # of a training's time, kept for its last evaluation
-HUGE_WORK = 2e11  # events times items from which on two settings are tried, not four
-REFIT_SHARE = 0.2  # of the minutes, kept for the last refits
 METRICS = ("recall@10", "ndcg@10")
 
 
@@ -51,17 +49,17 @@ def main() -> None:
     train.add_argument("dataset", type=Path)
     train.add_argument("--seconds", type=float, default=300.0, help="of each training, validation included")
     train.add_argument("--device", default="cpu")
-    train.add_argument("--validation-queries", type=int, help="those of our runs unless given")
     train.add_argument("--batch", type=int, help="sequences of a step; by the log unless given")
     gpu = commands.add_parser("gpu")
     gpu.add_argument("--logs", type=Path, required=True, help="a folder of prepared datasets")
     gpu.add_argument("--only", nargs="+", help="names of datasets")
-    gpu.add_argument("--minutes", type=float, default=6.5)
-    gpu.add_argument("--slots", type=int, default=14)
+    gpu.add_argument("--minutes", type=float, default=5.0)
+    gpu.add_argument("--seconds", type=float, default=120.0, help="of each training, validation included")
+    gpu.add_argument("--slots", type=int, default=8)
     gpu.add_argument("--device", default="cuda")
     for command, rivals in ((train, ("plain",)), (gpu, GPU_RIVALS)):
         command.add_argument("--rivals", nargs="+", choices=list(RIVALS), default=list(rivals))
-        command.add_argument("--settings", type=int, nargs="+", default=[0, 1, 2, 3])
+        command.add_argument("--settings", type=int, nargs="+", default=[0, 1, 2, 3] if command is train else [0, 1])
         command.add_argument("--seed", type=int, default=0)
     ours = commands.add_parser("ours")
     ours.add_argument("run", type=Path)
@@ -80,7 +78,6 @@ def main() -> None:
 def run_train(given: argparse.Namespace) -> None:
     """Trainings on one dataset, one after another; the setting that validation picks is refitted."""
     how = {"device": given.device, "seed": given.seed, "batch": given.batch}
-    how["validation_queries"] = given.validation_queries
     for rival in given.rivals:
         rows = []
         for number in given.settings:
@@ -93,37 +90,33 @@ def run_train(given: argparse.Namespace) -> None:
 
 
 def run_gpu(given: argparse.Namespace) -> None:
-    """All trainings of a folder of datasets on one GPU, those with large catalogues beside the others."""
+    """What is missing of all trainings of a folder of datasets, on one GPU."""
     began = time.monotonic()
-    jobs = plan_jobs(given)
-    for_large = max(1, given.slots // 3)
-    end = time.time() + given.minutes * 60 - TEST_SECONDS
-    choice_end = end - given.minutes * 60 * REFIT_SHARE
+    end = time.time() + given.minutes * 60
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    jobs = plan_jobs(given)
     rows: dict[Job, dict[str, Any]] = {}
-    with ExitStack() as stack:
-        futures, pools = {}, {}
-        for large, slots in ((True, for_large), (False, max(1, given.slots - for_large))):
-            queue = [job for job in jobs if job.large == large]
-            pools[large] = stack.enter_context(ProcessPoolExecutor(slots, multiprocessing.get_context("spawn")))
-            for place, job in enumerate(queue):
-                share = slots * job.weight / sum(other.weight for other in queue[place:])
-                arguments = (job, given.out, choice_end, share, given.device, given.seed)
-                futures[pools[large].submit(train_in_time, *arguments)] = job
+    refits: set[tuple[Path, str]] = set()
+    with ProcessPoolExecutor(given.slots, multiprocessing.get_context("spawn")) as pool:
+        how = (given.out, given.seconds, end, given.device, given.seed)
+        futures = {pool.submit(train_if_missing, job, *how): job for job in jobs}
         while futures:
             for future in wait(futures, return_when=FIRST_COMPLETED).done:
                 job = futures.pop(future)
                 rows[job] = outcome(future, job)
                 print(f"{time.monotonic() - began:5.0f} s  {describe(rows[job])}", flush=True)
-                others = [other for other in jobs if (other.log, other.rival) == (job.log, job.rival)]
-                if job.passes is None and all(other in rows for other in others):
-                    chosen = pick([rows[other] for other in others])
-                    if chosen:
-                        refit = job._replace(setting=chosen["number"], passes=chosen["validation"]["passes"])
-                        arguments = (refit, given.out, end, 1.0, given.device, given.seed)
-                        futures[pools[job.large].submit(train_in_time, *arguments)] = refit
+                pair = job.log, job.rival
+                settings = [rows.get(other) for other in jobs if (other.log, other.rival) == pair]
+                if pair not in refits and all(row and row.get("validation") for row in settings):
+                    refits.add(pair)
+                    chosen = pick([row for row in settings if row])
+                    assert chosen is not None
+                    refit = Job(*pair, chosen["number"], chosen["validation"]["passes"])
+                    futures[pool.submit(train_if_missing, refit, *how)] = refit
     failed = sum("failed" in row for row in rows.values())
-    print(json.dumps({"trainings": len(rows), "failed": failed, "seconds": round(time.monotonic() - began)}))
+    missing = sum("missing" in row for row in rows.values())
+    took = round(time.monotonic() - began)
+    print(json.dumps({"trainings": len(rows), "failed": failed, "missing": missing, "seconds": took}))
 
 
 def outcome(future: Future[dict[str, Any]], job: "Job") -> dict[str, Any]:
@@ -141,41 +134,41 @@ def pick(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 class Job(NamedTuple):
-    """One training: a log, a rival, the number of a setting, and its part of the time."""
+    """One training: a log, a rival, the number of a setting, and the passes where it is a refit."""
 
     log: Path
     rival: str
     setting: int
-    weight: float
-    large: bool
-    passes: int | None = None  # of a refit on training and validation events
+    passes: int | None = None
+
+    @property
+    def stem(self) -> str:
+        """The name of its files."""
+        return f"{self.log.name}-{self.rival}-{self.setting}{'' if self.passes is None else '-refit'}"
 
 
 def plan_jobs(given: argparse.Namespace) -> list[Job]:
-    """Small logs first, so that what they leave of their time goes to the others; our stand-in last."""
-    from rivals_scoring import LARGE_CATALOGUE
-
-    jobs = []
-    for file in sorted(given.logs.glob("*/manifest.json")):
-        if given.only and file.parent.name not in given.only:
-            continue
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-        events, items = manifest["train"]["events"], manifest["num_items"]
-        large = items > LARGE_CATALOGUE
-        for rival in given.rivals:
-            if large and rival == "plain" and len(given.rivals) > 1:
-                continue  # RecTools runs there, and the GPU's time is short
-            chosen = given.settings if events * items < HUGE_WORK else given.settings[1:3]
-            weight = (events * items / 4e10) ** 0.5 if large else max(1.0, events / 4e5)
-            jobs += [Job(file.parent, rival, setting, weight, large) for setting in chosen]
-    return sorted(jobs, key=lambda job: (job.rival == "plain" and len(given.rivals) > 1, job.weight))
+    """The first setting of everything before the second; small logs first; the stand-in where RecTools is not asked."""
+    logs = [file.parent for file in sorted(given.logs.glob("*/manifest.json"))]
+    logs = [log for log in logs if not given.only or log.name in given.only]
+    jobs = [Job(log, rival, setting) for log in logs for rival in given.rivals for setting in given.settings]
+    return sorted(jobs, key=lambda job: (given.settings.index(job.setting), job.rival == "plain", work(job.log)))
 
 
-def train_in_time(job: Job, out: Path, deadline: float, share: float, device: str, seed: int) -> dict[str, Any]:
-    """One training with its share of the time left."""
-    seconds = (deadline - time.time()) * min(1.0, share)
-    if seconds < 5.0:
-        return {"log": job.log.name, "rival": job.rival, "setting": str(job.setting), "failed": "no time left"}
+def work(log: Path) -> int:
+    """Scores that a pass over a log computes: events times items."""
+    manifest = json.loads((log / "manifest.json").read_text(encoding="utf-8"))
+    return manifest["train"]["events"] * manifest["num_items"]
+
+
+def train_if_missing(job: Job, out: Path, seconds: float, end: float, device: str, seed: int) -> dict[str, Any]:
+    """The row of a training: the one that is there, if it ended by itself or had as much time, else a new one."""
+    file = out / f"{job.stem}.json"
+    row = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+    if row and (row["stopped"] != "time" or row["limit"] >= seconds) and row["refit_passes"] == job.passes:
+        return row | {"kept": True}
+    if time.time() + seconds + TEST_SECONDS > end:
+        return {"log": job.log.name, "rival": job.rival, "setting": str(job.setting), "missing": "no time was left"}
     return train_one(job.log, job.rival, job.setting, out, seconds, device=device, seed=seed, refit_passes=job.passes)
 
 
@@ -189,7 +182,6 @@ def train_one(
     device: str,
     seed: int,
     batch: int | None = None,
-    validation_queries: int | None = None,
     refit_passes: int | None = None,
 ) -> dict[str, Any]:
     """One training; its row and the ranks of its test queries go to `out`."""
@@ -200,13 +192,13 @@ def train_one(
 
     torch.set_num_threads(1)
     module, name = RIVALS[rival]
-    stem = f"{path.name}-{rival}-{number if refit_passes is None else 'refit'}"
+    stem = Job(path, rival, number, refit_passes).stem
     out.mkdir(parents=True, exist_ok=True)
     try:
         build = getattr(importlib.import_module(module), name)
         trained = train_rival(
             rival, build, Dataset.open(path, verify=False), SETTINGS[number], device=device, seconds=seconds,
-            batch=batch, validation_queries=validation_queries, seed=seed, refit_passes=refit_passes,
+            batch=batch, seed=seed, refit_passes=refit_passes,
         )  # fmt: skip
     except Exception as error:
         (out / f"{stem}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
@@ -220,6 +212,7 @@ def train_one(
         "date": datetime.date.today().isoformat(),
         "ranks": f"{stem}.npz",
         "number": number,
+        "refit_passes": refit_passes,
     }
     save_ranks(out / f"{stem}.npz", values.event, values.user, values.rank)
     write_json(out / f"{stem}.json", row)
@@ -303,7 +296,7 @@ def compare(ours: list[dict[str, Any]], chosen: dict[str, Any], final: dict[str,
     row: dict[str, Any] = {key: chosen[key] for key in keys}
     row["test"] = {name: final["test"][name]["value"] for name in METRICS}
     row["refit"] = final["refit"]
-    row["validation"] = chosen["validation"]["ndcg@10"]
+    row["validation"] = chosen["validation"].get("on our queries")
     row["runs"] = len(ours)
     if not ours:
         return row
@@ -321,13 +314,15 @@ def compare(ours: list[dict[str, Any]], chosen: dict[str, Any], final: dict[str,
         half = None if mean.se is None else 1.959964 * mean.se
         row[f"difference {name}"] = [mean.value] if half is None else [mean.value, mean.value - half, mean.value + half]
     reached = [time_to(run["curve"], row["validation"]) for run in ours]
-    row["seconds_to_quality"] = None if None in reached or not reached else float(np.median(reached))  # type: ignore[arg-type]
-    row["seconds_of_rival"] = time_to(chosen["curve"], row["validation"])
+    row["seconds_to_quality"] = None if None in reached else float(np.median(reached))  # type: ignore[arg-type]
+    row["seconds_of_rival"] = chosen["validation"]["seconds"]
     return row
 
 
-def time_to(curve: list[dict[str, float]], value: float) -> float | None:
-    """Seconds at the first point of a validation curve that reaches a value."""
+def time_to(curve: list[dict[str, float]], value: float | None) -> float | None:
+    """Seconds at the first point of a validation curve that reaches a value; None where none does."""
+    if value is None:
+        return None
     return next((point["seconds"] for point in curve if point["ndcg@10"] >= value), None)
 
 
@@ -346,8 +341,9 @@ def line(row: dict[str, Any]) -> str:
 
 def describe(row: dict[str, Any]) -> str:
     """One training in a line."""
-    if "failed" in row:
-        return f"{row['log']:20} {row['rival']:16} {row.get('setting', '')}  FAILED: {row['failed']}"
+    for trouble in ("failed", "missing"):
+        if trouble in row:
+            return f"{row['log']:20} {row['rival']:16} {row.get('setting', '')}  {trouble}: {row[trouble]}"
     test = row["test"]
     text = f"{row['log']:20} {row['rival']:16} test {test['recall@10']['value']:.4f} {test['ndcg@10']['value']:.4f}"
     if "curve" not in row or row["rival"] == "habitus":
@@ -355,7 +351,7 @@ def describe(row: dict[str, Any]) -> str:
     validation = f"validation {row['validation']['ndcg@10']:.4f}" if row["validation"] else "refitted"
     return (
         f"{text}  {validation}  {row['setting']}, batch {row['batch']}: {row['passes']} passes, "
-        f"{row['train_seconds']:.0f} s, stopped by {row['stopped']}"
+        f"{row['train_seconds']:.0f} s, stopped by {row['stopped']}{' (kept)' if row.get('kept') else ''}"
     )
 
 

@@ -1,7 +1,10 @@
 """RecTools' SASRec and HSTU as rivals: their modules, initial weights, optimizer and softmax loss.
 
 The loop is ours: with RecTools' own, Lightning and a loader in Python, a pass over a million events took 7 s where many
-trainings share a GPU. The loss is the same number (tests/evaluation/test_rivals_rectools.py).
+trainings share a GPU. That the loss is theirs is checked on the first sequences of a dataset by
+
+    VENV/bin/python benchmarks/rivals_rectools.py DATASET
+
 Where `implicit` is not installed, which RecTools imports for models that are not used here, an empty one takes its
 place. HSTU has cosine scores at its authors' temperature of 0.05, and its time bias where the log has times.
 """
@@ -117,3 +120,30 @@ def _missing(name: str) -> type:
     if name.startswith("__"):
         raise AttributeError(name)
     return type(name, (), {})
+
+
+def check_losses(path: str) -> None:
+    """Print RecTools' loss and ours, of the same weights and sequences; they must be equal."""
+    import rivals_scoring
+
+    from habitus.data import Dataset
+
+    log = TrainingLog.of(Dataset.open(path, verify=False))
+    for build in (sasrec, hstu):
+        rival = build(log, Setting(64, 2, 0.0), torch.device("cpu"), 0)
+        assert isinstance(rival, RecToolsRival)
+        ids, times = (torch.from_numpy(matrix[:16]) for matrix in (rival.sequences, rival.times))
+        inputs, targets = ids[:, :-1], ids[:, 1:] * (ids[:, :-1] > 0)
+        lightning = rival.model.lightning_model
+        logits = lightning.get_batch_logits({"x": inputs, "y": targets, "unix_ts": times})
+        theirs = lightning._calc_softmax_loss(logits, targets, torch.ones(targets.shape)).item()
+        losses = []
+        for held in (rivals_scoring.HELD_SCORES, 0):  # scores held, and not
+            rivals_scoring.HELD_SCORES = held
+            losses.append(rivals_scoring.next_item_loss(rival, ids, times).item())
+        print(f"{build.__name__:8} RecTools {theirs:.6f}  ours {losses[0]:.6f}  without holding scores {losses[1]:.6f}")
+        assert np.allclose(losses, theirs, rtol=1e-5)
+
+
+if __name__ == "__main__":
+    check_losses(sys.argv[1])

@@ -165,12 +165,12 @@ def test_the_table_compares_the_refit_of_what_validation_chose(
     curve = [{"seconds": 2.0, "ndcg@10": 0.1}, {"seconds": 4.0, "ndcg@10": 0.3}]
     write("ours", [1, 1, 1, 99], rival="habitus", curve=curve)
     theirs = {"rival": "sasrec", "curve": [], "refit": False}
-    write("worse", [1, 1, 1, 1], **theirs, validation={"ndcg@10": 0.1})
-    write("better", [1, 1, 1, 1], **theirs, validation={"ndcg@10": 0.2})
+    write("worse", [1, 1, 1, 1], **theirs, validation={"ndcg@10": 0.1, "seconds": 1.0, "on our queries": 0.15})
+    write("better", [1, 1, 1, 1], **theirs, validation={"ndcg@10": 0.2, "seconds": 2.0, "on our queries": 0.25})
     write("refit", [1, 99, 99, 99], **theirs | {"refit": True, "validation": None, "stopped": "passes"})
     rivals.run_table(rivals.argparse.Namespace(out=[tmp_path], ours=[], json=None))
     [row] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["rows"]
-    assert row["refit"] and row["validation"] == 0.2
+    assert row["refit"] and row["validation"] == 0.25
     assert row["difference recall@10"][0] == pytest.approx(0.5)  # 3/4 less 1/4
     assert row["seconds_to_quality"] == 4.0
 
@@ -180,7 +180,27 @@ def test_ranks_of_other_queries_are_refused(rivals: ModuleType, tmp_path: Path) 
         rivals.save_ranks(tmp_path / f"{name}.npz", np.array(event), np.array([0, 1]), np.array([1, 1]))
     test = {metric: {"value": 0.0} for metric in ("recall@10", "ndcg@10")}
     common = {"folder": str(tmp_path), "test": test, "log": "log", "curve": []}
+    validation = {"ndcg@10": 0.1, "seconds": 1.0}
     chosen = common | {"rival": "r", "setting": "s", "stopped": "time", "train_seconds": 1.0, "device": "cpu",
-                       "validation": {"ndcg@10": 0.1}, "ranks": "theirs.npz", "refit": False}  # fmt: skip
+                       "validation": validation, "ranks": "theirs.npz", "refit": False}  # fmt: skip
     with pytest.raises(SystemExit, match="different queries"):
         rivals.compare([common | {"ranks": "ours.npz"}], chosen, chosen)
+
+
+def test_a_second_call_keeps_what_ended_by_itself_or_had_as_much_time(rivals: ModuleType, tmp_path: Path) -> None:
+    ended = rivals.Job(Path("logs/a"), "plain", 0)
+    cut_short = rivals.Job(Path("logs/a"), "plain", 1)
+    new = rivals.Job(Path("logs/a"), "plain", 2)
+    row = {"limit": 10.0, "refit_passes": None}
+    rivals.write_json(tmp_path / f"{ended.stem}.json", row | {"stopped": "validation"})
+    rivals.write_json(tmp_path / f"{cut_short.stem}.json", row | {"stopped": "time"})
+    over = 0.0  # the end of the call has passed: nothing new begins
+
+    def outcome(job: Any, seconds: float) -> dict[str, Any]:
+        return rivals.train_if_missing(job, tmp_path, seconds, over, "cpu", 0)
+
+    assert outcome(ended, 60.0)["kept"]
+    assert outcome(cut_short, 10.0)["kept"]
+    assert "missing" in outcome(cut_short, 60.0)
+    assert "missing" in outcome(new, 10.0)
+    assert "missing" in outcome(ended._replace(passes=3), 10.0)
