@@ -14,7 +14,7 @@ from habitus.store import Law
 _STEPS = 36
 
 
-def valley(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:
+def two_term(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:
     """The two-term curve of a law between two x; None where it has none."""
     terms = {**law.details, **law.values}
     if not {"alpha", "beta", "a", "b", "floor"} <= set(terms):

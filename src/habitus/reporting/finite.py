@@ -145,12 +145,12 @@ def limits_table(study: Study) -> Exhibit | None:
     return Exhibit("log-limits", "How far this log goes", views, sheet) if any(v.table for v in views) else None
 
 
-def test_users(study: Study) -> Exhibit | None:
+def table_of_test_users(study: Study) -> Exhibit | None:
     """The model and the baselines on users that chose nothing."""
     table = study.test_table
-    if table is None:
+    names = [] if table is None else [name for name in TABLE_METRICS if name in table.rows[0].metrics]
+    if table is None or not names:
         return None
-    names = [name for name in TABLE_METRICS if name in table.rows[0].metrics]
     rows, raw = [], []
     for row in table.rows:
         cells = []
@@ -169,10 +169,8 @@ def test_users(study: Study) -> Exhibit | None:
     if rivals:
         best = (max if direction_of(f"catalogue/{name}") == "max" else min)(rivals, key=lambda r: r.metrics[name].value)
         difference = best.differences.get(name)
-        by = f", a difference of {difference}" if difference else ""
-        clauses.append(
-            f"the best baseline, {best.scorer}, has {significant(best.metrics[name].value)}{by}".replace("-", "−")
-        )
+        by = f", a difference of {difference}".replace("-", "−") if difference else ""
+        clauses.append(f"the best baseline, {best.scorer}, has {significant(best.metrics[name].value)}{by}")
     header = ("scorer", *names)
     sheet = Sheet(("scorer", "metric", "value", "difference", "low95", "high95"), tuple(raw))
     view = View(sentence(*clauses), table=Table(header, tuple(rows), ("Differences: 95% over users, same queries.",)))
@@ -187,9 +185,9 @@ def _exhibit(study: Study, key: str, title: str, view: Any, how: str) -> Exhibit
 
 
 def _whole_log(study: Study, metric: str) -> list[RunRow]:
-    """Runs on all training users."""
+    """Runs of stage 1 on all training users."""
     rows = study.best_rate_runs(LOG_AXIS, needs=["epochs", "params", metric])
-    return [row for row in rows if row.knobs.get("user_share", 1.0) == 1.0]
+    return [row for row in rows if row.knobs.get("user_share", 1.0) == 1.0 and not row.knobs.get("num_negatives")]
 
 
 def _lines_by_size(study: Study, rows: Sequence[RunRow], knob: str, metric: str) -> list[Mark]:
@@ -221,13 +219,7 @@ def _estimate(estimate: Estimate, digits: int = 4, kind: str = "plain") -> str:
     def form(value: float | None) -> str:
         if value is None:
             return "open"
-        return (
-            power_of_ten(value)
-            if kind == "flops"
-            else format_number(value, kind)
-            if kind != "plain"
-            else significant(value, digits)
-        )
+        return significant(value, digits) if kind == "plain" else format_number(value, kind)
 
     return f"{form(estimate.value)} [{form(estimate.low)}, {form(estimate.high)}]"
 

@@ -159,7 +159,7 @@ def _list_contents(study: Study) -> Contents:
     first = (
         opening(study),
         plan_exhibit(study),
-        finite.test_users(study),
+        finite.table_of_test_users(study),
         summary.answer(study),
         disclosure.study_map(study),
     )

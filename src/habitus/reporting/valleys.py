@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from habitus.laws import NO_TREND, trend
-from habitus.reporting.curves import optima, parabola, power_line, reach, valley
+from habitus.reporting.curves import optima, parabola, power_line, reach, two_term
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
 from habitus.reporting.format import (
     describe_optimum,
@@ -42,14 +42,14 @@ class Valley:
     optimum: str  # the law of a budget
     knobs: tuple[str, ...]  # in its sheet
     how: str
-    curve: _Curve = valley
+    curve: _Curve = two_term
     letter: str = ""  # of the optimum
     law: str = ""  # of the optima over compute
     paper: str = ""  # the paper's optimum, where it is of another name
     regime: str = ""  # the only one that is measured
     law_title: str = ""
     table_title: str = ""
-    plural: str = ""  # of optima, as in '3 of 4 share optima'
+    table_words: str = ""  # as in '3 of 4 share optima are identified'
 
     @property
     def knob(self) -> str:
@@ -65,7 +65,7 @@ SHARE = Valley(
     ("embedder_share", "embedder_flop_share", "params", "slots_seen", "joint_dim", "width", "depth"),
     "Dots are runs, lines two-term fits, diamonds optima with 95% intervals; hollow where they do not hold.",
     letter="s*", law="share_law", law_title="Best share against compute, s*(C)",
-    table_title="Best embedder share s*", plural="share optima are identified",
+    table_title="Best embedder share s*", table_words="share optima are identified",
 )  # fmt: skip
 DEPTH = Valley(
     "depth", "depth", SHARE_AXIS, "Depth parabolas", "share along the depth axis", "depth_optimum",
@@ -88,7 +88,7 @@ NEGATIVES = Valley(
     "Catalogue regime only. K = 0 has no logarithm and is kept out of the fit; it stands at the left end.",
     letter="K*", law="negatives_law", regime="catalogue/",
     law_title="Best number of negatives against compute, K*(C)", table_title="Best number of negatives K*",
-    plural="optima of K are identified with free exponents",
+    table_words="optima of K are identified with free exponents",
 )  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def _describe_table(study: Study, valley: Valley, laws: dict[str, dict[float, La
     """How many optima are identified, and for which metrics one α for all budgets finds some."""
     every = [law for by_budget in laws.values() for law in by_budget.values()]
     identified = sum(law.ok for law in every)
-    reading = f"{identified} of {len(every)} {valley.plural}"
+    reading = f"{identified} of {len(every)} {valley.table_words}"
     if not identified:
         reading += f": {reason(every[0])}"
     shared_alpha = valley.optimum.replace("_optimum", "_shared_alpha_optimum")
