@@ -47,8 +47,11 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train")
     train.add_argument("dataset", type=Path)
-    train.add_argument("--seconds", type=float, default=300.0, help="of each training, validation included")
+    train.add_argument(
+        "--seconds", type=float, default=300.0, help="of each training, validation included; CPU seconds on a CPU"
+    )
     train.add_argument("--device", default="cpu")
+    train.add_argument("--choice-queries", type=int, default=5_000, help="of the validation after a pass")
     train.add_argument("--batch", type=int, help="sequences of a step; by the log unless given")
     gpu = commands.add_parser("gpu")
     gpu.add_argument("--logs", type=Path, required=True, help="a folder of prepared datasets")
@@ -78,6 +81,7 @@ def main() -> None:
 def run_train(given: argparse.Namespace) -> None:
     """Trainings on one dataset, one after another; the setting that validation picks is refitted."""
     how = {"device": given.device, "seed": given.seed, "batch": given.batch}
+    how["choice_queries"] = given.choice_queries
     for rival in given.rivals:
         rows = []
         for number in given.settings:
@@ -182,6 +186,7 @@ def train_one(
     device: str,
     seed: int,
     batch: int | None = None,
+    choice_queries: int = 5_000,
     refit_passes: int | None = None,
 ) -> dict[str, Any]:
     """One training; its row and the ranks of its test queries go to `out`."""
@@ -198,7 +203,7 @@ def train_one(
         build = getattr(importlib.import_module(module), name)
         trained = train_rival(
             rival, build, Dataset.open(path, verify=False), SETTINGS[number], device=device, seconds=seconds,
-            batch=batch, seed=seed, refit_passes=refit_passes,
+            batch=batch, choice_queries=choice_queries, seed=seed, refit_passes=refit_passes,
         )  # fmt: skip
     except Exception as error:
         (out / f"{stem}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")

@@ -235,14 +235,16 @@ class full_precision:  # noqa: N801, a context
         torch.set_float32_matmul_precision(self._before)
 
 
-def evaluate_options(dataset: Dataset, use: Literal["choice", "validation", "test"]) -> EvaluateOptions:
+def evaluate_options(
+    dataset: Dataset, use: Literal["choice", "validation", "test"], choice_queries: int = CHOICE_QUERIES
+) -> EvaluateOptions:
     """The queries by which a rival is chosen, those by which `habitus train --data` chooses, those of its last table.
 
     Where the last events of all users are held out, the protocol of published tables: all of them, seen items excluded.
     """
     last = dataset.manifest.split.kind == "last"
     side: EvaluationSide = "test" if use == "test" else "validation"
-    number = CHOICE_QUERIES if use == "choice" else 100_000 if last else QUERIES
+    number = choice_queries if use == "choice" else 100_000 if last else QUERIES
     per_user = max(8, math.ceil(number / max(dataset.counts(side).segments, 1)))
     return EvaluateOptions(
         regimes=("catalogue",), queries=number, per_user=None if last or use == "validation" else per_user,
@@ -253,14 +255,17 @@ def evaluate_options(dataset: Dataset, use: Literal["choice", "validation", "tes
 class Course:
     """A training from its first step to its last: clock, validation curve, best weights.
 
-    With `passes` nothing is validated: it ends after so many.
+    With `passes` nothing is validated: it ends after so many. Seconds are those of the clock on a GPU, on a CPU those of
+    the process, since others may share it.
     """
 
     def __init__(
         self, validate: Callable[[], Evaluation], module: torch.nn.Module, seconds: float, passes: int | None = None
     ) -> None:
         self._validate, self._module, self._limit, self._last_pass = validate, module, seconds, passes
-        self._began = self._trained_from = time.perf_counter()
+        on_cpu = next(module.parameters()).device.type == "cpu"
+        self._now = time.process_time if on_cpu else time.perf_counter
+        self._began = self._trained_from = self._now()
         self._validation_seconds = 0.0
         self._best: tuple[float, int, int] | None = None  # value, pass, point
         self._weights: dict[str, Tensor] = {}
@@ -272,16 +277,16 @@ class Course:
     def expired(self) -> bool:
         """Whether the time is up; called after every step."""
         self.steps += 1
-        if time.perf_counter() - self._began > self._limit:
+        if self._now() - self._began > self._limit:
             self.stopped = "time"
         return bool(self.stopped)
 
     def after_pass(self) -> bool:
         """Validate if that does not take more time than training; whether to stop."""
         self.passes += 1
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        since = time.perf_counter() - self._trained_from
+        since = self._now() - self._trained_from
         if self._last_pass is not None:
             self.train_seconds = since
             self.stopped = self.stopped or ("passes" if self.passes >= self._last_pass else "")
@@ -289,7 +294,7 @@ class Course:
         if self.curve and since < self._validation_seconds and not self.stopped:
             return False
         self.train_seconds += since
-        began = time.perf_counter()
+        began = self._now()
         self._module.eval()
         metrics = self._validate().metrics
         self._module.train()
@@ -305,7 +310,7 @@ class Course:
         waited = self.passes - best_pass >= max(3, best_pass / 3) and len(self.curve) - best_point >= 3
         if not self.stopped and waited and self.steps >= MIN_STEPS:
             self.stopped = "validation"
-        self._trained_from = time.perf_counter()
+        self._trained_from = self._now()
         self._validation_seconds = self._trained_from - began
         return bool(self.stopped)
 
@@ -339,6 +344,7 @@ def train_rival(
     device: str = "cpu",
     seconds: float = 300.0,
     batch: int | None = None,
+    choice_queries: int = CHOICE_QUERIES,
     seed: int = 0,
     refit_passes: int | None = None,
 ) -> TrainedRival:
@@ -351,7 +357,7 @@ def train_rival(
     log = TrainingLog.of(dataset if refit_passes is None else dataset.with_validation(), batch)
     rival = build(log, setting, place, seed)
     choice = RivalScorer(name, rival, dataset, log, place)
-    options = evaluate_options(dataset, "choice")
+    options = evaluate_options(dataset, "choice", choice_queries)
     course = Course(lambda: evaluate(dataset, choice, options), rival.module, seconds, refit_passes)
     rival.fit(course)
     best = course.restore_best()
