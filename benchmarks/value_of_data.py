@@ -277,7 +277,12 @@ def forecast_all(given: argparse.Namespace) -> None:
         print(
             f"{row['log']:20s} {row['metric']:10s} {row['by']:15s} {row['passes']:6.1f} {interval:>28s} "
             f"{row['measured']:9.4f} {row['error']:+7.1%} {'yes' if row['inside'] else 'NO'}"
-            f"{'' if row['chosen'] else ' (other passes)'} {row['status']}"
+            f" ({row['at']}) {row['status']}"
+        )
+    for name, row in summary.items():
+        print(
+            f"{name}: {row['inside']} of {row['logs']} inside, median error {row['median_error']:.1%}, "
+            f"half width {row['median_half_width']:.1%}, widest {row['widest']:.1%}"
         )
     print("\nbeyond the log, from all runs (unchecked):")
     for row in beyond:
@@ -304,7 +309,7 @@ def law_of(rows: list[dict[str, Any]], metric: str) -> Any:
 
 
 def forecast_whole(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Each number of passes over all users, forecast; `chosen` is the one that the law itself calls best."""
+    """All users, forecast: at the best passes, those that the law calls best against those that were, and at each."""
     from habitus.laws import open_finite_log
 
     parts = [row for row in rows if row["share"] < 1]
@@ -331,8 +336,18 @@ def forecast_whole(rows: list[dict[str, Any]], metric: str) -> list[dict[str, An
                 "predicted": fitted.sign * (fitted.predict(*place)[0] if fitted.surface else value),
             }
         )  # fmt: skip
-    best = min(answers, key=lambda answer: answer["predicted"])
-    return [{**answer, "chosen": answer is best} for answer in answers]
+    chosen = min(answers, key=lambda answer: answer["predicted"])
+    best = min(answers, key=lambda answer: fitted.sign * answer["measured"])
+    headline = {name: best[name] for name in ("measured", "seeds")} | {"passes_measured": best["passes"]}
+    headline |= {"error": chosen["forecast"] / best["measured"] - 1}
+    headline |= {"inside": chosen["low"] <= best["measured"] <= chosen["high"]}
+    return [
+        {**chosen, **headline, "at": "the best passes"},
+        *(
+            {**answer, "at": "the passes that the law chose" if answer is chosen else "other passes"}
+            for answer in answers
+        ),
+    ]
 
 
 def forecast_beyond(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
@@ -350,14 +365,15 @@ def summarise(forecasts: list[dict[str, Any]]) -> dict[str, Any]:
     """Per metric over the logs: how many forecasts hold, how far off they are, how wide their intervals."""
     summary = {}
     for metric in dict.fromkeys(row["metric"] for row in forecasts):
-        rows = [row for row in forecasts if row["metric"] == metric and row["chosen"]]
-        summary[metric] = {
-            "logs": len(rows),
-            "inside": sum(1 for row in rows if row["inside"]),
-            "median_error": statistics.median(abs(row["error"]) for row in rows),
-            "median_half_width": statistics.median(row["width"] for row in rows),
-            "widest": max(row["width"] for row in rows),
-        }
+        for at in ("the best passes", "the passes that the law chose"):
+            rows = [row for row in forecasts if row["metric"] == metric and row["at"] == at]
+            summary[f"{metric} at {at}"] = {
+                "logs": len(rows),
+                "inside": sum(1 for row in rows if row["inside"]),
+                "median_error": statistics.median(abs(row["error"]) for row in rows),
+                "median_half_width": statistics.median(row["width"] for row in rows),
+                "widest": max(row["width"] for row in rows),
+            }
     return summary
 
 

@@ -74,7 +74,9 @@ class FiniteFit:
         self.part_share = 0.0
         self.log_theta, self.linear, self.sigma2 = self._descend(self._starts())
         # The parts' common misses are judged by that first fit, which ignores them.
-        self.part_share = part_variance(self.runs.y - self.value(self.runs.place), self.runs.part)
+        missed = self.runs.y - self.value(self.runs.place)
+        # Half of the values or so are spent between parts, the others within.
+        self.part_share = part_variance(missed, self.runs.part, spent=0.5 * self.num_values)
         if self.part_share:
             self.log_theta, self.linear, self.sigma2 = self._descend(self.log_theta[None])
 
@@ -255,15 +257,18 @@ class FiniteFit:
         return solved
 
 
-def part_variance(missed: np.ndarray, part: np.ndarray) -> float:
-    """The variance of what runs of one part miss in common, times that of a single run (one-way analysis)."""
+def part_variance(missed: np.ndarray, part: np.ndarray, spent: float = 1.0) -> float:
+    """The variance of what runs of one part miss in common, times that of a single run (one-way analysis).
+
+    `spent` are the values of the fit that took up differences between parts.
+    """
     _, at, counts = np.unique(part, return_inverse=True, return_counts=True)
     groups, n = len(counts), len(missed)
     if groups == n or groups < 3:
         return 0.0
     means = np.bincount(at, missed) / counts
     within = float(((missed - means[at]) ** 2).sum()) / (n - groups)
-    between = float((counts * (means - missed.mean()) ** 2).sum()) / (groups - 1)
+    between = float((counts * (means - missed.mean()) ** 2).sum()) / max(groups - max(spent, 1.0), 1.0)
     typical = (n - (counts**2).sum() / n) / (groups - 1)
     if within <= 0:
         return _MOST_PART_VARIANCE

@@ -135,10 +135,11 @@ class FiniteLog:
         """
         place = _place(N, U, R)
         value, low, high = _forecaster(self.details["forecast_by"], self)(place, level, new_runs)
-        # Ways that did as well on what was left out, and say otherwise here, are an error of their own.
-        others = [_forecaster(way, self)(place, level, 0.0)[0] for way in self.details.get("as_good", ())]
-        apart = max((abs(other - value) for other in others), default=0.0)
-        return self._told((value, value - np.hypot(value - low, apart), value + np.hypot(high - value, apart)), U)
+        # Ways that did nearly as well on what was left out may be right where they say otherwise; so may the second.
+        for way in self.details.get("as_good", ()):
+            _, other_low, other_high = _forecaster(way, self)(place, level, new_runs)
+            low, high = min(low, other_low), max(high, other_high)
+        return self._told((value, low, high), U)
 
     def _told(self, answer: tuple[float, float, float], U: float) -> tuple[float, float, float]:
         value, low, high = answer
@@ -249,11 +250,11 @@ def _choose(runs: LogRuns, forms: Sequence[FiniteForm], details: dict[str, Any])
         ways.append(THROUGH_LOSS)
     left = {way: _forecast_shares(way, runs, seen) for way in ways}
     errors = {way: _rms([x.forecast - x.measured for x in rows]) for way, rows in left.items()}
-    best = min(errors, key=lambda way: errors[way])
+    best, *others = sorted(errors, key=lambda way: errors[way])
     top = left[best][-1]
     return chosen | {
         "forecast_by": best,
-        "as_good": [way for way in ways if way != best and errors[way] <= _AS_GOOD * errors[best]],
+        "as_good": [way for way in others if way == others[0] or errors[way] <= _AS_GOOD * errors[best]],
         "forecast_held_out": errors,
         "largest_share": {"measured": top.measured, "forecast": top.forecast, "half_width": top.half},
         "widen": max(1.0, abs(top.forecast - top.measured) / max(top.half, 1e-300)),
