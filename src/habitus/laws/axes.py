@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,13 @@ from habitus.laws.power_law import power_law
 from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.rate_response import rate_response
 from habitus.laws.runs import MeasuredRun
-from habitus.laws.steps import iso_target, steps_to_target
+from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
 from habitus.store import AXES, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
 
 _FLOOR_JOINT_DIM = 4  # the smallest embedder that can be built: what is left of one, not a choice of share
+_REFERENCE_SHARES = (0.25, 0.4, 0.55, 0.7, 0.85)  # of the reference run's steps
 _TUNED = "values of the allocation axis are those at the best rate, by this curve"
 _MISSING_ALLOWED = 0.25  # of an axis's runs; beyond it a law would describe whoever happened to report
 
@@ -133,20 +135,70 @@ def fit_batch(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
         }
         # Several seeds of one batch size all have to reach the target; their steps are then averaged.
         chosen = iso_target(dict(enumerate(paths.values())), direction)
-        by_batch: dict[float, list[float]] = {}
-        for (batch, _), path in paths.items():
-            steps = steps_to_target(path, chosen.target, direction)
-            if steps is not None:
-                by_batch.setdefault(batch, []).append(steps)
-        law = critical_batch(list(by_batch), [float(np.mean(s)) for s in by_batch.values()])
-        target = {
+        law = _critical_batch_at(chosen.target, paths, direction)
+        by_target = _by_target(paths, direction)
+        details = {
             "target": chosen.target,
             "target_rule": chosen.rule,
             "limiting_batch": list(paths)[int(chosen.limiting_batch)][0],
+            "by_target": by_target,
         }
-        law = law.model_copy(update={"details": {**law.details, **target}})
+        law = law.model_copy(update={"details": {**law.details, **details}})
+        law = law.with_warnings(*_drift_of_critical_batch(by_target))
         entries.append(_entry("critical_batch", "batch", metric, law, c))
     return AxisLaws(tuple(entries))
+
+
+Paths = dict[tuple[float, int], list[tuple[float, float]]]  # by batch size and seed: (step, value)
+
+
+def _critical_batch_at(target: float, paths: Paths, direction: Direction) -> Law:
+    by_batch: dict[float, list[float]] = {}
+    for (batch, _), path in paths.items():
+        steps = steps_to_target(path, target, direction)
+        if steps is not None:
+            by_batch.setdefault(batch, []).append(steps)
+    return critical_batch(list(by_batch), [float(np.mean(s)) for s in by_batch.values()])
+
+
+def _by_target(paths: Paths, direction: Direction) -> list[dict[str, Any]]:
+    """B_crit at the values that the middle batch size has after given shares of its steps, the same for every metric.
+
+    B_crit grows during training, so that two metrics can be compared at equal steps of one reference only.
+    """
+    batches = sorted({batch for batch, _ in paths})
+    reference = next(path for (batch, _), path in paths.items() if batch == batches[len(batches) // 2])
+    steps = np.array([step for step, _ in reference])
+    smoothed = smooth(np.array([value for _, value in reference]), EWMA_HALF_LIFE)
+    times = smooth(steps, EWMA_HALF_LIFE)
+    rows = []
+    for share in _REFERENCE_SHARES:
+        at = share * float(steps[-1])
+        law = _critical_batch_at(float(np.interp(at, times, smoothed)), paths, direction)
+        reached = len(law.points.get("batch", ()))
+        if at <= times[-1] and reached == len(batches):
+            low, high = law.interval("b_crit") if "b_crit" in law.values else (None, None)
+            rows.append(
+                {
+                    "reference_batch": batches[len(batches) // 2],
+                    "reference_steps": at,
+                    "target": float(np.interp(at, times, smoothed)),
+                    "b_crit": law.values.get("b_crit"),
+                    "low": low if low is not None and np.isfinite(low) else None,
+                    "high": high if high is not None and np.isfinite(high) else None,
+                    "status": law.status,
+                }
+            )
+    return rows
+
+
+def _drift_of_critical_batch(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A warning where B_crit depends on the target by more than 1.5 times."""
+    known = [row for row in rows if row["status"] == "ok"]
+    if len(known) < 2 or not max(r["b_crit"] for r in known) > 1.5 * min(r["b_crit"] for r in known):
+        return []
+    ends = ", ".join(f"{r['b_crit']:.0f} at {r['reference_steps']:.0f} steps" for r in (known[0], known[-1]))
+    return [f"b_crit depends on the target ({ends} of batch {known[0]['reference_batch']:g}): compare metrics there"]
 
 
 def fit_allocation(

@@ -26,15 +26,23 @@ class IsoTarget(Typed):
 def steps_to_target(
     trajectory: Trajectory, target: float, direction: Direction = "min", ewma: float = EWMA_HALF_LIFE
 ) -> float | None:
-    """The first evaluated step at which the smoothed metric is at the target or better; None if never.
+    """The step at which the smoothed metric first reaches the target; None if never.
 
-    `ewma` is the half-life of the smoothing, in evaluations; 0 takes the values as they are. The step is
-    that of the evaluation itself, not interpolated, so its resolution is the evaluation interval.
+    `ewma` is the half-life of the smoothing, in evaluations; 0 takes the values as they are, and the step is then that
+    of the evaluation itself. A mean of the past stands for a moment of the past: steps are smoothed with the same
+    weights, so that a straight stretch is crossed without delay, and interpolated between evaluations.
     """
     steps, values = _split(trajectory)
     sign = sign_of(direction)
-    reached = np.flatnonzero(sign * smooth(values, ewma) <= sign * target)
-    return float(steps[reached[0]]) if reached.size else None
+    heights, times = sign * smooth(values, ewma) - sign * target, smooth(steps, ewma)
+    reached = np.flatnonzero(heights <= 0)
+    if not reached.size:
+        return None
+    at = int(reached[0])
+    if ewma <= 0 or at == 0:
+        return float(times[at])
+    share = heights[at - 1] / (heights[at - 1] - heights[at])
+    return float(times[at - 1] + share * (times[at] - times[at - 1]))
 
 
 def iso_target(
