@@ -2,8 +2,8 @@
 
 Stands in for RecTools' and RePlay's where they cannot run. The blocks are SASRec's own: queries are normalised, keys
 and values are not, and residuals start from what was normalised (pre-norm blocks took twice the passes). A ReLU layer
-as wide as the model, dropout, Adam with RecTools' betas, softmax over all trained items, bf16 on a GPU; positions count
-from the end of a sequence, as RecTools has them.
+as wide as the model, dropout, softmax over all trained items; positions count from the end of a sequence, as RecTools
+has them.
 
     b  sequences      L  events      d  width      V  trained items and the empty one, 0
 """

@@ -139,7 +139,7 @@ def fit_in_passes(rival: LoopedRival, sequences: np.ndarray, times: np.ndarray, 
     """Passes over ids [n, L + 1] and times [n, L + 1] in an order drawn anew, until the course ends.
 
     Adam as RecTools and RePlay set it; the mean cross-entropy over all ids at the places that have a next event. On a
-    GPU everything lies there and products are in bf16.
+    GPU everything lies there.
     """
     device = next(rival.module.parameters()).device
     ids, moments = torch.from_numpy(sequences).to(device), torch.from_numpy(times).to(device)
@@ -148,9 +148,7 @@ def fit_in_passes(rival: LoopedRival, sequences: np.ndarray, times: np.ndarray, 
     while True:
         order = torch.randperm(len(ids)).to(device)
         for rows in order.split(batch):
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = next_item_loss(rival, ids[rows], moments[rows])
-            loss.backward()
+            next_item_loss(rival, ids[rows], moments[rows]).backward()
             optimizer.step()
             optimizer.zero_grad()
             if course.expired():
@@ -160,10 +158,12 @@ def fit_in_passes(rival: LoopedRival, sequences: np.ndarray, times: np.ndarray, 
 
 
 def next_item_loss(rival: LoopedRival, ids: Tensor, times: Tensor) -> Tensor:
-    """The mean cross-entropy of the next items."""
+    """The mean cross-entropy of the next items; on a GPU the scores are products of bf16."""
     inputs, targets = ids[:, :-1], ids[:, 1:]
     chosen = inputs > 0
     vectors, table, wanted = rival.hidden(inputs, times)[chosen], rival.output_vectors(), targets[chosen]
+    if ids.is_cuda:
+        vectors, table = vectors.bfloat16(), table.bfloat16()
     if len(wanted) * len(table) <= HELD_SCORES:
         return F.cross_entropy((vectors @ table.T).float(), wanted)
     return candidate_softmax(vectors, table, wanted).loss.mean()
@@ -255,8 +255,8 @@ def evaluate_options(
 class Course:
     """A training from its first step to its last: clock, validation curve, best weights.
 
-    With `passes` nothing is validated: it ends after so many. Seconds are those of the clock on a GPU, on a CPU those of
-    the process, since others may share it.
+    With `passes` nothing is validated: it ends after so many. On a CPU seconds are those of the process, since others
+    may share it.
     """
 
     def __init__(
