@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import habitus as hb
+from habitus.cli import app
 from habitus.data import Dataset
 from habitus.errors import ConfigError, HabitusError, Interrupted
 from habitus.planning import SHAPES, Shape, log_regime, neighbours, passes_of, stage1_recipe
@@ -89,6 +91,20 @@ def test_the_plan_speaks_of_passes_and_dropout_and_the_page_and_the_table_are_th
     assert result.report.read_text(encoding="utf-8").startswith("<!")
     assert TestTable.read(result.out / "store" / "test_table.json") == result.table
     assert {path.stem.rpartition("-")[0] for path in manifest_paths(result.out / "store")} == {LOG_AXIS}
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_table_and_what_to_type_next(
+    studied: tuple[StudyResult, list[str]], options: StudyOptions
+) -> None:
+    result, _ = studied
+    arguments = ["--data", str(options.data), "--out", str(result.out), "--flops", str(FLOPS), "--device", "cpu"]
+    printed = CliRunner().invoke(app, ["study", *arguments, "--workers", "1"])
+    assert printed.exit_code == 0, printed.output
+    for words in ("test users", "item to item", "report: ", "took ", f"next:   {result.next_command}", "serve:  "):
+        assert words in printed.output, words
+    refit = Recipe.read(result.refit[0])
+    assert refit.data.include_validation and refit.train.steps > Recipe.read(result.recipes[0]).train.steps
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """The verbs in a row: probe, sweep, fit, plan, report. An event log in; laws, a recipe and a page out."""
 
 from habitus.store import TestTable
-from habitus.studies.log_search import SEARCH_FILE, SearchState
 from habitus.studies.log_training import BEST, CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import StudyProgress
+from habitus.studies.search_state import SEARCH_FILE, SearchState
 from habitus.studies.state import STATE_FILE, StudyState
 from habitus.studies.study import StudyResult, study
 

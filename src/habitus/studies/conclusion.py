@@ -24,9 +24,9 @@ from habitus.store import (
     read_record,
     read_records,
 )
-from habitus.studies.log_search import SearchState
 from habitus.studies.log_table import TestTable, compare_on_test
 from habitus.studies.options import StudyOptions
+from habitus.studies.search_state import SearchState
 from habitus.units import format_seconds
 
 PLAN, REPORT = "plan.json", "report.html"

@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
-
-from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
@@ -33,14 +30,10 @@ from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Record
 from habitus.sizing import SpeedModel, cell_of_recipe, wall_seconds
 from habitus.store import LOG_AXIS, direction_of
-from habitus.studies.envelope import round_up
 from habitus.studies.progress import interruption
+from habitus.studies.search_state import SEARCH_FILE, Envelope, RoundKind, SearchRound, SearchState, Trial
 from habitus.sweeps import RecipeRunner
-from habitus.typed import Typed
 from habitus.units import format_seconds
-
-SEARCH_FILE = "search.json"
-RoundKind = Literal["start", "explore", "finalists", "stage 2", "users"]
 
 _PROBE_STEPS: dict[DeviceKind, int] = {"gpu": 40, "cpu": 4}
 # Of the envelope: explored, with finalists, and explored where the rest pays no seeds. Stage 2 and runs on fewer users
@@ -57,37 +50,6 @@ _USER_PARTS = ((0.5, 0), (0.25, 0), (0.125, 0), (0.125, 1), (0.25, 1), (0.5, 1),
 _PASSES_EXPONENT = 0.5  # of a share of the users: fewer events want fewer passes
 
 
-class Trial(Typed):
-    """One run of the search."""
-
-    change: str = Field(description="What was changed, in words.")
-    recipe_hash: str
-    value: float | None = Field(None, description="Of the metric on validation; absent where the run failed.")
-    passes: float
-    seconds: float
-
-
-class SearchRound(Typed):
-    """Recipes that were run together."""
-
-    kind: RoundKind
-    trials: tuple[Trial, ...]
-
-
-class SearchState(Typed):
-    """search.json: every round, in its order."""
-
-    metric: str
-    rounds: tuple[SearchRound, ...] = ()
-    seconds: float = Field(0.0, description="Of all calls together.")
-    ended: str = Field("", description="Why exploring ended, in words; empty before.")
-    seconds_to_best: float = Field(0.0, description="When the best recipe's first run had ended.")
-    winner: str | None = Field(None, description="Hash of the stage-1 run whose recipe is the best.")
-    winner_values: tuple[float, ...] = Field((), description="Of the winner's recipe at each seed.")
-    stage2: str | None = Field(None, description="Hash of its stage-2 run, where that is better.")
-    value: float | None = None
-
-
 @dataclass(frozen=True)
 class Proposal:
     """A recipe to try."""
@@ -95,14 +57,6 @@ class Proposal:
     words: str
     recipe: Recipe
     change: Change | None = None
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """What may be spent: seconds of this machine, or nominal FLOPs of all runs."""
-
-    limit: float
-    unit: Literal["seconds", "FLOPs"]
 
 
 class LogSearch:
@@ -229,7 +183,7 @@ class LogSearch:
         cost = self._cost([one_pass])
         if cost > self._left():
             spent = self.envelope.limit - self._left()
-            raise _too_little(self.envelope, 1.5 * cost / _EXPLORE_SHARE + spent)
+            raise self.envelope.refusal(1.5 * cost / _EXPLORE_SHARE + spent)
 
     def _start(self) -> list[Proposal]:
         """What `train --data` tries: the usual passes and their neighbours, for each shape."""
@@ -455,18 +409,6 @@ class LogSearch:
         self.state = self.state.model_copy(update={"rounds": rounds, "seconds": self.seconds, "seconds_to_best": at})
         self.out.mkdir(parents=True, exist_ok=True)
         self.state.write(self.out / SEARCH_FILE)
-
-
-def _too_little(envelope: Envelope, least: float) -> ConfigError:
-    if envelope.unit == "FLOPs":
-        return ConfigError(
-            f"--flops {envelope.limit:.3g} do not pay one pass over the log",
-            expected=f"at least {round_up(least)} FLOPs",
-        )
-    return ConfigError(
-        f"--gpu-hours {envelope.limit / 3600:.3g} do not pay one pass over the log on this device",
-        expected=f"at least {round_up(least / 3600)} hours",
-    )
 
 
 def _with_steps(recipe: Recipe, steps: int) -> Recipe:

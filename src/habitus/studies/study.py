@@ -22,11 +22,12 @@ from habitus.studies import conclusion, finalists
 from habitus.studies.baseline import best_baseline
 from habitus.studies.design import design_study
 from habitus.studies.envelope import repeat_share
-from habitus.studies.log_search import Envelope, LogSearch, SearchState
+from habitus.studies.log_search import LogSearch
 from habitus.studies.log_table import TestTable
 from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES
 from habitus.studies.progress import StudyMonitor, StudyProgress, interruption
+from habitus.studies.search_state import Envelope, SearchState
 from habitus.studies.state import STATE_FILE, StudyState, add_seconds, load_state, request_values
 from habitus.sweeps import (
     EvaluationSettings,
