@@ -208,7 +208,8 @@ def test_steps_to_target_is_the_first_smoothed_crossing() -> None:
     # Half-life 1, normalised weights: 5, 4.333, 3.0, 2.467, 2.226 by hand.
     # Weights 1, 1/2, 1/4: the mean value 3 stands for the mean step, (150 + 50 + 12.5) / 1.75.
     assert steps_to_target(path, 3.0, ewma=1) == pytest.approx(212.5 / 1.75)
-    assert steps_to_target(path, 2.9, ewma=1) == 200
+    # 3/16 of the way from there to (200 + 106.25) / 1.875, where the mean is 2.467.
+    assert steps_to_target(path, 2.9, ewma=1) == pytest.approx(129.286, abs=1e-3)
     assert steps_to_target(path, 1.0, ewma=1) is None
     assert steps_to_target([(1, 0.1), (2, 0.3)], 0.2, "max", ewma=0) == 2
 
