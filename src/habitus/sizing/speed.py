@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Whole stage-1 steps on one H200, nominal FLOP/s by budget (docs/notebook.md, `benchmarks/train.py`, 2026-11-15).
 # Evaluation, warm-up and checkpoints are not in them.
 H200_RATES = {1e15: 84e12, 1e16: 233e12, 1e17: 437e12, 1e18: 626e12}
+_PACE_SECONDS = 60.0
 NEAR_FACTOR = 2.0  # a run's step is near a planned one within this factor of FLOPs
 _AS_NEAR = 1.25  # where none is, runs within this factor of the nearest one's distance count as well
 _UNRECORDED = 0.4  # seconds of a run that its Record does not count: claim, bundle, publication
@@ -94,6 +95,14 @@ def count_evaluations(recipe: Recipe) -> int:
 def wall_seconds(seconds: Sequence[float], workers: int) -> float:
     """The time that all runs take on so many workers: even shares, but no shorter than the longest run."""
     return max([sum(seconds) / max(1, workers), *seconds], default=0.0)
+
+
+def pace(stated: Sequence[float], taken: Sequence[float]) -> float:
+    """What finished work took over what was stated for it, to correct the rest by; 1 where nothing has finished.
+
+    A minute of stated time is added to both sides, so that the first seconds of a study decide little.
+    """
+    return (sum(taken) + _PACE_SECONDS) / (sum(stated) + _PACE_SECONDS)
 
 
 @dataclass(frozen=True)

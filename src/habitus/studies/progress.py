@@ -7,6 +7,7 @@ from pathlib import Path
 
 from habitus.errors import Interrupted
 from habitus.progress import Note
+from habitus.sizing import pace
 from habitus.store import RECORD_FILE, direction_of, read_record
 from habitus.studies.state import StudyState
 from habitus.sweeps import SweepProgress, SweepResult
@@ -44,6 +45,7 @@ class StudyMonitor:
         self.baseline = ""  # the best one and its value, in words
         self._values: dict[str, float | None] = {}  # of the metric, by the cells that have a Record
         self._last_look = 0.0
+        self._finished: dict[str, tuple[float, float]] = {}  # axis: seconds stated and taken
 
     def report_plan(self, state: StudyState) -> None:
         """Note what was decided, then the plan of the study."""
@@ -64,7 +66,7 @@ class StudyMonitor:
         def report(sweep: SweepProgress) -> None:
             left = sweep.seconds_left
             if self._state is not None and left is not None:
-                left += sum(cost.seconds for cost in self._state.costs[number:])
+                left += self._pace() * sum(cost.seconds for cost in self._state.costs[number:])
             name = "probes" if number == 0 else sweep.axis
             self.progress(StudyProgress(name, number, axes, sweep.done, sweep.total, sweep.failed, self._best(), left))
 
@@ -80,6 +82,23 @@ class StudyMonitor:
         self.note(text)
         for decision in result.design.decided:
             self.note(f"  {decision}")
+        self._correct_times(result)
+
+    def _correct_times(self, result: SweepResult) -> None:
+        """Hold what an axis took against what was stated for it, and say what that makes of the rest."""
+        costs = self._state.costs if self._state is not None else ()
+        stated = next((cost.seconds for cost in costs if cost.axis == result.axis), 0.0)
+        if not stated or result.counts.get("published", 0) < len(result.runs):
+            return  # runs of an earlier call took their time there
+        self._finished[result.axis] = stated, result.seconds
+        done = [cost.axis for cost in costs].index(result.axis)
+        left = self._pace() * sum(cost.seconds for cost in costs[done + 1 :])
+        if left:
+            rest = format_seconds(left)
+            self.note(f"  stated with {format_seconds(stated)}; the rest should take {rest} at this pace")
+
+    def _pace(self) -> float:
+        return pace([stated for stated, _ in self._finished.values()], [took for _, took in self._finished.values()])
 
     def _best(self) -> str:
         """The best value of the metric among the Records so far; looked up every two seconds."""

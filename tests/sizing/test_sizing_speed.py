@@ -1,0 +1,37 @@
+"""Times stated before a study are corrected by what its finished axes took."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from habitus.sizing import pace
+from habitus.studies.progress import StudyMonitor, StudyProgress
+
+
+def test_the_pace_is_what_was_taken_over_what_was_stated() -> None:
+    assert pace([], []) == 1.0
+    # An hour stated and 27 minutes taken: (27 + 1) / (60 + 1) minutes.
+    assert pace([3600.0], [27 * 60.0]) == pytest.approx(28 / 61)
+    assert pace([5.0], [20.0]) == pytest.approx(80 / 65)  # seconds decide little
+
+
+def test_the_time_left_follows_the_pace_of_finished_axes() -> None:
+    """−55% seen on the first axis makes the second one shorter too."""
+    seen: list[StudyProgress] = []
+    notes: list[str] = []
+    monitor = StudyMonitor(Path("nowhere"), "batch/loss", seen.append, notes.append)
+    costs = tuple(SimpleNamespace(axis=axis, seconds=3600.0) for axis in ("share", "batch", "allocation"))
+    state: Any = SimpleNamespace(costs=costs, baseline=None)
+    monitor.begin(state)
+    sweep: Any = SimpleNamespace(axis="batch", done=1, total=4, failed=0, seconds_left=100.0)
+    monitor.sweep_progress(2, 3)(sweep)
+    result: Any = SimpleNamespace(
+        axis="share", seconds=27 * 60.0, runs=[1, 2], counts={"published": 2}, number=lambda _: 0,
+        design=SimpleNamespace(left_out=(), decided=()),
+    )  # fmt: skip
+    monitor.finish_axis(result)
+    monitor.sweep_progress(2, 3)(sweep)
+    assert [one.seconds_left for one in seen] == pytest.approx([100 + 3600, 100 + 3600 * 28 / 61])
+    assert any("the rest should take" in note for note in notes)
