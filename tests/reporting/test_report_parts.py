@@ -81,6 +81,8 @@ def test_lists_and_sentences() -> None:
 def test_ticks_of_a_logarithmic_axis_are_decades_or_their_parts() -> None:
     flops = Scale(PlotAxis("C", log=True, kind="flops"), [1e15, 1e19], 0, 100)
     assert [word for _, word in flops.ticks()] == ["10¹⁵", "10¹⁶", "10¹⁷", "10¹⁸", "10¹⁹"]
+    near = Scale(PlotAxis("C", log=True, kind="flops"), [2e9, 4e10], 0, 100)
+    assert [word for _, word in near.ticks()] == ["3·10⁹", "10¹⁰", "3·10¹⁰"]
     share = Scale(PlotAxis("s", log=True, kind="percent"), [0.005, 0.5], 0, 100)
     assert [word for _, word in share.ticks()] == ["0.5%", "1%", "2%", "5%", "10%", "20%", "50%"]
     assert Scale(PlotAxis("B", log=True, ticks=(64, 128)), [64, 2048], 0, 1).ticks() == [(64, "64"), (128, "128")]

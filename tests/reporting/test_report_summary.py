@@ -39,7 +39,9 @@ def test_where_a_metric_has_no_optimum_the_table_names_what_the_recipe_stands_on
         optimum("share_optimum", "batch/loss", 4e11, "ok", x_opt=0.21),
         optimum("share_law", "batch/loss", None, "ok", exponent=0.04),
     )
-    view = next(v for v in answer(study).views if v.metric == "catalogue/recall@10")
+    exhibit = answer(study)
+    assert exhibit is not None
+    view = next(v for v in exhibit.views if v.metric == "catalogue/recall@10")
     assert view.reading == (
         "For catalogue/recall@10 these runs identify no optimum of its own. "
         "batch/loss, which stands in for it in a plan, has model size N* = 60k and embedder share s* = 21%."

@@ -157,13 +157,13 @@ def table_of_test_users(study: Study) -> Exhibit | None:
         for name in names:
             metric, difference = row.metrics.get(name), row.differences.get(name)
             value = None if metric is None else metric.value
-            cells.append(significant(value) + (f"\nmodel less it {difference}".replace("-", "−") if difference else ""))
+            cells.append(significant(value) + (f"\n{difference}".replace("-", "−") if difference else ""))
             ends = (difference.value, difference.low, difference.high) if difference else (None, None, None)
             raw.append((row.scorer, name, value, *ends))
         rows.append((row.scorer, *cells))
     first = table.rows[0]
     name = names[0]
-    rivals = [row for row in table.rows[1:] if name in row.metrics]
+    rivals = [row for row in table.rows[1:] if name in row.metrics and row.scorer != "oracle"]  # which nothing beats
     clauses = [f"on {table.queries:,} queries of {table.users:,} {table.side} users {first.scorer} has {name} "
                f"{significant(first.metrics[name].value)}"]  # fmt: skip
     if rivals:
@@ -173,7 +173,12 @@ def table_of_test_users(study: Study) -> Exhibit | None:
         clauses.append(f"the best baseline, {best.scorer}, has {significant(best.metrics[name].value)}{by}")
     header = ("scorer", *names)
     sheet = Sheet(("scorer", "metric", "value", "difference", "low95", "high95"), tuple(raw))
-    view = View(sentence(*clauses), table=Table(header, tuple(rows), ("Differences: 95% over users, same queries.",)))
+    view = View(
+        sentence(*clauses),
+        table=Table(
+            header, tuple(rows), ("Below a value: the model less that scorer on the same queries, 95% over users.",)
+        ),
+    )
     return Exhibit("test-users", f"On {table.side} users", (view,), sheet)
 
 

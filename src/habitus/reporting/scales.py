@@ -64,7 +64,9 @@ class Scale:
         steps: tuple[float, ...] = (1,)
         if decades < 1.2:
             steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if decades < 0.7 else (1, 2, 3, 5)
-        elif decades < 3.3 and self.axis.kind != "flops":
+        elif self.axis.kind == "flops":
+            steps = (1, 3) if decades < 2.4 else (1,)
+        elif decades < 3.3:
             steps = (1, 2, 5) if decades < 2.4 else (1, 3)
         ticks = [s * 10.0**e for e in range(first, last + 1) for s in steps if low <= s * 10.0**e <= high]
         while len(ticks) > 8:

@@ -27,10 +27,12 @@ from habitus.reporting.valleys import why_no_law
 from habitus.store import Law
 
 
-def answer(study: Study) -> Exhibit:
+def answer(study: Study) -> Exhibit | None:
     """For every metric: what this study says at its largest budget and ten times beyond."""
     raw: list[tuple[Any, ...]] = []
     views = make_views(study.metrics, lambda metric: _answer_view(study, metric, raw))
+    if not raw:
+        return None
     header = ("metric", "quantity", "at_largest_budget", "low95", "high95", "status", "at_10x")
     how = "Each value is read from the law named, for the metric chosen above; open or missing values say why below."
     return Exhibit("answer", "What these runs say", views, Sheet(header, tuple(raw)), how)
@@ -63,11 +65,9 @@ def recipe_table(study: Study) -> Exhibit | None:
         return View(sentence(reading), metric, table=table)
 
     views = make_views(study.metrics, view)
-    return (
-        Exhibit("recipe", "Recipe table", views, Sheet(("metric", "knob", "this_store", "paper"), tuple(raw)))
-        if views
-        else None
-    )
+    if all(row[2] == "not measured" for row in raw):
+        return None
+    return Exhibit("recipe", "Recipe table", views, Sheet(("metric", "knob", "this_store", "paper"), tuple(raw)))
 
 
 @dataclass
