@@ -163,6 +163,8 @@ _ROWS = (
     ("   steps", "steps", "{:,.0f}"),
     ("D  slots_seen", "slots_seen", "count"),
     ("   D/N", "data_ratio", "{:.3g}"),
+    ("R  passes", "passes", "{:.3g}"),
+    ("   dropout", "dropout", "{:.3g}"),
     ("K  num_negatives", "num_negatives", "{:,.0f}"),
     ("   stage 2 batch", "stage2_batch_sequences", "{:,.0f}"),
     ("   stage 2 learning_rate", "stage2_learning_rate", "{:.3g}"),
