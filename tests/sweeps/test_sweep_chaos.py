@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,27 +126,44 @@ def test_a_hundred_kills_lose_nothing(tmp_path: Path, dataset: Dataset, tiny: Pr
     survive(tmp_path / "store", dataset, tiny, cells, undisturbed, kills=100, seed=2)
 
 
+@contextlib.contextmanager
+def asleep(pids: list[int]) -> Iterator[None]:
+    """Processes stopped while the block runs."""
+
+    def send(number: signal.Signals) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(signal.SIGCONT)
+
+
 def test_cells_altered_while_a_sweep_runs_are_named_and_run_again(
     tmp_path: Path, dataset: Dataset, tiny: Preset, cells: list[PlannedRun], undisturbed: Store
 ) -> None:
     """One Record is edited once it is published; the folder of another cell vanishes while it is trained."""
-    cells = cells[:6]
+    cells = cells[:16]
     store, jobs = store_with(tmp_path / "store", dataset, tiny, cells)
     options = WorkerOptions(device="cpu", lease_seconds=LEASE, save_every=2, poll_seconds=0.1)
     pool = Pool(store, dataset, jobs, options, workers=2)
     pool.start()
     edited, vanished = None, None
-    end = time.monotonic() + 100
+    end = time.monotonic() + 200
     while pool.alive():
         assert time.monotonic() < end, "the sweep does not end"
-        for event in store.events():
-            if event["event"] == "published" and edited is None:
-                edited = store.cell(event["cell"]) / "record.json"
-                edited.write_text(edited.read_text().replace('"steps": ', '"steps": 1'))
-            running = event["event"] == "claimed" and not store.has_record(event["cell"])
-            if running and edited is not None and vanished is None:
-                vanished = store.cell(event["cell"])
-                shutil.rmtree(vanished, ignore_errors=True)
+        if vanished is None and any(event["event"] == "published" for event in store.events()):
+            with asleep(pool.pids()):
+                events = list(store.events())
+                published = [event["cell"] for event in events if event["event"] == "published"]
+                running = [e["cell"] for e in events if e["event"] == "claimed" and not store.has_record(e["cell"])]
+                if running and store.settled(published[0]):
+                    edited, vanished = store.cell(published[0]) / "record.json", store.cell(running[-1])
+                    edited.write_text(edited.read_text().replace('"steps": ', '"steps": 1'))
+                    shutil.rmtree(vanished)
         time.sleep(0.01)
     assert edited is not None and vanished is not None
     with pytest.raises(RunError, match=edited.parent.name):
