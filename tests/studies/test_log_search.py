@@ -12,13 +12,23 @@ from typer.testing import CliRunner
 import habitus as hb
 from habitus.cli import app
 from habitus.data import Dataset
-from habitus.errors import ConfigError, HabitusError, Interrupted
-from habitus.planning import SHAPES, Shape, log_regime, neighbours, passes_of, stage1_recipe
+from habitus.errors import ConfigError, HabitusError, Interrupted, RunError
+from habitus.planning import (
+    SHAPES,
+    PlanOptions,
+    Shape,
+    log_regime,
+    neighbours,
+    passes_of,
+    plan,
+    plan_best_run,
+    stage1_recipe,
+)
 from habitus.planning.neighbours import combine
 from habitus.recipe import Recipe
 from habitus.store import LOG_AXIS, Laws, RegisteredPlan, TestTable, manifest_paths
 from habitus.studies import SearchState, StudyOptions, StudyResult, study
-from habitus.studies.conclusion import plan_best_run, plan_larger_budget
+from habitus.studies.conclusion import plan_larger_budget
 from habitus.studies.envelope import round_up
 
 TINY = (
@@ -81,13 +91,13 @@ def test_the_plan_speaks_of_passes_and_dropout_and_the_page_and_the_table_are_th
 ) -> None:
     result, _ = studied
     assert result.plan is not None and result.report is not None and result.search is not None
-    plan = RegisteredPlan.read(result.plan)
-    assert plan.unchanged()
-    assert plan["passes"].source == plan["dropout"].source == "this study"
-    assert plan["passes"].value == pytest.approx(
+    made = RegisteredPlan.read(result.plan)
+    assert made.unchanged()
+    assert made["passes"].source == made["dropout"].source == "this study"
+    assert made["passes"].value == pytest.approx(
         next(t.passes for one in result.search.rounds for t in one.trials if t.recipe_hash == result.search.winner)
     )
-    assert result.search.ended in plan.warnings
+    assert result.search.ended in made.warnings
     assert result.report.read_text(encoding="utf-8").startswith("<!")
     assert TestTable.read(result.out / "store" / "test_table.json") == result.table
     assert {path.stem.rpartition("-")[0] for path in manifest_paths(result.out / "store")} == {LOG_AXIS}
@@ -148,9 +158,24 @@ def test_a_plan_that_is_refused_leaves_the_best_run(
     small = laws.model_copy(update={"runs": tuple(run.model_copy(update={"budget": 1e4}) for run in laws.runs)})
     notes: list[str] = []
     asked = options.for_device("cpu")
-    plan = plan_larger_budget(store, asked, small, dataset, notes.append)
-    assert plan.stage1 == plan_best_run(store, "catalogue/ndcg@10", dataset).stage1
-    assert "the recipe is that of the best run" in notes[0] and plan.warnings == (notes[0],)
+    made = plan_larger_budget(store, asked, small, dataset, notes.append)
+    assert made.stage1 == plan_best_run(store, "catalogue/ndcg@10", dataset).stage1
+    assert "the recipe is that of the best run" in notes[0] and made.warnings == (notes[0],)
+
+
+@pytest.mark.slow
+def test_a_plan_for_ten_times_what_the_log_supports_is_the_best_run_and_says_so(
+    studied: tuple[StudyResult, list[str]], dataset: Dataset
+) -> None:
+    result, _ = studied
+    assert result.search is not None
+    options = PlanOptions(laws=result.out / "store" / "laws.json", dataset=dataset)
+    rich, richer = (plan(flops, "catalogue/ndcg@10", options) for flops in (1e11, 1e12))
+    assert rich.stage1 == richer.stage1 and rich.flops == richer.flops < 1e11
+    assert max(p.value for p in rich.predictions) >= (result.search.value or 1.0)
+    assert rich.warnings[0].startswith("the log ends at ") and "the rest of 1e+11 FLOPs" in rich.warnings[0]
+    with pytest.raises(RunError, match="within 10 FLOPs"):
+        plan(10.0, "catalogue/ndcg@10", options)
 
 
 def test_an_envelope_without_a_pass_is_refused_and_the_least_that_it_names_is_enough(

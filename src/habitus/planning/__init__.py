@@ -1,6 +1,6 @@
 """A budget and a metric, or a log, to the next recipe: every number with its interval and its source."""
 
-from habitus.planning.best_run import plan_of_run
+from habitus.planning.best_run import plan_best_run, plan_of_run
 from habitus.planning.hardware import affordable_flops, busy_note
 from habitus.planning.knobs import stage1_metrics, stage2_metrics
 from habitus.planning.log_limits import log_limits
@@ -36,6 +36,7 @@ __all__ = [
     "neighbours",
     "passes_of",
     "plan",
+    "plan_best_run",
     "plan_of_run",
     "refit_recipe",
     "register_plan",

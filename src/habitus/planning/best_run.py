@@ -2,18 +2,32 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, stdev
 
 from scipy import stats
 
 from habitus.data import Dataset
+from habitus.errors import RunError
 from habitus.planning.hardware import memory_of
 from habitus.planning.neighbours import passes_of
+from habitus.planning.regime import log_regime
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.sizing import Inputs, cell_of_recipe
-from habitus.store import Plan, Prediction, Quantity
+from habitus.store import (
+    LAWS_FILE,
+    LOG_AXIS,
+    Laws,
+    Plan,
+    Prediction,
+    Quantity,
+    direction_of,
+    read_record,
+    read_records,
+)
 
+_ENDS = 0.5  # of a budget: a best run below it says that the log has ended
 _PREVIOUS = "previous"  # as train.parent: the stage-1 run that stage 2 follows
 _REGULARISERS = ("dropout", "token_dropout", "field_dropout", "item_dropout", "weight_decay")
 
@@ -82,6 +96,48 @@ def plan_of_run(
         stage1=recipe,
         stage2=None if second is None else _after_previous(second.recipe),
     )
+
+
+def plan_best_run(
+    store: Path, metric: str, dataset: Dataset, *, flops: float = math.inf, warnings: Sequence[str] = ()
+) -> Plan:
+    """The plan of a store's best run by the metric within a budget, with the stage that it continues."""
+    runs = []
+    for record in read_records(store):
+        parent = None if record.parent_hash is None else read_record(store, record.parent_hash)
+        whole = record.recipe.data.user_share == 1 and not record.recipe.data.include_validation
+        if record.status != "done" or metric not in record.metrics or not whole:
+            continue
+        if record.recipe.train.stage == 2 and parent is None:
+            continue
+        pair = (record, None) if parent is None else (parent, record)
+        if sum(one.flops_nominal or 0.0 for one in pair if one is not None) <= flops:
+            runs.append((record.metrics[metric].value, pair))
+    if not runs:
+        raise RunError(
+            f"no run of {store} measured {metric} within {flops:.3g} FLOPs",
+            expected="a run that is done, or more FLOPs",
+        )
+    sign = 1.0 if direction_of(metric) == "max" else -1.0
+    _, (first, second) = max(runs, key=lambda run: sign * run[0])
+    how = f"best of {len(runs)} runs by {metric} on validation"
+    return plan_of_run(first, second, dataset, metric, how=how, laws=str(store / LAWS_FILE), warnings=warnings)
+
+
+def plan_within_log(store: Path, laws: Laws, metric: str, dataset: Dataset, flops: float) -> Plan | None:
+    """The best run of a search on this log, where the budget outlasts the log; None where laws of one pass hold."""
+    searched = [run for run in laws.runs if run.axis == LOG_AXIS and metric in run.metrics]
+    swept = any(run.axis != LOG_AXIS for run in laws.runs)
+    if not searched or not (store / "cells").is_dir() or (swept and log_regime(dataset, flops).kind != "data-limited"):
+        return None
+    plan = plan_best_run(store, metric, dataset, flops=flops)
+    if plan.flops > _ENDS * flops:
+        return plan
+    ends = (
+        f"the log ends at {plan.flops:.3g} FLOPs, {plan['passes'].value:.3g} passes, the best of the runs on it: the "
+        f"rest of {flops:.3g} FLOPs would only overfit. More users would help"
+    )
+    return plan.model_copy(update={"warnings": (ends, *plan.warnings)})
 
 
 def _predict(records: Sequence[Record], metric: str, values: Sequence[float]) -> list[Prediction]:

@@ -8,6 +8,7 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.laws import published_laws
 from habitus.planning import knobs
+from habitus.planning.best_run import plan_within_log
 from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
 from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.knobs import SourcedLaws
@@ -56,6 +57,10 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     facts = read_store_facts(options.laws)
     dataset = _dataset_profile(options, facts)
     unchecked = None if user is None else check_dataset(dataset, facts, user, options.laws)
+    if user is not None and options.laws is not None and options.dataset is not None:
+        within = plan_within_log(options.laws.parent, user, metric, options.dataset, flops)
+        if within is not None:
+            return within
     sources = knobs.laws_by_source(user)
     fixed = _fixed_settings(dataset, facts, user)
 

@@ -1,13 +1,12 @@
 """After the last run: laws, the recipe, the table on test users, the page."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 from habitus.data import Dataset
-from habitus.errors import ConfigError, FitError, HabitusError, RunError
+from habitus.errors import ConfigError, FitError, HabitusError
 from habitus.laws import fit
-from habitus.planning import PlanOptions, log_limits, plan_of_run, refit_recipe, register_plan
+from habitus.planning import PlanOptions, log_limits, plan_best_run, plan_of_run, refit_recipe, register_plan
 from habitus.planning import plan as make_plan
 from habitus.progress import Note
 from habitus.record import Record
@@ -59,20 +58,6 @@ def plan_larger_budget(store: Path, options: StudyOptions, laws: Laws, dataset: 
         why = f"no plan for {flops:.3g} FLOPs: {refused.problem}; the recipe is that of the best run"
         note(why)
         return plan_best_run(store, options.metric, dataset, warnings=(why,))
-
-
-def plan_best_run(store: Path, metric: str, dataset: Dataset, *, warnings: Sequence[str] = ()) -> Plan:
-    """The plan of the store's best run by the metric, with the stage that it continues."""
-    sign = 1.0 if direction_of(metric) == "max" else -1.0
-    records = [r for r in read_records(store) if r.status == "done" and metric in r.metrics]
-    records = [r for r in records if r.recipe.train.stage == 1 or _parent(store, r) is not None]
-    if not records:
-        raise RunError(f"no run of {store} measured {metric}", expected="a run that is done")
-    best = max(records, key=lambda record: sign * record.metrics[metric].value)
-    parent = _parent(store, best)
-    first, second = (best, None) if parent is None else (parent, best)
-    how = f"best of {len(records)} runs by {metric}"
-    return plan_of_run(first, second, dataset, metric, how=how, laws=str(store / LAWS_FILE), warnings=warnings)
 
 
 def plan_winner(store: Path, search: SearchState, dataset: Dataset, limit_seconds: float | None) -> Plan:
@@ -174,10 +159,6 @@ def best_run_hash(store: Path, plan: Plan, dataset: Dataset) -> str | None:
 
 def _no_parent(record: Record) -> object:
     return record.recipe.train.model_copy(update={"parent": None})
-
-
-def _parent(store: Path, record: Record) -> Record | None:
-    return None if record.parent_hash is None else read_record(store, record.parent_hash)
 
 
 def _predicts_the_same(one: Plan, other: Plan) -> bool:
