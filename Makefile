@@ -41,5 +41,9 @@ audit:  ## known vulnerabilities of the pinned packages; fails where their datab
 study: $(READY)  ## the main job on a synthetic shop: laws, a report and a recipe in minutes; run again to go on
 	$(BIN)/habitus study --preset quick --out out/study
 
+docs: $(READY)  ## the site, in out/site: a broken link or an undocumented option is an error
+	$(BIN)/python docs/site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
 	rm -rf .venv .venv-audit out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
-"""Every command in the README and on the pages of docs/ runs, one after the other, as it is printed there.
+"""Every command and every Python block in the README and on the pages of docs/ runs as it is printed there.
 
-A page's commands are run in order in a folder that holds what the page starts from; each must end with exit code 0.
-What is changed in a command so that it takes seconds instead of hours stands in SUBSTITUTIONS, and nowhere else.
+A page's commands are run in order in a folder that holds what the page starts from; each must end with exit code 0. Its
+Python blocks, joined, are one script. What is changed so that it takes seconds instead of hours stands in SUBSTITUTIONS
+and PYTHON_SUBSTITUTIONS, and nowhere else.
 """
 
 import csv
@@ -16,7 +17,6 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -61,6 +61,11 @@ STARTS = {
     "README.md": "log items.parquet",
     "docs/any-log.md": "log items.parquet schema.toml",
     "docs/evaluate.md": "dataset run store new.csv",
+    "docs/guides/budget-to-plan.md": "dataset study",
+    "docs/guides/cluster.md": "dataset stage1.toml stage2.toml DATASET",
+    "docs/guides/log-to-model.md": "events.csv items.csv",
+    "docs/guides/serve.md": "dataset run",
+    "docs/index.md": "dataset study",
     "docs/faq.md": "log items.parquet stage1.toml stage2.toml log.parquet new.csv",
     "docs/http.md": "dataset run current token",
     "docs/laws.md": "STORE runs.csv",
@@ -75,7 +80,10 @@ STARTS = {
     "docs/world.md": "",
 }
 WITHOUT_COMMANDS = {
+    "CONTRIBUTING.md",
+    "docs/api.md",
     "docs/architecture.md",
+    "docs/concepts.md",
     "docs/finite-log.md",
     "docs/model.md",
     "docs/scale.md",
@@ -83,7 +91,49 @@ WITHOUT_COMMANDS = {
     "docs/store.md",
     "docs/words.md",
 }
-NOT_READ = {"docs/notebook.md"}  # says what was run once
+NOT_READ = ("docs/notebook.md", "docs/measurements/", "docs/decisions/", "docs/studies/")  # what was run once
+
+# What lies in the folder before the Python of a page is run.
+PYTHON = {
+    "README.md": "log items.parquet schema.toml study",
+    "docs/api.md": "",
+    "docs/evaluate.md": "dataset run-a run-b",
+    "docs/finite-log.md": "STORE",
+    "docs/laws.md": "laws.json",
+    "docs/model.md": "out",
+    "docs/plan.md": "",
+    "docs/prepare.md": "log items.parquet schema.toml",
+    "docs/report.md": "out",
+    "docs/serve.md": "dataset run",
+    "docs/softmax.md": "",
+    "docs/study.md": "",
+    "docs/train.md": "dataset stage1.toml",
+    "docs/world.md": "",
+}
+# In a Python block of a page → what is run instead. Each is used.
+PYTHON_SUBSTITUTIONS = {
+    'schema="schema.toml", out="dataset")': 'schema="schema.toml", out="dataset", seq_len=32, text_len=4)',
+    'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.02, device="cpu")',
+    '["item-1", "item-2"]': "[1, 2]",
+    "hb.plan(1e18": "hb.plan(4e9",
+    'hb.fit("STORE")': 'hb.fit("passes.csv")',  # a planted log that ends
+    'StudyOptions(preset="tiny")': 'StudyOptions(preset="brief.toml", axes=("allocation",), plan_flops=4e9, workers=1)',
+}
+# Names that a page takes for granted.
+PRELUDES = {
+    "docs/softmax.md": """
+import torch
+from types import SimpleNamespace
+from habitus.softmax import Latch, extras_softmax, negative_keys, targets_among
+model = torch.nn.Linear(8, 8)
+queries, candidates = model(torch.randn(6, 8)), torch.randn(20, 8, requires_grad=True)
+catalogue = cache = torch.randn(200, 8)
+targets = torch.arange(6)
+device, count, steps, seed, num_items, K = "cpu", torch.tensor(20), 3, 0, 200, 16
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+graph = SimpleNamespace(replay=lambda: None)  # a captured step needs a GPU
+""",
+}
 
 _VARIABLE = r"[A-Z_]+=(?:\$\([^)]*\)|\S+) "
 _COMMAND = re.compile(rf"(?:{_VARIABLE})*(?:habitus|torchrun|python -m) ")
@@ -110,8 +160,17 @@ STAGE_2 = RECIPE.replace("[train]\n", '[train]\nstage = 2\nparent = "previous"\n
 
 
 def pages() -> list[str]:
-    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    return [name for name in (path.relative_to(ROOT).as_posix() for path in found) if name not in NOT_READ]
+    return [name for name in all_pages() if not name.startswith(NOT_READ)]
+
+
+def all_pages() -> list[str]:
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def python(page: str) -> str:
+    """The Python blocks of a page as one script."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL))
 
 
 def commands(page: str) -> list[str]:
@@ -227,6 +286,15 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(pq.read_table(readme / "log").slice(0, 500), folder / "log.parquet")
     write_new_items(pq.read_table(readme / "items.parquet").slice(0, 10), folder / "new.csv")
     write_runs(readme / "study" / "store", folder / "runs.csv")
+    for name in ("run-a", "run-b"):
+        copy(readme / "run" / "stage2", folder / name)
+    copy(readme / "study" / "store", folder / "out" / "store")
+    copy(readme / "study" / "plan.json", folder / "out" / "plan.json")
+    copy(readme / "study" / "store" / "laws.json", folder / "laws.json")
+    write_passes(folder / "passes.csv")
+    log = pq.read_table(readme / "log")
+    pyarrow.csv.write_csv(log, folder / "events.csv")
+    write_new_items(pq.read_table(readme / "items.parquet"), folder / "items.csv")
     return folder
 
 
@@ -267,6 +335,22 @@ def write_runs(store: Path, path: Path) -> None:
         writer.writerows(rows)
 
 
+def write_passes(path: Path) -> None:
+    """The runs of a log that ends, by a planted law: shares of the users, and passes over each."""
+    lines = ["axis,cell_id,flops_budget,learning_rate,seed,params,unique_events,epochs,user_share,user_part,"
+             "catalogue/recall@10"]  # fmt: skip
+    for share in (1.0, 0.5, 0.25, 0.125):
+        for part in range(min(4, round(1 / share))):
+            for factor in (0.25, 0.5, 1.0, 2.0):
+                events, passes = 8e5 * share, factor * 20 * share**0.75
+                recall = 0.35 - 0.05 * ((events * passes / 1.6e7) ** -0.5 + (passes - 1) / 40 * (8e5 / events))
+                cell = f"{share}-{part}-{factor}"
+                lines.append(
+                    f"passes,{cell},{6e6 * events * passes},0.01,0,1e6,{events},{passes},{share},{part},{recall}"
+                )
+    path.write_text("\n".join(lines))
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_readme_lead_from_a_log_to_a_served_run(readme: Path) -> None:
     for name in ("schema.toml", "dataset/manifest.json", "study/report.html", "run/stage2/record.json"):
@@ -274,24 +358,26 @@ def test_the_commands_of_the_readme_lead_from_a_log_to_a_served_run(readme: Path
 
 
 @pytest.mark.slow
-def test_the_python_of_the_readme_runs(readme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("log", "items.parquet", "schema.toml", "study"):
-        copy(readme / name, tmp_path / name)
-    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    smaller = {
-        'out="dataset")': 'out="dataset", seq_len=32, text_len=4)',
-        'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.02, device="cpu")',
-        '["item-1", "item-2"]': "[1, 2]",
-        "hb.plan(1e18": "hb.plan(4e9",
-    }
-    for old, new in smaller.items():
-        assert old in block
-        block = block.replace(old, new)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(block, names)  # a page of our own
-    assert names["plan"].metric == "catalogue/recall@10"
-    assert (tmp_path / "report.html").exists()
+@pytest.mark.parametrize("page", PYTHON)
+def test_the_python_of_a_page_runs(page: str, prepared: Path, tmp_path: Path) -> None:
+    for name in PYTHON[page].split():
+        copy(prepared / name, tmp_path / name)
+    for name in (BRIEF, prepared / "passes.csv"):
+        shutil.copy(name, tmp_path)
+    script = python(page)
+    for old, new in PYTHON_SUBSTITUTIONS.items():
+        script = script.replace(old, new)
+    (tmp_path / "page.py").write_text(PRELUDES.get(page, "") + script, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
+
+
+def test_pages_with_python_are_those_that_this_test_knows() -> None:
+    assert {page for page in pages() if python(page)} == set(PYTHON)
+    scripts = "".join(python(page) for page in PYTHON)
+    assert [old for old in PYTHON_SUBSTITUTIONS if old not in scripts] == []
 
 
 @pytest.mark.slow
@@ -336,7 +422,7 @@ def test_commands_are_read_with_continued_lines_and_without_comments_or_prose(tm
 
 
 def links() -> Iterator[tuple[str, str]]:
-    for page in [*pages(), *NOT_READ]:
+    for page in all_pages():
         for target in _LINK.findall((ROOT / page).read_text(encoding="utf-8")):
             if "://" not in target:
                 yield page, target

@@ -55,6 +55,8 @@ class FittedLaw(LawEntry):
         values = ", ".join(f"{name} = {_format_value(self.law, name)}" for name in self.law.values)
         return f"{self.name} of {self.metric}{budget}: {self.law.status}" + (f", {values}" if values else "")
 
+    __str__ = __repr__
+
 
 class Laws(StoredLaws):
     """Everything that `habitus fit` gives. `laws["size_law", "batch/loss"]` is one law of it."""

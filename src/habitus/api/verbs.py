@@ -189,7 +189,9 @@ def plan(
     data = None if dataset is None else _dataset(dataset)
     with tempfile.TemporaryDirectory() as folder:
         path = None if laws is None else _laws_path(laws, Path(folder))
-        return make_plan(flops, metric, _options(PlanOptions, {**options, "laws": path, "dataset": data}))
+        made = make_plan(flops, metric, _options(PlanOptions, {**options, "laws": path, "dataset": data}))
+        in_memory = path is not None and path.is_relative_to(folder)
+    return made.model_copy(update={"laws": laws.source}) if in_memory and isinstance(laws, StoredLaws) else made
 
 
 def report(store: str | Path, out: str | Path, *, plan: Plan | str | Path | None = None, **options: Any) -> Path:
