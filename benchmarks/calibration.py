@@ -21,6 +21,8 @@ from habitus.laws.allocation import surface_optimum
 from habitus.laws.critical_batch import critical_batch
 from habitus.laws.frontier import frontier
 from habitus.laws.power_law import power_law, predict_power_law
+from habitus.laws.pure_error import judge_fit, pure_error
+from habitus.laws.runs import MeasuredRun
 from habitus.laws.saturating import predict_saturating
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term
@@ -58,6 +60,27 @@ def simulate_valley(
     if "x_opt" not in law.values:
         return {name: (np.nan, 0.0, np.inf, x_opt, False)}
     return {name: (law["x_opt"], *law.interval("x_opt"), x_opt, law.ok)}
+
+
+def simulate_replicated(rng: np.random.Generator, kink: float, noise: float) -> dict[str, Answer]:
+    """A share valley whose three middle and outer cells have three seeds, judged by them; with a `kink`, of no form
+    that is fitted: beyond twice the optimum it rises at once, as where the contextualizer has too little left."""
+    shape = (0.3, 0.6, 0.5, 0.40)
+    x = np.array([0.02, 0.05, 0.1, 0.18, 0.27, 0.38, 0.52, 0.68, 0.9])
+    seeds = np.array([3, 1, 1, 1, 3, 1, 1, 1, 3])
+    u = np.log(x / shape[0])
+    rise = np.exp(shape[1] * u) / shape[1] + np.exp(-shape[2] * u) / shape[2] - 1 / shape[1] - 1 / shape[2]
+    truth = 3.2 + shape[3] * rise / rise.max() + kink * (x > 0.6)
+    places = np.repeat(x, seeds)
+    y = np.repeat(truth, seeds) * (1 + noise * rng.standard_normal(len(places)))
+    runs = [
+        MeasuredRun("share", f"{place:g}", 1e15, 1e-3, seed, metrics={"batch/loss": float(value)})
+        for seed, (place, value) in enumerate(zip(places, y, strict=True))
+    ]
+    law = judge_fit(two_term(places, y), pure_error(runs, "batch/loss"))
+    if "x_opt" not in law.values:
+        return {"s*": (np.nan, 0.0, np.inf, shape[0], False)}
+    return {"s*": (law["x_opt"], *law.interval("x_opt"), shape[0], law.ok)}
 
 
 def simulate_allocation(
@@ -141,6 +164,8 @@ def scenarios() -> Iterator[tuple[str, Callable[[np.random.Generator], dict[str,
                     f"allocation, {label}, {place}, noise {noise:.1%}",
                     lambda rng, a=alpha, b=beta, d=drift, e=noise: simulate_allocation(rng, a, b, d, e),
                 )
+    for label, kink in (("right form", 0.0), ("wrong form", 0.12)):
+        yield f"seeds, valley of the {label}, noise 0.3%", lambda rng, k=kink: simulate_replicated(rng, k, 0.003)
 
 
 def run(replicates: int, state: Path | None, only: str = "") -> dict[str, dict[str, list[Answer]]]:

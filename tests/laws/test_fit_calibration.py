@@ -61,3 +61,9 @@ def test_a_stopped_calibration_continues_where_it_was(calibration: ModuleType, t
     whole = calibration.run(7, None, name)
     assert continued[name]["replicates"] == 7
     assert np.allclose(np.array(continued[name]["B_crit"], float), np.array(whole[name]["B_crit"], float))
+
+
+def test_a_wrong_form_is_refused_by_seeds_and_a_right_one_is_not(calibration: ModuleType) -> None:
+    right, wrong = calibration.summarise(calibration.run(40, None, "seeds"))
+    assert right["coverage"] >= 0.85 and right["refused"] <= 0.2
+    assert wrong["refused"] >= 0.8
