@@ -107,6 +107,17 @@ class FiniteFit:
     def value(self, place: Place) -> np.ndarray:
         return self.at(place, self.log_theta, self.linear)
 
+    def common_miss(self, part: np.ndarray) -> np.ndarray:
+        """What runs of each of these parts are expected to miss by, from those of the part that were fitted."""
+        missed = self.runs.y - self.value(self.runs.place)
+        expected = np.zeros(len(part))
+        for name in np.unique(part):
+            own = missed[self.runs.part == name]
+            if len(own):
+                weight = self.part_share * len(own) / (1 + self.part_share * len(own))
+                expected[part == name] = weight * own.mean()
+        return expected
+
     def quantity(self, place: Place, weight: np.ndarray) -> Quantity:
         """Σ weight·law over the places, as a function of θ and c."""
 

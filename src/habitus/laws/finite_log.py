@@ -1,10 +1,9 @@
 """The law of a log that ends: a metric over size, unique events and passes, and what more users would bring.
 
-Two forms of the surface (`finite_forms`) are compared by leaving groups of runs out: each share of the users in turn,
-or each size where there are fewer than three shares. What more users bring is then forecast by the better one, by a
-learning curve through the best runs of each share or, for a ranking metric, through the loss, whichever forecast left
-out shares best. The largest share is also forecast from the smaller ones: where that misses by more than its interval,
-intervals beyond the log are widened by as much.
+Two forms of the surface (`finite_forms`) are compared by runs that they were not fitted to. What more users bring is
+forecast by one of them, by a learning curve through the best runs of each share or, for a ranking metric, through the
+loss, whichever forecast shares that were left out best. The largest share is also forecast from the smaller ones: where
+that misses by more than its interval, intervals beyond the log are widened by as much.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ NAME = "finite_log"
 FORM = "metric over N, U unique events and R passes"
 LEARNING_CURVE, THROUGH_LOSS = "learning_curve", "through_loss"
 _LEAST_SHARES = 3
+_FOLDS = 6  # into which runs are put to be left out
 _AS_GOOD = 2.0  # times the best way's error on shares left out
 _TOO_FAR = 3.0  # times its interval: a largest share missed by more is not forecast by this law
 
@@ -232,15 +232,14 @@ class _Left:
 def _choose(runs: LogRuns, forms: Sequence[FiniteForm], details: dict[str, Any]) -> dict[str, Any]:
     """The surface and the way to forecast, by what each made of groups that it had not seen."""
     chosen: dict[str, Any] = {}
-    groups = _groups(runs)
-    seen = {group: _without(runs, np.flatnonzero(groups != group), details) for group in np.unique(groups)}
-    scores = {form.name: _surface_score(form.name, runs, groups, seen) for form in forms}
+    scores = {form.name: _surface_score(form, runs) for form in forms}
     if scores:
         chosen["surface"] = min(scores, key=lambda name: scores[name])
         chosen["held_out"] = scores
     if len(np.unique(runs.level)) < _LEAST_SHARES:
         return chosen | {"forecast_by": chosen.get("surface", LEARNING_CURVE)}
     ways = [*scores, LEARNING_CURVE]
+    seen = {level: _without(runs, np.flatnonzero(runs.level != level), details) for level in np.unique(runs.level)}
     if "loss" in details:
         of_loss = LogRuns(runs.place, np.asarray(details["loss"]), runs.part, runs.level)
         names = {k: v for k, v in details.items() if k in ("share", "part")}
@@ -261,14 +260,6 @@ def _choose(runs: LogRuns, forms: Sequence[FiniteForm], details: dict[str, Any])
     }
 
 
-def _groups(runs: LogRuns) -> np.ndarray:
-    """What is left out together: a share of the users; a share and size, or a cell, where there are too few."""
-    if len(np.unique(runs.level)) >= _LEAST_SHARES:
-        return runs.level
-    sizes = np.unique(np.stack([runs.level, runs.place.N], axis=1), axis=0, return_inverse=True)[1].ravel()
-    return sizes if len(np.unique(sizes)) >= _LEAST_SHARES else _cells(runs)
-
-
 def _without(runs: LogRuns, rest: np.ndarray, details: dict[str, Any]) -> FiniteLog:
     """The law of some of the runs, which may be asked for any form; y falls where the metric improves."""
     kept: dict[str, Any] = {k: [details[k][i] for i in rest] for k in ("share", "part", "loss") if k in details}
@@ -276,13 +267,20 @@ def _without(runs: LogRuns, rest: np.ndarray, details: dict[str, Any]) -> Finite
     return FiniteLog(points | {"y": tuple(runs.y[rest])}, {"direction": "min", **kept})
 
 
-def _surface_score(name: str, runs: LogRuns, groups: np.ndarray, seen: dict[int, FiniteLog]) -> float:
-    """The root mean square, over groups, of a form's error on a group that it was not fitted to."""
-    errors = []
-    for group, fitted in seen.items():
-        left = runs.where(np.flatnonzero(groups == group))
-        errors.append(_rms(left.y - fitted.surface_of(name).value(left.place)))
-    return _rms(errors)
+def _surface_score(form: FiniteForm, runs: LogRuns) -> float:
+    """The root mean square error of a form on runs that it was not fitted to, each left out once.
+
+    What the other runs of their part missed in common is known, as it is for one more run on the same users.
+    """
+    order = np.lexsort((runs.place.R, runs.part))
+    folds = np.empty(len(order), int)
+    folds[order] = np.arange(len(order)) % min(_FOLDS, len(order))
+    missed = np.zeros(len(order))
+    for fold in np.unique(folds):
+        at = np.flatnonzero(folds == fold)
+        fit = FiniteFit(form, runs.where(np.flatnonzero(folds != fold)))
+        missed[at] = runs.y[at] - fit.value(runs.where(at).place) - fit.common_miss(runs.part[at])
+    return _rms(missed)
 
 
 def _forecast_shares(way: str, runs: LogRuns, seen: dict[int, FiniteLog]) -> list[_Left]:
