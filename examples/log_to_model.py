@@ -23,7 +23,7 @@ def main() -> None:
     events, items = options.events, options.items
     if events is None:
         shop = options.out / "shop"
-        hb.world(shop, prepared=False, num_users=1_500, num_items=150, events_per_user=24)
+        hb.world(shop, prepared=False, num_users=600, num_items=150, events_per_user=24)
         events, items = shop / "events.parquet", shop / "items.parquet"
 
     dataset = hb.prepare(events, items, out=options.out / "dataset", seq_len=64)  # the schema is guessed

@@ -47,7 +47,7 @@ SUBSTITUTIONS = {
     "--laws out/study/store --flops 1e14": "--laws out/study/store --flops 4e9",
     "STORE --out report.html --plan": "runs.csv --out report.html --plan",  # a dozen PNGs instead of 140
     "train.steps=500": "train.steps=20",
-    "train --data dataset --out run": "train --data dataset --out run --hours 0.02 --device cpu",
+    "train --data dataset --out run": "train --data dataset --out run --hours 0.04 --device cpu",
     "torchrun ": "torchrun --standalone ",  # a port of its own
     "--nproc-per-node 8": "--nproc-per-node 2",
     "habitus serve ": "habitus serve --port 0 ",  # any free one
@@ -113,7 +113,7 @@ PYTHON = {
 # In a Python block of a page → what is run instead. Each is used.
 PYTHON_SUBSTITUTIONS = {
     'schema="schema.toml", out="dataset")': 'schema="schema.toml", out="dataset", seq_len=32, text_len=4)',
-    'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.02, device="cpu")',
+    'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.04, device="cpu")',
     '["item-1", "item-2"]': "[1, 2]",
     "hb.plan(1e18": "hb.plan(4e9",
     'hb.fit("STORE")': 'hb.fit("passes.csv")',  # a planted log that ends
