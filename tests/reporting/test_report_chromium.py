@@ -236,6 +236,17 @@ def test_ten_thousand_runs_keep_their_tables_beside_the_page(browser: Any, tmp_p
         assert tab.page.locator("#share button.data").count() == 0
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_log_that_ends_is_drawn_in_both_appearances(browser: Any, log_page_path: Path, scheme: str) -> None:
+    with open_tab(browser, color_scheme=scheme) as tab:
+        tab.page.goto(log_page_path.as_uri())
+        assert tab.messages == [] and tab.dialogs == []
+        drawn = {d["id"] for d in tab.page.evaluate(DRAWN) if d["marks"] > 2}
+        assert {"opening", "passes", "regularisation", "value-of-data"} <= drawn
+        assert tab.page.evaluate(CONTRAST) == []
+        assert HOSTILE in tab.page.text_content("#test-users")
+
+
 def test_hostile_text_is_shown_and_not_run(browser: Any, tiny_page: Path) -> None:
     with open_tab(browser) as tab:
         tab.page.goto(tiny_page.as_uri() + "?metric=catalogue/recall@10")

@@ -4,44 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from habitus.laws import fit
-from habitus.reporting import report
-from habitus.store import TEST_TABLE_FILE, TestTable
-
-from .make_store import HOSTILE, log_rows, write_store
+from .make_store import HOSTILE
 from .reading import Page, read_page
 
-RECALL = "catalogue/recall@10"
-TABLE = {
-    "side": "test",
-    "queries": 4000,
-    "users": 500,
-    "rows": [
-        {"scorer": "model", "metrics": {m: {"value": v, "n": 4000} for m, v in (("recall@10", 0.31), ("loss", 6.1))}},
-        {
-            "scorer": f"popularity {HOSTILE}",
-            "metrics": {m: {"value": v, "n": 4000} for m, v in (("recall@10", 0.12), ("loss", 7.4))},
-            "differences": {"recall@10": {"value": 0.19, "low": 0.18, "high": 0.2}, "loss": {"value": -1.3}},
-        },
-    ],
-}
-
 
 @pytest.fixture(scope="module")
-def log_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = ("catalogue/recall@10", "catalogue/loss", "train/loss")
-    rows = log_rows()
-    for row in rows:
-        row["metrics"] = {m: v for m, v in row["metrics"].items() if m in names}
-    store = write_store(tmp_path_factory.mktemp("log") / "store", rows)
-    fit(store, ["catalogue/recall@10"]).write(store / "laws.json")
-    return store
-
-
-@pytest.fixture(scope="module")
-def log_page(log_store: Path) -> Page:
-    TestTable.parse(TABLE, "test").write(log_store / TEST_TABLE_FILE)
-    return read_page(report(log_store, log_store.parent / "report.html"))
+def log_page(log_page_path: Path) -> Page:
+    return read_page(log_page_path)
 
 
 def test_passes_and_regularisation_name_the_best_run(log_page: Page) -> None:
