@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -361,6 +362,15 @@ def test_the_command_writes_the_page_and_the_figures(tiny_store: Path, tmp_path:
     page = read_page(out)
     figures = [a for a in page.articles.values() if a.drawings]
     assert {name.split("-")[1] for name in drawn} == {f"{int(a.title.split()[1]):02d}" for a in figures}
+
+
+def test_png_without_its_extra_says_what_to_install(
+    tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(ConfigError, match=r"--png needs vl-convert") as error:
+        report(tiny_store, tmp_path / "report.html", png=tmp_path / "png")
+    assert "pip install 'habitus[png]'" in str(error.value) and not (tmp_path / "png").exists()
 
 
 @pytest.mark.parametrize("axis", ["share", "depth", "batch", "allocation", "negatives", "init"])
