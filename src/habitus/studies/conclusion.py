@@ -29,6 +29,7 @@ from habitus.studies.search_state import SearchState
 from habitus.units import format_seconds
 
 PLAN, REPORT = "plan.json", "report.html"
+_LOG_METRICS = ("catalogue/ndcg@10", "catalogue/recall@10", "catalogue/loss")
 
 
 def fit_laws(store: Path, options: StudyOptions, dataset: Dataset, *, allow_repeats: bool) -> Laws:
@@ -42,6 +43,15 @@ def fit_laws(store: Path, options: StudyOptions, dataset: Dataset, *, allow_repe
                 f"no Record of {store} has --metric {options.metric}", expected=f"one of {', '.join(metrics)}"
             )
         laws = fit(store, [*metrics, options.metric], allow_repeats=allow_repeats)
+    return _write_laws(laws, store, dataset)
+
+
+def fit_log_laws(store: Path, metric: str, dataset: Dataset) -> Laws:
+    """The laws of a search: of the metric and of those that a log is judged by, since each takes seconds."""
+    return _write_laws(fit(store, list(dict.fromkeys([metric, *_LOG_METRICS]))), store, dataset)
+
+
+def _write_laws(laws: Laws, store: Path, dataset: Dataset) -> Laws:
     laws = laws.model_copy(update={"extra": {**laws.extra, "dataset_checksum": dataset.checksum}})
     laws.write(store / LAWS_FILE)
     return laws

@@ -134,7 +134,7 @@ class _Study:
         self.monitor.begin(state)
         swept = self._sweep_axes(state)
         search = self._search(state) if state.search else None
-        laws = self._fit(search)
+        laws = self._fit(state, search)
         for line in conclusion.describe_limits(laws, self.metric) if search is not None else ():
             self.note(line)
         plan = self._plan(state, laws, search)
@@ -305,9 +305,11 @@ class _Study:
     def _limit_seconds(self) -> float | None:
         return None if self.options.flops is not None else self._hours() * 3600
 
-    def _fit(self, search: SearchState | None) -> Laws:
-        repeats = self.options.allow_repeats or search is not None
-        return conclusion.fit_laws(self.out / STORE, self.options, self.dataset, allow_repeats=repeats)
+    def _fit(self, state: StudyState, search: SearchState | None) -> Laws:
+        store = self.out / STORE
+        if search is not None and not state.axes:
+            return conclusion.fit_log_laws(store, self.metric, self.dataset)
+        return conclusion.fit_laws(store, self.options, self.dataset, allow_repeats=self.options.allow_repeats)
 
     def _plan(self, state: StudyState, laws: Laws, search: SearchState | None) -> Plan:
         store = self.out / STORE
