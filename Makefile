@@ -43,7 +43,7 @@ study: $(READY)  ## the main job on a synthetic shop: laws, a report and a recip
 
 docs: $(READY)  ## the site, in out/site: a broken link or an undocumented option is an error
 	$(BIN)/python docs/site.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv .venv-audit out .pytest_cache .mypy_cache .ruff_cache .hypothesis
