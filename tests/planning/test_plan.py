@@ -361,3 +361,12 @@ def test_hours_are_those_of_the_runs_with_the_nearest_steps() -> None:
     assert shared is not None and shared.low is None and shared.value == hours.value
     assert shared.how.endswith("they had 1 thread each; a run that has the cores to itself may take less")
     assert hours_of_runs(planned, StoreFacts()) is None
+
+
+def test_the_recipe_starts_as_the_runs_behind_the_laws_did(store: Callable[..., Path]) -> None:
+    """A store may hold runs of several optimizers and inits; the laws say whose they are."""
+    folder = store("a" * 64)
+    laws = Laws.read(folder / "laws.json")
+    laws.model_copy(update={"definitions": {**laws.definitions, "init": "plain"}}).write(folder / "laws.json")
+    made = plan(1e13, METRIC, PlanOptions(laws=folder / "laws.json"))
+    assert made.stage1.model.init == "plain"

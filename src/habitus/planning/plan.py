@@ -254,6 +254,7 @@ def _fixed_settings(dataset: DatasetProfile, facts: StoreFacts, user: Laws | Non
         optimizer=stated if stated in OPTIMIZERS else "adamw",
         precision="bf16" if recipe is None else recipe.train.precision,
         copying=recipe is not None and recipe.model.copying,
+        init=None if user is None else user.definitions.get("init"),
     )
 
 
@@ -264,7 +265,7 @@ def _recipe(
     common = facts.recipe.train if facts.recipe is not None else None
     model = cell.model
     if facts.recipe is not None:
-        model = model.model_copy(update={"init": facts.recipe.model.init})
+        model = model.model_copy(update={"init": fixed.init or facts.recipe.model.init})
     return Recipe(
         data=DataRecipe(seq_len=cell.seq_len),
         model=model,

@@ -36,6 +36,7 @@ class FixedSettings:
     optimizer: str = "adamw"
     precision: Precision = "bf16"
     copying: bool = False
+    init: str | None = None  # of the laws, where they say
 
 
 def stage1_cell(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> Cell:
