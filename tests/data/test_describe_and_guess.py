@@ -59,6 +59,14 @@ def test_a_guessed_schema_prepares(tmp_path: Path) -> None:
         prepared(folder, events, items, schema, kind=kind)
 
 
+def test_names_of_roles_are_known_however_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_text("userId,Movie ID,rating,timestamp\n1,10,5.0,964980499\n1,11,4.0,964980500\n")
+    (tmp_path / "movies.csv").write_text("MovieID,title\n10,Toy Story\n11,Jumanji\n")
+    schema = guess_schema(str(tmp_path / "ratings.csv"), str(tmp_path / "movies.csv"))
+    assert (schema.events.user, schema.events.item, schema.events.time_unit) == ("userId", "Movie ID", "s")
+    assert schema.items.item == "MovieID"
+
+
 def test_numeric_times_are_guessed_by_their_size(tmp_path: Path) -> None:
     for value, unit in ((3, "order"), (1_700_000_000, "s"), (1_700_000_000_000, "ms"), (1_700_000_000_000_000, "us")):
         events = make_events() | {"timestamp": [value + n for n in range(len(make_events()["user_id"]))]}

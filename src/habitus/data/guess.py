@@ -60,15 +60,20 @@ def _sample(table: SourceTable) -> pa.Table:
 
 
 def _role(table: SourceTable, names: tuple[str, ...], role: str) -> str:
-    plain = {name.lower().replace(" ", "_"): name for name in table.types}
-    for name in names:
-        if name in plain and _can_be(role, table.types[plain[name]]):
-            return plain[name]
+    columns = {_bare(column): column for column in table.types}  # userId, User ID and user_id are one name
+    for name in map(_bare, names):
+        if name in columns and _can_be(role, table.types[columns[name]]):
+            return columns[name]
     raise DataError(
         f"{table.role}: none of the columns {', '.join(table.types)} looks like the {role}",
         expected=f"a column called {', '.join(names[:4])} or the like",
-        next_step="write schema.toml by hand (docs/prepare.md shows one)",
+        next_step=f'rename the column, or write schema.toml by hand with the line {role} = "the column" under '
+        f"[{table.role}] (docs/prepare.md shows one)",
     )
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def _can_be(role: str, kind: Any) -> bool:
