@@ -3,7 +3,7 @@
     python benchmarks/paper_range.py --out out/paper-range --minutes 8                # again until it says 'complete'
     python benchmarks/paper_range.py --out out/tiny --preset tiny --budgets 1e8,2e8,4e8 --cells 4,4,4 --forecast 4e9
 
-Pieces, in this order: `surface` (cells spread over N, share, B and rate at each budget by a Sobol sequence; four of the
+Pieces, in this order: `surface` (cells spread over N, share, B and rate at each budget by a Latin hypercube; four of the
 last but one budget with three seeds), `axes` (the preset's own one-at-a-time sweeps), `optimizers` (AdamW plain,
 AdamW, Muon at that budget, three rates), `forecast` (fit, plan, register; then the registered recipes). Run with
 --pieces forecast only after the registered plans are committed. Exits with 3 while something is left.
@@ -21,7 +21,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from habitus.errors import ConfigError
-from habitus.laws import fit
+from habitus.laws import fit, response_optimum, response_surface
 from habitus.planning import PlanOptions, plan, register_plan
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.shape import FixedSettings, stage1_cell
@@ -77,7 +77,7 @@ class Experiment:
             near, size = min(self.preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
             size *= math.sqrt(budget / near)
             usual = self.preset.batch_sequences(budget)
-            points = qmc.Sobol(4, seed=int(math.log10(budget) * 10)).random(count)
+            points = qmc.LatinHypercube(4, seed=int(math.log10(budget) * 10)).random(count)
             for number, point in enumerate(points):
                 n, s, b, r = (float(np.exp(np.interp(u, [0, 1], np.log(ends)))) for u, ends in
                               zip(point, (SIZES, SHARES, BATCHES, RATES), strict=True))  # fmt: skip
@@ -91,7 +91,29 @@ class Experiment:
                 rate = float(f"{r * self.preset.rule_rate(batch, budget):.4g}")
                 seeded = budget == budgets[-2] and number < SEEDED
                 recipes += [self.recipe(cell, budget, rate, seed) for seed in range(SEEDS if seeded else 1)]
-        return self.run("surface", recipes)
+        complete = self.run("surface", recipes)
+        if complete:
+            self.print_optima(recipes, budgets)
+        return complete
+
+    def print_optima(self, recipes: Sequence[Recipe], budgets: Sequence[float]) -> None:
+        """The best size, share, batch and rate of each budget by one surface, and of ten times the largest."""
+        records = [self.runner.store.record(recipe.hash(self.dataset.checksum)) for recipe in recipes]
+        done = [r for r in records if r is not None and r.status == "done" and r.params and "batch/loss" in r.metrics]
+        knobs = {
+            "params": [r.params.total for r in done if r.params],
+            "share": [r.embedder_share or 0.0 for r in done],
+            "batch": [r.recipe.train.batch_sequences for r in done],
+            "rate": [r.recipe.train.learning_rate / math.sqrt(r.recipe.train.batch_sequences / 512) for r in done],
+        }
+        law = response_surface(
+            knobs, [r.flops_nominal or 0.0 for r in done], [r.metrics["batch/loss"].value for r in done]
+        )
+        print(f"surface: {law.status}, {len(done)} runs, RMSE {law.residuals.rmse}; {'; '.join(law.warnings)}")
+        for budget in (*budgets, 10 * max(budgets)) if law.ok else ():
+            best = response_optimum(law, budget)
+            told = {name: (f"{best[name]:.4g}", *(f"{end:.4g}" for end in best.interval(name))) for name in best.values}
+            print(f"  {budget:.3g}: {best.status} {told} {'; '.join(best.warnings)}")
 
     def run(self, label: str, recipes: Sequence[Recipe]) -> bool:
         if self.seconds_left() <= 0:

@@ -22,6 +22,7 @@ from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
 from habitus.laws.recipe_value import RecipeLaws, RunValue
+from habitus.laws.response_surface import response_optimum, response_surface
 from habitus.laws.rollout import leave_one_out, rollout
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
@@ -68,6 +69,8 @@ __all__ = [
     "published_laws",
     "read_runs",
     "realised_cost",
+    "response_optimum",
+    "response_surface",
     "rollout",
     "saturating",
     "select",
