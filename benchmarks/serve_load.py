@@ -122,14 +122,30 @@ async def open_loop(port: int, bodies: list[str], rate: float, seconds: float, s
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     room = asyncio.Semaphore(MOST_OPEN)
 
+    async def exchange(number: int) -> bytes:
+        """Headers of the answer. A kept connection that the server has closed meanwhile is replaced, as clients do."""
+        while True:
+            kept = bool(idle)
+            reader, writer = idle.pop() if kept else await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(requests[number % len(requests)])
+                headers = await reader.readuntil(b"\r\n\r\n")
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                if kept and not getattr(error, "partial", b""):
+                    continue
+                raise
+            place = headers.lower().index(b"content-length:") + 15
+            await reader.readexactly(int(headers[place : headers.index(b"\r\n", place)]))
+            if b"connection: close" in headers.lower():
+                writer.close()
+            else:
+                idle.append((reader, writer))
+            return headers
+
     async def ask(number: int, due: float) -> None:
         async with room:
             try:
-                reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
-                writer.write(requests[number % len(requests)])
-                headers = await reader.readuntil(b"\r\n\r\n")
-                place = headers.lower().index(b"content-length:") + 15
-                await reader.readexactly(int(headers[place : headers.index(b"\r\n", place)]))
+                headers = await exchange(number)
             except (OSError, asyncio.IncompleteReadError):
                 statuses["lost"] += 1
                 return
@@ -137,10 +153,6 @@ async def open_loop(port: int, bodies: list[str], rate: float, seconds: float, s
             statuses[status] += 1
             if status == "200":
                 latencies.append(time.perf_counter() - due)
-            if b"connection: close" in headers.lower():
-                writer.close()
-            else:
-                idle.append((reader, writer))
 
     began, tasks, number, at = time.perf_counter(), [], 0, 0.0
     swaps = [asyncio.create_task(replace_model(swap, seconds, statuses))] if swap else []

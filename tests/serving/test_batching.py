@@ -229,3 +229,27 @@ def test_many_callers_each_get_their_own_answer() -> None:
 
     found = run(Doubling(), scene, max_wait_s=0.001)
     assert found == [[2 * (1000 * number + turn) for turn in range(50)] for number in range(20)]
+
+
+def test_jobs_that_could_not_be_done_in_time_are_refused_at_once() -> None:
+    work = Doubling()
+
+    def slowly(numbers: list[int]) -> list[int]:
+        time.sleep(0.2)
+        return work(numbers)
+
+    async def scene(batcher: Batcher) -> list[Any]:
+        assert await batcher.submit("one", 1, soon()) == 2  # a job takes 0.2 s
+        work.gate.clear()
+        asked = [asyncio.create_task(batcher.submit("one", number, soon() + 60)) for number in range(600)]
+        await asyncio.sleep(0)
+        refused = [task for task in asked if task.done()]
+        work.gate.set()
+        assert all(isinstance(task.exception(), QueueFullError) for task in refused)
+        kept = [task for task in asked if task not in refused]
+        return [len(refused), await asyncio.gather(*kept[:20])]
+
+    # 65 s are left and half of them may be spent waiting, so that at most 163 jobs of 0.2 s and more are taken.
+    refused, answers = run(slowly, scene, max_queue=1_000, max_batch=64)
+    assert refused >= 600 - 164
+    assert answers == [2 * number for number in range(20)]

@@ -22,11 +22,15 @@ log = logging.getLogger(__name__)
 # After a batch of this much processor time (the scan of a large catalogue, most of which is the same for one request
 # and for thirty), the next may wait for a share of it. Short ones overlap better with the reading of requests.
 _LONG_BATCH_S, _EXTRA_WAIT_SHARE = 0.1, 0.1
+# A job is taken where those before it need at most this share of its time. Without that, an overloaded worker would
+# let all of them wait until they are about to be late, and do most of its work for callers who have gone.
+_SHARE_FOR_WAITING = 0.5
+_NEWEST = 0.3  # weight of the last batch in what a job is expected to take
 Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class QueueFullError(Exception):
-    """As many jobs wait as are allowed to."""
+    """As many jobs wait as are allowed to, or as can be done in time."""
 
 
 class DeadlineError(Exception):
@@ -79,6 +83,7 @@ class Batcher:
         self._waiting: dict[str, deque[_Job]] = {name: deque() for name in lanes}
         self._callers = dict.fromkeys(lanes, 1)  # of each lane at the end of its last batch
         self._extra_wait_s = dict.fromkeys(lanes, 0.0)
+        self._job_s = dict.fromkeys(lanes, 0.0)  # as expected of each lane's jobs; 0 before the first
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -109,7 +114,7 @@ class Batcher:
         with self._changed:
             if self._stopping:
                 raise StoppedError
-            if self.lanes[lane].limited and self.num_waiting >= self.max_queue:
+            if self.lanes[lane].limited and (self.num_waiting >= self.max_queue or self._would_be_late(deadline)):
                 raise QueueFullError
             self._waiting[lane].append(job)
             self._changed.notify()
@@ -118,6 +123,10 @@ class Batcher:
             return await job.future
         finally:
             timer.cancel()
+
+    def _would_be_late(self, deadline: float) -> bool:
+        expected = sum(len(jobs) * self._job_s[name] for name, jobs in self._waiting.items())
+        return expected > _SHARE_FOR_WAITING * (deadline - time.monotonic())
 
     def _expire(self, lane: str, job: _Job) -> None:
         with self._changed:
@@ -136,7 +145,9 @@ class Batcher:
             cpu_s = time.thread_time() - cpu_s
             self._callers[name] = len(jobs) + len(self._waiting[name])
             self._extra_wait_s[name] = _EXTRA_WAIT_SHARE * cpu_s if cpu_s >= _LONG_BATCH_S and self.max_wait_s else 0.0
-            self.on_batch(name, len(jobs), time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self._job_s[name] += (_NEWEST if self._job_s[name] else 1.0) * (seconds / len(jobs) - self._job_s[name])
+            self.on_batch(name, len(jobs), seconds)
             assert self._loop is not None
             self._loop.call_soon_threadsafe(_deliver, jobs, results)
 
