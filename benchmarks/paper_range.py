@@ -3,8 +3,8 @@
     python benchmarks/paper_range.py --out out/paper-range --minutes 8                # again until it says 'complete'
     python benchmarks/paper_range.py --out out/tiny --preset tiny --budgets 1e8,2e8,4e8 --cells 4,4,4 --forecast 4e9
 
-Pieces, in this order: `surface` (cells spread over N, share, B and rate at each budget by a Latin hypercube; four of the
-last but one budget with three seeds), `axes` (the preset's own one-at-a-time sweeps), `optimizers` (AdamW plain,
+Pieces, in this order: `surface` (cells spread over N, share, B and rate at each budget by a Latin hypercube; four of
+the last but one budget with three seeds), `axes` (the preset's own one-at-a-time sweeps), `optimizers` (AdamW plain,
 AdamW, Muon at that budget, three rates), `forecast` (fit, plan, register; then the registered recipes). Run with
 --pieces forecast only after the registered plans are committed. Exits with 3 while something is left.
 """
