@@ -242,9 +242,11 @@ class _Search:
         )
         if affordable < 1:
             least = (self.seconds_per_pass * self._pass_cost + self._starts * self.overhead_seconds) / 3600
+            enough = 1.2 * least + (self.hours - self.seconds_left / 3600)
             raise ConfigError(
                 f"--hours {self.hours:g} does not pay one pass over {self.dataset.path}",
-                expected=f"at least {1.2 * least + (self.hours - self.seconds_left / 3600):.2g} hours on this device",
+                expected=f"at least {enough:.2g} hours on this device",
+                next_step=f"the same command with --hours {1.5 * enough:.2g}, on a machine with less to do, or on a GPU",
             )
 
     @property
