@@ -65,6 +65,7 @@ class FiniteFit:
 
     form: FiniteForm
     runs: LogRuns
+    start: np.ndarray | None = None  # log θ to begin from, where a fit of nearly the same runs is known
     part_share: float = field(init=False)  # variance of a part's common miss, times that of a run
     log_theta: np.ndarray = field(init=False)  # [k]
     linear: np.ndarray = field(init=False)  # [1+m]: floor, then c
@@ -72,7 +73,9 @@ class FiniteFit:
 
     def __post_init__(self) -> None:
         self.part_share = 0.0
-        self.log_theta, self.linear, self.sigma2 = self._descend(self._starts())
+        self.log_theta, self.linear, self.sigma2 = self._descend(
+            self._starts() if self.start is None else self.start[None]
+        )
         # The parts' common misses are judged by that first fit, which ignores them.
         missed = self.runs.y - self.value(self.runs.place)
         # Half of the values or so are spent between parts, the others within.
@@ -176,7 +179,7 @@ class FiniteFit:
         solutions = [
             optimize.least_squares(
                 self._misses, np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high), args=(sigma2,),
-                xtol=1e-6, ftol=1e-8,
+                xtol=1e-6, ftol=1e-8, max_nfev=60,
             )
             for start in starts
         ]  # fmt: skip

@@ -70,7 +70,8 @@ def finite_log(
             f"{num_distinct(R)} numbers of passes: train on three shares, or for more numbers of passes"
         )
         return law_without_values(NAME, FORM, "too_few", len(y), why)
-    details |= _choose(runs, candidates, details)
+    details |= _choose_surface(runs, candidates)
+    details |= _choose_forecast(runs, candidates, details)
     fitted = FiniteLog(points, details)
     return _law(fitted, points, details)
 
@@ -229,21 +230,23 @@ class _Left:
     half: float  # of the 95% interval
 
 
-def _choose(runs: LogRuns, forms: Sequence[FiniteForm], details: dict[str, Any]) -> dict[str, Any]:
-    """The surface and the way to forecast, by what each made of groups that it had not seen."""
-    chosen: dict[str, Any] = {}
+def _choose_surface(runs: LogRuns, forms: Sequence[FiniteForm]) -> dict[str, Any]:
+    """The form over N, U and R, by what each made of runs that it had not seen."""
     scores = {form.name: _surface_score(form, runs) for form in forms}
-    if scores:
-        chosen["surface"] = min(scores, key=lambda name: scores[name])
-        chosen["held_out"] = scores
+    return {"surface": min(scores, key=lambda name: scores[name]), "held_out": scores} if scores else {}
+
+
+def _choose_forecast(runs: LogRuns, forms: Sequence[FiniteForm], details: dict[str, Any]) -> dict[str, Any]:
+    """The way to forecast more users, by what each made of shares that it had not seen."""
+    chosen: dict[str, Any] = {}
     if len(np.unique(runs.level)) < _LEAST_SHARES:
-        return chosen | {"forecast_by": chosen.get("surface", LEARNING_CURVE)}
-    ways = [*scores, LEARNING_CURVE]
+        return {"forecast_by": details.get("surface", LEARNING_CURVE)}
+    ways = [*(form.name for form in forms), LEARNING_CURVE]
     seen = {level: _without(runs, np.flatnonzero(runs.level != level), details) for level in np.unique(runs.level)}
     if "loss" in details:
         of_loss = LogRuns(runs.place, np.asarray(details["loss"]), runs.part, runs.level)
         names = {k: v for k, v in details.items() if k in ("share", "part")}
-        chosen["of_loss"] = _choose(of_loss, forms, names)
+        chosen["of_loss"] = _choose_forecast(of_loss, forms, names)
         for fitted in seen.values():
             fitted.details["of_loss"] = chosen["of_loss"]
         ways.append(THROUGH_LOSS)
@@ -275,10 +278,10 @@ def _surface_score(form: FiniteForm, runs: LogRuns) -> float:
     order = np.lexsort((runs.place.R, runs.part))
     folds = np.empty(len(order), int)
     folds[order] = np.arange(len(order)) % min(_FOLDS, len(order))
-    missed = np.zeros(len(order))
+    missed, whole = np.zeros(len(order)), FiniteFit(form, runs)
     for fold in np.unique(folds):
         at = np.flatnonzero(folds == fold)
-        fit = FiniteFit(form, runs.where(np.flatnonzero(folds != fold)))
+        fit = FiniteFit(form, runs.where(np.flatnonzero(folds != fold)), whole.log_theta)
         missed[at] = runs.y[at] - fit.value(runs.where(at).place) - fit.common_miss(runs.part[at])
     return _rms(missed)
 

@@ -9,13 +9,16 @@ from habitus.laws.axes import AxisLaws
 from habitus.laws.checks import sign_of
 from habitus.laws.finite_log import NAME, finite_log
 from habitus.laws.runs import MeasuredRun
-from habitus.store import LOG_AXIS, LawEntry, direction_of
+from habitus.store import LOG_AXIS, TRAIN, LawEntry, direction_of
 
+_NOT_FITTED = ("perplexity", "entropy", "coverage", "coverage_union")  # the loss again, or no measure of quality
 _KNOBS = ("params", "unique_events", "epochs")
 
 
 def fit_log_axis(runs: Sequence[MeasuredRun], metric: str, *_error: object) -> AxisLaws:
     """One law per metric over size, unique events and passes; its own parts and seeds judge it."""
+    if metric.startswith(f"{TRAIN}/") or metric.split("/")[1].split("@")[0] in _NOT_FITTED:
+        return AxisLaws()
     rows = [
         run for run in runs
         if metric in run.metrics and all(run.knobs.get(k, 0) > 0 for k in _KNOBS) and not run.knobs.get("num_negatives")
