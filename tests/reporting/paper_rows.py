@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from habitus.laws import EWMA_HALF_LIFE, smooth
+
 Row = dict[str, Any]
 SHARES = np.array((0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.10, 0.15, 0.20, 0.27, 0.35, 0.50))
 NEGATIVES = 2.0 ** np.arange(14, 22)
@@ -23,7 +25,7 @@ LEVELS = {
     "entropy": 5.0,
     "perplexity": 20.0,
 }
-HALF_LIFE = 5.0
+FIRST = 50.0  # step of the first evaluation
 
 
 def paper_rows(tables: Path) -> list[Row]:
@@ -97,31 +99,28 @@ def _depth(grid: list[dict[str, str]], evaluation: list[dict[str, str]], best: l
 
 
 def _batch(rows: list[dict[str, str]]) -> list[Row]:
-    """Trajectories whose smoothed values first reach the printed target at the printed step."""
+    """Straight trajectories that pass the printed target at the printed step, whatever smooths them."""
     runs = []
     for batch in (64, 128, 256, 512, 1024, 2048):
         path: list[tuple[float, str, float]] = []
         for r in rows:
             metric = f"batch/{NAMES.get(r['metric'], r['metric'])}"
             worst = 7.0 if _sign(metric.split("/")[1]) > 0 else 0.1
-            # The target is the strictest value less 1% of what the trajectory covers.
-            strictest = (float(r["target"]) - 0.01 * worst) / 0.99
-            steps = np.arange(50, float(r[f"S{batch}"]) + 1, 50)
-            smooth = worst + (strictest - worst) * 0.95 * np.linspace(0, 1, len(steps))
-            smooth[-1] = strictest
-            path += [(step, metric, value) for step, value in zip(steps, _unsmoothed(smooth), strict=True)]
+            target, reached = float(r["target"]), float(r[f"S{batch}"])
+            # The target is the strictest value less 1% of what a trajectory covers: all end 1% beyond it.
+            for step in _steps_until(FIRST + (reached - FIRST) / 0.99):
+                path.append((step, metric, worst + (target - worst) * (step - FIRST) / (reached - FIRST)))
         knobs = {"batch_sequences": batch}
         row = _row("batch", f"b{batch}", 1e17, {"batch/loss": 3.86}, knobs)
         runs.append({**row, "trajectory": sorted(path, key=lambda p: (p[1], p[0]))})
     return runs
 
 
-def _unsmoothed(smooth: np.ndarray) -> np.ndarray:
-    """Values whose exponentially weighted means are `smooth`."""
-    keep = 0.5 ** (1 / HALF_LIFE)
-    weights = np.array([(1 - keep ** (i + 1)) / (1 - keep) for i in range(len(smooth))])
-    totals = smooth * weights
-    return totals - keep * np.concatenate([[0.0], totals[:-1]])
+def _steps_until(end: float) -> list[float]:
+    """Steps of evaluations, about 50 apart, whose smoothed value ends at `end`."""
+    lags = smooth(np.arange(1000.0), EWMA_HALF_LIFE)
+    num = int(np.searchsorted(lags, (end - FIRST) / 50)) + 1
+    return [float(step) for step in np.round(FIRST + (end - FIRST) / lags[num - 1] * np.arange(num))]
 
 
 def _allocation(rows: list[dict[str, str]], train: list[dict[str, str]], exponents: list[dict[str, str]]) -> list[Row]:
