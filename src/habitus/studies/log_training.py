@@ -246,7 +246,7 @@ class _Search:
             raise ConfigError(
                 f"--hours {self.hours:g} does not pay one pass over {self.dataset.path}",
                 expected=f"at least {enough:.2g} hours on this device",
-                next_step=f"the same command with --hours {1.5 * enough:.2g}, on a machine with less to do, or on a GPU",
+                next_step=f"the same with --hours {1.5 * enough:.2g}, on a machine with less to do, or on a GPU",
             )
 
     @property
