@@ -1,5 +1,6 @@
 """After the last run: laws, the recipe, the table on test users, the page."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -62,12 +63,18 @@ def plan_larger_budget(store: Path, options: StudyOptions, laws: Laws, dataset: 
     assert options.metric is not None
     largest = max(run.budget for run in laws.runs)
     flops = options.plan_flops or float(f"{10 * largest:.3g}")
+    common = PlanOptions(laws=store / LAWS_FILE, dataset=dataset, gpu=options.gpu)
     try:
-        return make_plan(flops, options.metric, PlanOptions(laws=store / LAWS_FILE, dataset=dataset, gpu=options.gpu))
-    except (ConfigError, FitError) as refused:
+        return make_plan(flops, options.metric, common)
+    except (ConfigError, FitError, RunError) as refused:
+        why = refused.problem
+    try:  # a second stage may be what is too dear
+        plan = make_plan(flops, options.metric, replace(common, stage2_share=0.0))
+        return plan.model_copy(update={"warnings": (f"no stage 2: {why}", *plan.warnings)})
+    except (ConfigError, FitError, RunError) as refused:
         why = f"no plan for {flops:.3g} FLOPs: {refused.problem}; the recipe is that of the best run"
-        note(why)
-        return plan_best_run(store, options.metric, dataset, warnings=(why,))
+    note(why)
+    return plan_best_run(store, options.metric, dataset, warnings=(why,))
 
 
 def plan_winner(store: Path, search: SearchState, dataset: Dataset, limit_seconds: float | None) -> Plan:
