@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from habitus.data import Dataset
-from habitus.errors import ConfigError, FitError, HabitusError
+from habitus.errors import ConfigError, FitError, HabitusError, RunError
 from habitus.laws import fit
 from habitus.planning import PlanOptions, log_limits, plan_best_run, plan_of_run, refit_recipe, register_plan
 from habitus.planning import plan as make_plan
