@@ -25,7 +25,7 @@ import pytest
 from typer.testing import CliRunner
 
 from habitus.cli import app
-from habitus.laws import read_runs
+from habitus.laws import fit, read_runs
 
 ROOT = Path(__file__).parents[1]
 BRIEF = ROOT / "tests" / "brief.toml"
@@ -117,6 +117,7 @@ PYTHON_SUBSTITUTIONS = {
     '["item-1", "item-2"]': "[1, 2]",
     "hb.plan(1e18": "hb.plan(4e9",
     'hb.fit("STORE")': 'hb.fit("passes.csv")',  # a planted log that ends
+    "negative_keys(seed, step, device)": "negative_keys(seed, 0, device)",  # step is a function further up the page
     'StudyOptions(preset="tiny")': 'StudyOptions(preset="brief.toml", axes=("allocation",), plan_flops=4e9, workers=1)',
 }
 # Names that a page takes for granted.
@@ -126,12 +127,13 @@ import torch
 from types import SimpleNamespace
 from habitus.softmax import Latch, extras_softmax, negative_keys, targets_among
 model = torch.nn.Linear(8, 8)
-queries, candidates = model(torch.randn(6, 8)), torch.randn(20, 8, requires_grad=True)
+model(torch.randn(6, 8)).sum().backward()
+queries, candidates = torch.randn(6, 8, requires_grad=True), torch.randn(20, 8, requires_grad=True)
 catalogue = cache = torch.randn(200, 8)
 targets = torch.arange(6)
 device, count, steps, seed, num_items, K = "cpu", torch.tensor(20), 3, 0, 200, 16
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-graph = SimpleNamespace(replay=lambda: None)  # a captured step needs a GPU
+graph = SimpleNamespace(replay=lambda: step())  # capturing needs a GPU
 """,
 }
 
@@ -290,7 +292,7 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(readme / "run" / "stage2", folder / name)
     copy(readme / "study" / "store", folder / "out" / "store")
     copy(readme / "study" / "plan.json", folder / "out" / "plan.json")
-    copy(readme / "study" / "store" / "laws.json", folder / "laws.json")
+    fit(ROOT / "docs" / "studies" / "h200-standard" / "runs.csv", ["batch/loss"]).write(folder / "laws.json")
     write_passes(folder / "passes.csv")
     log = pq.read_table(readme / "log")
     pyarrow.csv.write_csv(log, folder / "events.csv")
@@ -338,7 +340,7 @@ def write_runs(store: Path, path: Path) -> None:
 def write_passes(path: Path) -> None:
     """The runs of a log that ends, by a planted law: shares of the users, and passes over each."""
     lines = ["axis,cell_id,flops_budget,learning_rate,seed,params,unique_events,epochs,user_share,user_part,"
-             "catalogue/recall@10"]  # fmt: skip
+             "train/loss,catalogue/recall@10"]  # fmt: skip
     for share in (1.0, 0.5, 0.25, 0.125):
         for part in range(min(4, round(1 / share))):
             for factor in (0.25, 0.5, 1.0, 2.0):
@@ -346,7 +348,7 @@ def write_passes(path: Path) -> None:
                 recall = 0.35 - 0.05 * ((events * passes / 1.6e7) ** -0.5 + (passes - 1) / 40 * (8e5 / events))
                 cell = f"{share}-{part}-{factor}"
                 lines.append(
-                    f"passes,{cell},{6e6 * events * passes},0.01,0,1e6,{events},{passes},{share},{part},{recall}"
+                    f"passes,{cell},{6e6 * events * passes},0.01,0,1e6,{events},{passes},{share},{part},5,{recall}"
                 )
     path.write_text("\n".join(lines))
 
