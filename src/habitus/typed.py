@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -60,9 +60,9 @@ class Typed(BaseModel):
                 f"{path} cannot be read: {error}", expected=f"a file that holds a {cls.__name__}"
             ) from None
         try:
-            return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        except (json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML or JSON") from None
+            return _parse_json(text, str(path)) if path.suffix == ".json" else tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML") from None
 
     def write(self, path: str | Path) -> None:
         """Write the JSON form to a .json file, the TOML form to any other. The file appears complete or not at all."""
@@ -148,11 +148,15 @@ def to_toml(values: Mapping[str, Any]) -> str:
     return "\n".join(_toml_lines(values, prefix="")) + "\n"
 
 
-def _parse_json(content: bytes, source: str) -> Any:
+def _parse_json(content: str | bytes, source: str) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} cannot be parsed: {error}", expected="valid JSON") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _format_json(values: Any) -> str:

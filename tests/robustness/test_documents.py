@@ -119,6 +119,16 @@ def test_a_document_is_refused_in_words_or_written_back_the_same(
     assert cls.parse(documents[cls], "as it was") is not None
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have_are_refused_anywhere(
+    documents: dict[type[Typed], dict[str, Any]], value: str, tmp_path: Path
+) -> None:
+    text = json.dumps({**documents[Record], "hardware": {"device": "X"}})
+    (tmp_path / "record.json").write_text(text.replace('"X"', value))
+    with pytest.raises(ConfigError, match=f"{value} is not a number of JSON"):
+        Record.read(tmp_path / "record.json")
+
+
 @pytest.mark.parametrize("number", EXAMPLES)
 def test_bytes_that_are_no_document_are_refused_in_words(number: int, tmp_path: Path) -> None:
     @settings(max_examples=number, deadline=None, database=None, derandomize=True)
