@@ -116,6 +116,7 @@ def test_evaluations_of_runs_and_baselines_share_their_queries(run: hb.Run, data
 def test_laws_are_looked_up_framed_and_drawn(laws: hb.Laws) -> None:
     law = laws["size_law", "batch/loss"]
     assert law["exponent"] == laws.find("size_law", "batch/loss")["exponent"]
+    assert str(law).startswith("size_law of batch/loss: ok, coefficient = ")
     frame = laws.to_frame()
     assert isinstance(frame, pd.DataFrame)
     row = frame[(frame.law == "size_law") & (frame.metric == "batch/loss") & (frame.value_name == "exponent")]
@@ -140,6 +141,7 @@ def test_a_plan_takes_laws_as_an_object_or_a_path(laws: hb.Laws, tmp_path: Path)
     from_object = hb.plan(1e17, "catalogue/recall@10", laws=laws)
     from_path = hb.plan(1e17, "catalogue/recall@10", laws=tmp_path / "laws.json")
     assert from_object.quantities == from_path.quantities
+    assert from_object.laws == laws.source  # not where it was written on the way
     assert hb.plan(1e18, "catalogue/recall@10").metric == "catalogue/recall@10"  # the published laws
 
 
