@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve import prepare
+from serve import prepare, processor_seconds
 from serve_client import main as closed_loop
 from softmax import machine
 
@@ -68,9 +68,10 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> list[dict[s
         plan += [(f"{OVERLOAD:.0%}", OVERLOAD, short), ("50% after it", 0.5, short)]
         plan += [("50%, model replaced", 0.5, short)] if name == "habitus" else []
         for label, share, seconds in plan:
-            before = server.resident_bytes()
+            before, cpu_s = server.resident_bytes(), processor_seconds(server.process.pid)
             swap = server.swap if "replaced" in label else None
             row = asyncio.run(open_loop(server.port, bodies, share * capacity, seconds, swap))
+            row["cpu_ms"] = round(1e3 * (processor_seconds(server.process.pid) - cpu_s) / max(1, row["asked"]), 1)
             grown = (server.resident_bytes() - before) / 2**20
             rows.append({"server": name, "load": label, "capacity": capacity, **row, "grown_mib": round(grown, 1)})
             show(rows[-1])
@@ -180,7 +181,8 @@ async def replace_model(swap: Any, seconds: float, statuses: Counter[str]) -> No
 def show(row: dict[str, Any]) -> None:
     print(
         f"{row['server']:8} {row['load']:>20}: {row['asked']:6,} asked, p50 {row.get('p50_ms', 0):8.1f} ms, "
-        f"p99 {row.get('p99_ms', 0):8.1f} ms, {row['answers']}, {row['grown_mib']:+.1f} MiB",
+        f"p99 {row.get('p99_ms', 0):8.1f} ms, "
+        f"{row['cpu_ms']:.1f} ms of processor each, {row['answers']}, {row['grown_mib']:+.1f} MiB",
         flush=True,
     )
 

@@ -86,6 +86,7 @@ WITHOUT_COMMANDS = {
     "docs/concepts.md",
     "docs/finite-log.md",
     "docs/model.md",
+    "docs/reliability.md",
     "docs/scale.md",
     "docs/softmax.md",
     "docs/store.md",
