@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +32,7 @@ def describe(
     console = Console()
     for table in _tables(description):
         console.print(table)
+    typer.echo(f"Next: habitus train --data {quote(str(dataset))} --out run")
 
 
 def _tables(data: "Description") -> list["Table"]:
