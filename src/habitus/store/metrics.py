@@ -43,7 +43,7 @@ METRICS = {
         MetricKind("entropy", "min", "loss", headline=("entropy",)),
         MetricKind("in_batch_loss", "min"),
         MetricKind("extra_loss", "min"),
-        MetricKind("recall", "max", "ranking", at_cutoff=True, headline=("recall@10",)),
+        MetricKind("recall", "max", "ranking", at_cutoff=True, headline=("recall@10", "recall@100")),
         MetricKind("ndcg", "max", "ranking", at_cutoff=True, headline=("ndcg@10", "ndcg@100")),
         MetricKind("mrr", "max", "ranking", at_cutoff=True, headline=("mrr@10",)),
         MetricKind("coverage", "max", "coverage", at_cutoff=True, headline=("coverage@10",)),
