@@ -30,6 +30,7 @@ from habitus.studies.search_state import SearchState
 from habitus.units import format_seconds
 
 PLAN, REPORT = "plan.json", "report.html"
+_OTHER_SHARES = (0.5, 0.0)  # of stage 2, where the usual one leaves it or stage 1 too few steps
 _LOG_METRICS = ("catalogue/ndcg@10", "catalogue/recall@10", "catalogue/loss")
 
 
@@ -64,15 +65,16 @@ def plan_larger_budget(store: Path, options: StudyOptions, laws: Laws, dataset: 
     largest = max(run.budget for run in laws.runs)
     flops = options.plan_flops or float(f"{10 * largest:.3g}")
     common = PlanOptions(laws=store / LAWS_FILE, dataset=dataset, gpu=options.gpu)
-    try:
-        return make_plan(flops, options.metric, common)
-    except (ConfigError, FitError, RunError) as refused:
-        why = refused.problem
-    try:  # a second stage may be what is too dear
-        plan = make_plan(flops, options.metric, replace(common, stage2_share=0.0))
-        return plan.model_copy(update={"warnings": (f"no stage 2: {why}", *plan.warnings)})
-    except (ConfigError, FitError, RunError) as refused:
-        why = f"no plan for {flops:.3g} FLOPs: {refused.problem}; the recipe is that of the best run"
+    why = ""
+    for share in (common.stage2_share, *_OTHER_SHARES):  # a second stage may be what is too dear, or too poor
+        try:
+            plan = make_plan(flops, options.metric, replace(common, stage2_share=share))
+        except (ConfigError, FitError, RunError) as refused:
+            why = why or refused.problem
+            continue
+        said = (f"stage 2 has {share:.0%} of the budget: {why}",) if why else ()
+        return plan.model_copy(update={"warnings": (*said, *plan.warnings)})
+    why = f"no plan for {flops:.3g} FLOPs: {why}; the recipe is that of the best run"
     note(why)
     return plan_best_run(store, options.metric, dataset, warnings=(why,))
 
