@@ -17,13 +17,14 @@ def main() -> None:
     parser.add_argument("events", nargs="?", help="events as CSV, Parquet or JSON lines")
     parser.add_argument("items", nargs="?", help="items as CSV, Parquet or JSON lines")
     parser.add_argument("--out", type=Path, default=Path("out/log-to-model"))
+    parser.add_argument("--users", type=int, default=1_500, help="of the synthetic shop")
     parser.add_argument("--hours", type=float, help="for the search; 0.13 on a CPU, 0.04 on a GPU unless given")
     options = parser.parse_args()
 
     events, items = options.events, options.items
     if events is None:
         shop = options.out / "shop"
-        hb.world(shop, prepared=False, num_users=600, num_items=150, events_per_user=24)
+        hb.world(shop, prepared=False, num_users=options.users, num_items=150, events_per_user=24)
         events, items = shop / "events.parquet", shop / "items.parquet"
 
     dataset = hb.prepare(events, items, out=options.out / "dataset", seq_len=64)  # the schema is guessed

@@ -97,7 +97,7 @@ def _options(qkv: Tensor) -> dict[str, Any]:
     """Compile-time constants. Sizes are among them: Triton must know what they divide by to load in bulk.
 
     Tiles of 64 by 32 with four warps were the best or within 5% of it, on texts and on histories, of those
-    tried on an H200 (docs/notebook.md).
+    tried on an H200 (docs/measurements).
     """
     _, _, H, d = qkv.shape
     D = max(16, triton.next_power_of_2(d))

@@ -20,7 +20,7 @@ from habitus.store import GPUS, Gpu
 if TYPE_CHECKING:
     import numpy as np
 
-# Whole stage-1 steps on one H200, nominal FLOP/s by budget (docs/notebook.md, `benchmarks/train.py`, 2026-11-15).
+# Whole stage-1 steps on one H200, nominal FLOP/s by budget (docs/measurements, `benchmarks/train.py`, 2026-11-15).
 # Evaluation, warm-up and checkpoints are not in them.
 H200_RATES = {1e15: 84e12, 1e16: 233e12, 1e17: 437e12, 1e18: 626e12}
 _PACE_SECONDS = 60.0

@@ -16,7 +16,7 @@ from habitus.sizing import Inputs, cell_of_recipe
 from habitus.typed import content_hash
 
 # What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (19 to 29 s
-# on an H200, docs/notebook.md) begins to pay. Guesses on the safe side; only the choice depends on them.
+# on an H200, docs/measurements) begins to pay. Guesses on the safe side; only the choice depends on them.
 _UNCOMPILED_FLOPS_PER_SECOND = 60e12
 _PAYS_FROM_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
 _PAYS_FROM_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
