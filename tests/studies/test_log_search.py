@@ -178,6 +178,7 @@ def test_a_plan_for_ten_times_what_the_log_supports_is_the_best_run_and_says_so(
         plan(10.0, "catalogue/ndcg@10", options)
 
 
+@pytest.mark.slow
 def test_an_envelope_without_a_pass_is_refused_and_the_least_that_it_names_is_enough(
     dataset: Dataset, tmp_path: Path
 ) -> None:
