@@ -56,7 +56,7 @@ def test_a_log_becomes_a_model_that_is_served(tmp_path: Path) -> None:
     printed = run("log_to_model.py", "--users", "200", "--hours", "0.03", folder=tmp_path)
     assert len(printed.partition("after [")[2].splitlines()) == 1 + 5
     out = tmp_path / "out" / "log-to-model"
-    answer = run("serve.py", out / "run", "--data", out / "dataset", folder=tmp_path)
+    answer = run("serve.py", out / "run" / "best", "--data", out / "dataset", folder=tmp_path)
     assert len(answer.splitlines()) == 3
 
 
