@@ -9,7 +9,6 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.store import AXES as ALL_AXES
 from habitus.studies import StudyOptions, study
 from habitus.studies.envelope import (
     adapt_negatives,
@@ -20,13 +19,13 @@ from habitus.studies.envelope import (
     repeat_share,
     scale_preset,
 )
-from habitus.studies.options import check_metric
+from habitus.studies.options import GRID_AXES, check_metric
 from habitus.studies.probes import rate_line
 from habitus.studies.state import request_values
 from habitus.sweeps import DatasetFacts, Design, Preset, load_preset, preset_dataset
 
 MICRO = Path(__file__).parent / "micro.toml"
-AXES = tuple(ALL_AXES)[:-1]
+AXES = GRID_AXES[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +176,8 @@ def test_options_that_contradict_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_paper_preset_adds_the_init_axis_and_order_is_kept() -> None:
-    assert StudyOptions(preset="paper").chosen_axes() == tuple(ALL_AXES)
+    assert GRID_AXES[-1] == "init"
+    assert StudyOptions(preset="paper").chosen_axes() == GRID_AXES
     assert StudyOptions(preset="quick").chosen_axes() == AXES
     assert StudyOptions(axes=("negatives", "share")).chosen_axes() == ("share", "negatives")
 

@@ -299,7 +299,8 @@ def _connection(scratch: Path, options: PrepareOptions, progress: Progress) -> I
         yield con
     finally:
         stop.set()
-        thread.join()
+        if thread.ident is not None:  # an interrupt may come before it has started
+            thread.join()
         con.close()
 
 
