@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 2
 
-.PHONY: setup test slow soak check format audit study clean
+.PHONY: setup test slow soak check format audit study docs clean
 
 setup: $(READY)
 
