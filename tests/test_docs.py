@@ -47,7 +47,7 @@ SUBSTITUTIONS = {
     "--laws out/study/store --flops 1e14": "--laws out/study/store --flops 4e9",
     "STORE --out report.html --plan": "runs.csv --out report.html --plan",  # a dozen PNGs instead of 140
     "train.steps=500": "train.steps=20",
-    "train --data dataset --out run": "train --data dataset --out run --hours 0.04 --device cpu",
+    "train --data dataset --out run": "train --data dataset --out run --hours 0.02 --no-refit --device cpu",
     "torchrun ": "torchrun --standalone ",  # a port of its own
     "--nproc-per-node 8": "--nproc-per-node 2",
     "habitus serve ": "habitus serve --port 0 ",  # any free one
@@ -114,7 +114,7 @@ PYTHON = {
 # In a Python block of a page → what is run instead. Each is used.
 PYTHON_SUBSTITUTIONS = {
     'schema="schema.toml", out="dataset")': 'schema="schema.toml", out="dataset", seq_len=32, text_len=4)',
-    'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.04, device="cpu")',
+    'hb.train(dataset, out="run")': 'hb.train(dataset, out="run", hours=0.02, refit=False, device="cpu")',
     '["item-1", "item-2"]': "[1, 2]",
     "hb.plan(1e18": "hb.plan(4e9",
     'hb.fit("STORE")': 'hb.fit("passes.csv")',  # a planted log that ends
@@ -275,7 +275,7 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy(readme / name, folder / name)
     copy(readme / "dataset", folder / "DATASET")
     for name in ("run", "RUN", "current"):
-        copy(readme / "run" / "stage2", folder / name)
+        copy((readme / "run" / "best").resolve(), folder / name)  # the README serves it, so that it holds item ids
     copy(readme / "study" / "store", folder / "STORE")
     copy(readme / "study" / "probes", folder / "store")  # a store of fewer runs
     copy(readme / "study", folder / "out" / "study")
@@ -290,7 +290,7 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_new_items(pq.read_table(readme / "items.parquet").slice(0, 10), folder / "new.csv")
     write_runs(readme / "study" / "store", folder / "runs.csv")
     for name in ("run-a", "run-b"):
-        copy(readme / "run" / "stage2", folder / name)
+        copy((readme / "run" / "best").resolve(), folder / name)
     copy(readme / "study" / "store", folder / "out" / "store")
     copy(readme / "study" / "plan.json", folder / "out" / "plan.json")
     fit(ROOT / "docs" / "studies" / "h200-standard" / "runs.csv", ["batch/loss"]).write(folder / "laws.json")
@@ -355,12 +355,14 @@ def write_passes(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("docs")
 def test_the_commands_of_the_readme_lead_from_a_log_to_a_served_run(readme: Path) -> None:
     for name in ("schema.toml", "dataset/manifest.json", "study/report.html", "run/stage2/record.json"):
         assert (readme / name).exists(), name
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", PYTHON)
 def test_the_python_of_a_page_runs(page: str, prepared: Path, tmp_path: Path) -> None:
     for name in PYTHON[page].split():
@@ -384,6 +386,7 @@ def test_pages_with_python_are_those_that_this_test_knows() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", [page for page in STARTS if page != "README.md"])
 def test_the_commands_of_a_page_run_in_order(page: str, prepared: Path, tmp_path: Path) -> None:
     for name in STARTS[page].split():

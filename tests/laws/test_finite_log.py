@@ -232,7 +232,7 @@ def test_a_csv_of_passes_has_its_law_and_table(tmp_path: Path) -> None:
     assert "A log that ends" in format_tables(laws)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("truth", [with_penalty, with_repetition])
 def test_intervals_cover_the_truth(truth: Truth) -> None:
     """Forty simulated logs: 38 ± 1.4 are covered; six misses are four standard errors away."""

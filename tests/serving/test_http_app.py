@@ -66,7 +66,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(service: Callable[...
     assert statuses.count(200) >= 2
     refused = next(answer for answer in answers if answer.status_code == 503)
     assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"] == "2 requests wait already"
+    assert refused.json()["error"].startswith("2 requests wait already")
     answered = {answer.text for answer in answers if answer.status_code == 200}
     assert len(answered) == 1
 

@@ -229,7 +229,7 @@ def test_a_dry_run_says_the_regime_and_trains_nothing(options: StudyOptions, tmp
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["one user", "two items", "90% repeats", "without repeats", "two events each", "cold"])
 def test_odd_logs_end_in_a_recipe_or_in_words(kind: str, tmp_path: Path) -> None:
     from tests.studies.odd_logs import odd_dataset

@@ -79,7 +79,7 @@ def test_the_same_command_again_runs_nothing_and_changes_nothing(complete: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("records", [4, 24])
+@pytest.mark.parametrize("records", [4, pytest.param(24, marks=pytest.mark.soak)])
 def test_a_study_stopped_and_continued_gives_the_same(complete: Any, tmp_path: Path, records: int) -> None:
     result, _, _ = complete
     stopped_after(tmp_path / "study", records, signal.SIGTERM)

@@ -126,7 +126,7 @@ class Batcher:
 
     def _would_be_late(self, deadline: float) -> bool:
         expected = sum(len(jobs) * self._job_s[name] for name, jobs in self._waiting.items())
-        return expected > _SHARE_FOR_WAITING * (deadline - time.monotonic())
+        return expected > max(0.0, _SHARE_FOR_WAITING * (deadline - time.monotonic()))
 
     def _expire(self, lane: str, job: _Job) -> None:
         with self._changed:

@@ -133,7 +133,11 @@ class Service:
             return await self.batcher.submit(lane, payload, deadline)
         except QueueFullError:
             raise HttpError(
-                503, f"{self.limits.max_queue:,} requests wait already", next_step="try again later", retry_after_s=1
+                503,
+                f"{self.batcher.num_waiting:,} requests wait already, as many as can be answered in time",
+                expected=f"fewer than {self.limits.max_queue:,} that wait, and their answers within the time-out",
+                next_step="try again later",
+                retry_after_s=1,
             ) from None
         except StoppedError:
             raise HttpError(503, "the service is stopping", next_step="try again later", retry_after_s=5) from None
