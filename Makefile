@@ -18,7 +18,7 @@ test: $(READY)  ## the suite, a few minutes on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS)
 
 slow: $(READY)  ## the longer tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m 'slow and not soak and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m 'slow and not soak and not gpu'
 
 soak: $(READY)  ## fault tests at full counts
 	$(BIN)/python -m pytest -q -m 'soak and not gpu'

@@ -355,14 +355,12 @@ def write_passes(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs")
 def test_the_commands_of_the_readme_lead_from_a_log_to_a_served_run(readme: Path) -> None:
     for name in ("schema.toml", "dataset/manifest.json", "study/report.html", "run/stage2/record.json"):
         assert (readme / name).exists(), name
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", PYTHON)
 def test_the_python_of_a_page_runs(page: str, prepared: Path, tmp_path: Path) -> None:
     for name in PYTHON[page].split():
@@ -386,7 +384,6 @@ def test_pages_with_python_are_those_that_this_test_knows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs")
 @pytest.mark.parametrize("page", [page for page in STARTS if page != "README.md"])
 def test_the_commands_of_a_page_run_in_order(page: str, prepared: Path, tmp_path: Path) -> None:
     for name in STARTS[page].split():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one environment for all
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 BRIEF = ROOT / "tests" / "brief.toml"
