@@ -18,6 +18,7 @@ from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.power_law import predict_power_law
 from habitus.laws.pure_error import PureError
 from habitus.laws.recipe_value import RecipeLaws
+from habitus.laws.rollout import hold_against
 from habitus.laws.surface import surface
 from habitus.store import Direction, Forecast, NamedRollout, Rollout
 
@@ -124,32 +125,16 @@ def _forecast(
         optimum = whole.optima.get(budget)
         if size is not None and optimum is not None and optimum.ok:
             r2 = earlier.frontier.size.residuals.r2
-            forecasts["size_law"].append(_held_against(float(optimum["x_opt"]), size, fitted, budget, r2))
+            forecasts["size_law"].append(hold_against(float(optimum["x_opt"]), size, fitted, budget, r2))
         for reading in ("loss_law", "surface"):
             value = earlier.metric_at(reading, budget)
             observed = runs.best(budget)
             if value is None or observed == 0:
                 continue
             law = earlier.laws.height if reading == "loss_law" else earlier.laws.surface
-            one = _held_against(observed, value, fitted, budget, law.residuals.r2 if law else None)
+            one = hold_against(observed, value, fitted, budget, law.residuals.r2 if law else None)
             beside = {"last": last, "log_line": log_line(budget)} if budget > fitted[-1] else {}
             forecasts[reading].append(one.model_copy(update=beside))
-
-
-def _held_against(
-    observed: float, value: tuple[float, float, float], fitted: np.ndarray, budget: float, r2: float | None
-) -> Forecast:
-    predicted, low, high = value
-    return Forecast(
-        fitted_budgets=tuple(float(c) for c in fitted),
-        budget=budget,
-        predicted=predicted,
-        low=low if np.isfinite(low) else None,
-        high=high if np.isfinite(high) else None,
-        observed=observed,
-        ratio=predicted / observed,
-        r2=r2,
-    )
 
 
 def _log_line(runs: AllocationRuns, fitted: np.ndarray) -> Callable[[float], float]:

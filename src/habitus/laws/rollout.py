@@ -55,16 +55,23 @@ def leave_one_out(records: Iterable[tuple[float, float]], law: str) -> Rollout:
 def _forecast(
     law: Law, predict: Callable[..., tuple[float, float, float]], fitted: np.ndarray, budget: float, observed: float
 ) -> Forecast:
-    value, low, high = predict(law, budget)
+    return hold_against(observed, predict(law, budget), fitted, budget, law.residuals.r2)
+
+
+def hold_against(
+    observed: float, value: tuple[float, float, float], fitted: np.ndarray, budget: float, r2: float | None
+) -> Forecast:
+    """A value and its interval, forecast from some budgets, beside what was observed at another."""
+    predicted, low, high = value
     return Forecast(
         fitted_budgets=tuple(float(c) for c in fitted),
         budget=budget,
-        predicted=value,
+        predicted=predicted,
         low=low if np.isfinite(low) else None,
         high=high if np.isfinite(high) else None,
         observed=observed,
-        ratio=value / observed,
-        r2=law.residuals.r2,
+        ratio=predicted / observed,
+        r2=r2,
     )
 
 

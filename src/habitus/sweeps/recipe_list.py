@@ -87,16 +87,7 @@ class RecipeRunner:
         runs = [planned for planned in design.distinct_runs() if not self.store.settled(planned.hash)]
         seconds = seconds_of(self.speed(), runs)
         runs.sort(key=lambda planned: -seconds[planned.hash])  # the longest first, so that none is left to one worker
-        jobs = [
-            Job(
-                digest=planned.hash,
-                flops_budget=planned.row.flops_budget,
-                seconds=seconds[planned.hash],
-                bytes=planned.cell.bytes["total"] + planned.cell.bytes.get("item_cache", 0),
-                steps=planned.recipe.train.steps,
-            )
-            for planned in runs
-        ]
+        jobs = [Job.of(planned, seconds[planned.hash]) for planned in runs]
         if not jobs or (seconds_left is not None and seconds_left <= 0):
             return
         note = self.note or (lambda _text: None)

@@ -214,16 +214,7 @@ class _Sweep:
             together[planned.trunk] += seconds[planned.hash]
         # Parents first, since others wait for them; then the longest, so that none is left to one worker at the end.
         cells.sort(key=lambda planned: (planned.hash not in parents, -together[planned.trunk], -seconds[planned.hash]))
-        jobs = [
-            Job(
-                digest=planned.hash,
-                flops_budget=planned.row.flops_budget,
-                seconds=seconds[planned.hash],
-                bytes=planned.cell.bytes["total"] + planned.cell.bytes.get("item_cache", 0),
-                steps=planned.recipe.train.steps,
-            )
-            for planned in cells
-        ]
+        jobs = [Job.of(planned, seconds[planned.hash]) for planned in cells]
         if not jobs or (seconds_left is not None and seconds_left <= 0):
             return Tally()
         options = replace(self.options, seconds_left=seconds_left)

@@ -22,6 +22,7 @@ from habitus.progress import Note
 from habitus.record import Record
 from habitus.store import RECORD_FILE
 from habitus.sweeps import attempts
+from habitus.sweeps.cells import PlannedRun
 from habitus.sweeps.lease import LEASE_SECONDS, Lease, LeaseLostError, WorkerFile, try_claim, wait
 from habitus.sweeps.store import Store
 
@@ -43,6 +44,17 @@ class Job:
     seconds: float = 0.0  # as estimated
     bytes: int = 0  # as predicted
     steps: int = 1
+
+    @classmethod
+    def of(cls, planned: PlannedRun, seconds: float) -> "Job":
+        """A planned run that is estimated to take so long."""
+        return cls(
+            digest=planned.hash,
+            flops_budget=planned.row.flops_budget,
+            seconds=seconds,
+            bytes=planned.cell.bytes["total"] + planned.cell.bytes.get("item_cache", 0),
+            steps=planned.recipe.train.steps,
+        )
 
 
 @dataclass(frozen=True)
