@@ -10,6 +10,7 @@ from habitus.data.fields import PADDING_TOKEN, UNKNOWN_CODE, Field, Fields
 from habitus.data.from_world import prepare_world
 from habitus.data.guess import guess_schema
 from habitus.data.item_columns import item_file
+from habitus.data.item_names import DISPLAY_FILE, to_display
 from habitus.data.kinds import KINDS
 from habitus.data.log import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.prepare import PrepareOptions, prepare
@@ -18,6 +19,7 @@ from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_p
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
+    "DISPLAY_FILE",
     "KINDS",
     "MICROSECONDS_PER_DAY",
     "NUMBER_PATTERN",
@@ -50,4 +52,5 @@ __all__ = [
     "quoted_path",
     "require_columns",
     "to_categories",
+    "to_display",
 ]

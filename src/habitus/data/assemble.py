@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from habitus.data.event_columns import EventChunk, EventPlan, write_events
 from habitus.data.item_columns import write_items
+from habitus.data.item_names import DISPLAY_FILE, write_display
 from habitus.data.manifest import MANIFEST_FILE, DatasetManifest, SplitCounts, list_files
 from habitus.data.survey import ItemSurvey
 from habitus.data.windows import pack
@@ -32,6 +33,7 @@ class Assembly:
     item_ids: Callable[[], Iterable[pa.RecordBatch]]
     plan: EventPlan
     dropped: dict[str, int]
+    item_display: Callable[[], Iterable[pa.RecordBatch]]  # read where the schema displays columns
 
 
 def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> DatasetManifest:
@@ -42,6 +44,8 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
     encoders.write(stage / "encoders.json")
     parts.schema.write(stage / "schema.toml")
     _write_ids(parts.item_ids(), stage)
+    if parts.schema.items.display:
+        write_display(parts.item_display(), parts.schema.items.display, stage / DISPLAY_FILE)
 
     progress("cutting windows", 0.0)
     users = events.users

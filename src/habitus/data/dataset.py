@@ -15,6 +15,7 @@ from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields
 from habitus.data.item_columns import item_file
+from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
 from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
@@ -214,6 +215,10 @@ class Dataset:
     def item_ids(self) -> pa.Table:
         """The ids of the catalogue rows, as the item table had them."""
         return pq.read_table(self.path / "items" / "ids.parquet")
+
+    def item_display(self) -> pa.Table | None:
+        """What people see of the catalogue rows: a text column per displayed one; None without any."""
+        return pq.read_table(self.path / DISPLAY_FILE) if DISPLAY_FILE in self.manifest.files else None
 
     def user_ids(self) -> pa.Array:
         """The ids of the users, in the order of their events."""

@@ -52,6 +52,7 @@ def prepare_world(
         item_ids=lambda: _item_batches(world, [schema.items.item], options.threads),
         plan=plan,
         dropped={},
+        item_display=lambda: _item_batches(world, list(schema.items.display or ()), options.threads),
     )
     with staged_folder(out) as stage:
         return assemble(parts, _event_chunks(world, schema, plan, options.threads, progress), stage, progress)

@@ -15,6 +15,8 @@ from habitus.events import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
 _TIME = ("timestamp", "time", "datetime", "date", "ts", "created_at", "event_time")
+_NAMES = ("title", "name", "itemname", "productname", "label", "description")
+_SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
 
 
@@ -43,7 +45,11 @@ def guess_schema(events: str, items: str) -> Schema:
         if name != item_key and (kind := _kind(name, item_rows[name], ITEM_KINDS))
     }
     roles = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
-    values = {"events": {**roles, "fields": event_fields}, "items": {"item": item_key, "fields": item_fields}}
+    item_values: dict[str, Any] = {"item": item_key, "fields": item_fields}
+    name = _name(item_rows, item_fields)
+    if name is not None:
+        item_values["display"] = (name,)
+    values = {"events": {**roles, "fields": event_fields}, "items": item_values}
     return Schema.parse(values, f"the schema guessed from {events} and {items}")
 
 
@@ -100,6 +106,21 @@ def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str |
     """The first of the allowed kinds that the column looks like; None for a column that is better left out."""
     sample = ColumnSample(name, values, of_events=allowed == EVENT_KINDS)
     return next((name for name, kind in KINDS.items() if name in allowed and kind.looks_like(sample)), None)
+
+
+def _name(rows: pa.Table, fields: dict[str, str]) -> str | None:
+    """The column that names an item to people: the first short text, else one whose name says so."""
+    texts = [name for name, kind in fields.items() if kind == "text" and _is_short(rows[name])]
+    labels = [name for name in fields if _bare(name) in _NAMES and _is_short(rows[name])]
+    return next(iter(texts + labels), None)
+
+
+def _is_short(column: pa.ChunkedArray) -> bool:
+    """Whether a column's values are words of a line, and no addresses."""
+    if not pa.types.is_string(column.type) or column.null_count == len(column):
+        return False
+    addresses = pc.mean(pc.match_substring_regex(column, r"^https?://").cast(pa.int8())).as_py()
+    return bool(pc.mean(pc.utf8_length(column)).as_py() <= _SHORT and addresses < 0.5)
 
 
 def _has_values(kind: pa.DataType) -> bool:

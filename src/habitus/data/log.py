@@ -56,7 +56,7 @@ class EventLog:
             schema.events.timestamp,
         ]
         require_columns(events, [*roles, *schema.events.fields])
-        require_columns(items, [schema.items.item, *schema.items.fields])
+        require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())])
         _check_types(schema, events, items)
         self._create_views()
 
@@ -367,6 +367,9 @@ def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> Non
         for name, kind in fields.items():
             if not KINDS[kind].accepts(table.types[name]):
                 _refuse_type(table, name, KINDS[kind].expected)
+    for name in schema.items.display or ():
+        if not KINDS["text"].accepts(items.types[name]):
+            _refuse_type(items, name, "a column that can be shown: text, numbers, booleans or times")
 
 
 def _refuse_type(table: SourceTable, name: str, expected: str) -> None:

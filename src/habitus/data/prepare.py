@@ -168,7 +168,7 @@ def _read(
     log.join()
     progress("checking events", 0.0)
     log.check_events(drop)
-    stream, item_ids = _item_streams(log, schema, unusable)
+    stream, item_columns = _item_streams(log, schema, unusable)
     _check_token_table(stream, options, scratch)
     progress("surveying items", 0.0)
     survey = survey_items(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
@@ -179,7 +179,16 @@ def _read(
     progress("surveying events", 0.0)
     split = split_of(options).with_cuts(log.time_at)
     plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)
-    parts = Assembly(schema, options.seq_len, options.seed, survey, item_ids, plan, dropped)
+    parts = Assembly(
+        schema=schema,
+        seq_len=options.seq_len,
+        seed=options.seed,
+        survey=survey,
+        item_ids=lambda: item_columns([schema.items.item]),
+        plan=plan,
+        dropped=dropped,
+        item_display=lambda: item_columns(list(schema.items.display or ())),
+    )
     return log, parts
 
 
@@ -204,8 +213,8 @@ def _check_token_table(stream: ItemStream, options: PrepareOptions, scratch: Pat
 
 def _item_streams(
     log: EventLog, schema: Schema, unusable: np.ndarray
-) -> tuple[ItemStream, Callable[[], Iterator[pa.RecordBatch]]]:
-    """The catalogue's fields and ids as streams; for item×value pairs, an item's row is repeated per pair."""
+) -> tuple[ItemStream, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
+    """The catalogue's fields as a stream, and any of its columns; for item×value pairs a row is repeated per pair."""
     usable = np.setdiff1d(np.arange(log.items.num_rows), unusable, assume_unique=True) if len(unusable) else None
     kinds = dict(schema.items.fields)
     pair_values: dict[str, pa.Array] = {}
@@ -224,7 +233,7 @@ def _item_streams(
 
     fields = list(schema.items.fields)
     stream = ItemStream(kinds, num_items, lambda: batches(fields), place)
-    return stream, lambda: batches([schema.items.item])
+    return stream, batches
 
 
 def _select_rows(

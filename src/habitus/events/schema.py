@@ -69,6 +69,18 @@ class EventColumns(Typed):
 class ItemColumns(Typed):
     item: str = Field(description="Column of the item, one row each.")
     fields: dict[str, ItemKind] = Field(default_factory=dict, description="Item fields and their kinds.")
+    display: tuple[str, ...] | None = Field(
+        None, description="Columns that people see beside the id, the item's name first; absent: ids only."
+    )
+
+    @model_validator(mode="after")
+    def _display_is_a_choice(self) -> Self:
+        names = self.display or ()
+        if self.display == () or len(set(names)) < len(names):
+            raise ValueError(f"display is {list(names)}: name columns of the item table, each once, or leave it out")
+        if self.item in names:
+            raise ValueError(f"display names {self.item!r}, the item's id, which is shown anyway")
+        return self
 
     @model_validator(mode="after")
     def _some_field(self) -> Self:
@@ -91,7 +103,8 @@ class Schema(Typed):
 
     @model_validator(mode="after")
     def _pairs_do_not_hide_item_fields(self) -> Self:
-        taken = set(self.events.pair_columns) & {self.items.item, *self.items.fields}
+        columns = {self.items.item, *self.items.fields, *(self.items.display or ())}
+        taken = set(self.events.pair_columns) & columns
         if taken:
             raise ValueError(f"{sorted(taken)} is a column of both tables; rename it in one of them")
         return self
