@@ -83,7 +83,7 @@ class ModelRecipe(Typed):
 
 class TrainRecipe(Typed):
     stage: Literal[1, 2] = Field(1, description="1 trains both parts; 2 freezes the embedder.")
-    parent: str | None = Field(None, description="Hash of the stage-1 run that stage 2 continues.")
+    parent: str | None = Field(None, description="Hash of the run whose weights this one begins with; stage 2 has one.")
     num_negatives: int = Field(0, ge=0, description="Extra negatives per step in stage 2.")
     extra_pool: Literal["union", "extras"] = Field("union", description="Candidates of the second channel.")
     log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
@@ -119,8 +119,6 @@ class TrainRecipe(Typed):
             raise ValueError(
                 f"num_negatives = {self.num_negatives}, but stage 1 has in-batch candidates only; leave it at 0"
             )
-        if self.stage == 1 and self.parent is not None:
-            raise ValueError("stage 1 starts from scratch and has no parent")
         if self.stage == 2 and self.parent is None:
             raise ValueError("stage 2 continues a stage-1 run; parent must be its hash")
         return self

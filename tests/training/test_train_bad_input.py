@@ -85,7 +85,10 @@ def test_parents_that_do_not_fit_are_refused(
         (recipe_of(stage=2, parent="0" * 64), parent, ConfigError, "continues 000000000000"),
         (recipe_of(stage=2, parent=parent_hash, model={"width": 64}), parent, ConfigError, "width 32 there, 64 here"),
         (recipe_of(stage=2, parent=parent_hash, precision="bf16"), parent, ConfigError, "precision bf16"),
-        (recipe_of(), parent, ConfigError, "stage-1 recipe was given a parent"),
+        (recipe_of(), parent, ConfigError, "the recipe names no parent"),
+        (recipe_of(parent=parent_hash), None, ConfigError, "--from"),
+        (recipe_of(parent="0" * 64), parent, ConfigError, "continues 000000000000"),
+        (recipe_of(parent=parent_hash, model={"depth": 3}), parent, ConfigError, "depth 2 there, 3 here"),
     ]
     for recipe, folder, kind, message in cases:
         with pytest.raises(kind, match=message):

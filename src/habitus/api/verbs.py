@@ -90,7 +90,8 @@ def train(
 ) -> Run:  # fmt: skip
     """The run trained from a recipe, or from a stage-1 and a stage-2 recipe in a row, in the folder `out`.
 
-    `train(dataset, out="run")`, without a recipe, finds a model for the log within `hours`, chosen on validation.
+    `parent` is the run that stage 2 continues, or whose weights stage 1 begins with. `train(dataset, out="run")`,
+    without a recipe, finds a model for the log within `hours`, chosen on validation.
     """
     if out is None:
         raise ConfigError("no folder was given", expected="where the run is to be written, as in out='run'")
@@ -111,7 +112,7 @@ def train(
     before = None if parent is None else _run(parent)
     for stage, folder in zip(stages, folders, strict=True):
         parsed = _recipe(stage, None if before is None else before.record.recipe_hash)
-        path = before.path if before is not None and parsed.train.stage == 2 else None
+        path = None if before is None else before.path
         train_stage(parsed, data, folder, parent=path, options=train_options)
         before = Run(folder, data)
     assert before is not None
@@ -275,13 +276,13 @@ def _run(run: RunLike) -> Run:
 
 
 def _recipe(recipe: RecipeLike, parent_hash: str | None) -> Recipe:
-    """The recipe; a second stage that names no parent, or 'previous', continues the run with `parent_hash`."""
+    """The recipe; one that names no parent, or 'previous', continues the run with `parent_hash` where there is one."""
     if isinstance(recipe, Recipe):
-        return recipe
+        recipe = recipe.to_values()
     source = "the recipe" if isinstance(recipe, Mapping) else str(recipe)
     values = dict(recipe) if isinstance(recipe, Mapping) else Recipe.read_values(recipe)
     train_values = dict(values.get("train", {}))
-    if train_values.get("stage") == 2 and train_values.get("parent") in (None, "previous") and parent_hash:
+    if train_values.get("parent") in (None, "previous") and parent_hash:
         values["train"] = {**train_values, "parent": parent_hash}
     return Recipe.parse(values, source)
 

@@ -44,7 +44,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; with two recipes stage1 and stage2 stand in it.")
     ] = None,
-    parent: Annotated[Path | None, typer.Option("--from", help="Stage-1 run that a stage-2 recipe continues.")] = None,
+    parent: Annotated[
+        Path | None,
+        typer.Option("--from", help="Run to continue: by stage 2, or by stage 1 on a log that may have grown."),
+    ] = None,
     hours: Annotated[
         float | None, typer.Option(help="Without a recipe: time to train in; by default minutes, see docs/any-log.md.")
     ] = None,
@@ -119,10 +122,6 @@ def train(
         )
     if not 1 <= len(files) <= 2:
         raise ConfigError(f"{len(files)} recipes were given", expected="one, or stage1.toml stage2.toml")
-    if len(files) == 2 and parent is not None:
-        raise ConfigError(
-            "two recipes and --from cannot be used together", expected="a stage-2 recipe alone with --from"
-        )
     options = TrainOptions(
         device=device,
         threads=threads,
@@ -139,9 +138,9 @@ def train(
         force=force,
     )
     for number, file in enumerate(files):  # all of them before the first is trained
-        recipe = _read_recipe(file, overrides, "0" * 64 if number or parent or dry_run else None)
+        unknown = "0" * 64 if number or parent or dry_run else None
+        recipe = _read_recipe(file, overrides, unknown, continues=parent is not None)
         _check_order(recipe, file, number, len(files))
-        _check_stage_one(recipe, file, parent)
         check_best(recipe, best)
     dataset = Dataset.open(data)
     if dry_run:
@@ -177,7 +176,8 @@ def _train_all(
 
         for number, (file, folder) in enumerate(zip(files, folders, strict=True)):
             before = parent if number == 0 else folders[0]
-            recipe = _read_recipe(file, overrides, None if before is None else _read_parent_hash(before))
+            parent_hash = None if before is None else _read_parent_hash(before)
+            recipe = _read_recipe(file, overrides, parent_hash, continues=before is not None)
             if options.resume and not any((folder / name).exists() for name in ("record.json", "checkpoints")):
                 holds = "holds no checkpoint" if folder.exists() else "does not exist"
                 note(f"{folder} {holds}: nothing to resume, so training starts at step 0")
@@ -197,8 +197,11 @@ def _train_all(
     return False
 
 
-def _read_recipe(file: str, overrides: list[str], parent_hash: str | None) -> "Recipe":
-    """The recipe in a file with the overrides; 'previous' as parent becomes the hash of the run before."""
+def _read_recipe(file: str, overrides: list[str], parent_hash: str | None, *, continues: bool = False) -> "Recipe":
+    """The recipe in a file with the overrides, with the hash of the run before as parent.
+
+    Stage 2 always has one; stage 1 where it `continues` a run.
+    """
     import tomllib
 
     from habitus.recipe import Recipe
@@ -213,7 +216,7 @@ def _read_recipe(file: str, overrides: list[str], parent_hash: str | None) -> "R
         raise ConfigError(f"{path} cannot be parsed: {error}", expected="valid TOML") from None
     values = apply_overrides(values, overrides)
     train_values = values.get("train")
-    if isinstance(train_values, dict) and train_values.get("stage") == 2:
+    if isinstance(train_values, dict) and (train_values.get("stage") == 2 or continues):
         if train_values.get("parent") in (None, PREVIOUS) and parent_hash is not None:
             train_values["parent"] = parent_hash
         if train_values.get("parent") == PREVIOUS:
@@ -229,7 +232,7 @@ def _read_parent_hash(folder: Path) -> str:
     from habitus.store import read_run_record
 
     if not (folder / "record.json").exists():
-        raise ConfigError(f"{folder} holds no record.json", expected="the folder of a stage-1 run that is done")
+        raise ConfigError(f"{folder} holds no record.json", expected="the folder of a run that is done")
     return read_run_record(folder).recipe_hash
 
 
@@ -238,15 +241,6 @@ def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
         raise ConfigError(
             f"{file} is a recipe of stage {recipe.train.stage} in place {number + 1}",
             expected="stage 1 first, then stage 2",
-        )
-
-
-def _check_stage_one(recipe: "Recipe", file: str, parent: Path | None) -> None:
-    if recipe.train.stage == 1 and parent is not None:
-        raise ConfigError(
-            f"--from {parent} was given with {file}, a recipe of stage 1, which starts from fresh weights",
-            expected="--from with a stage-2 recipe: stage 1 cannot continue the weights of another run yet",
-            next_step="omit --from, or pass a recipe with train.stage = 2",
         )
 
 

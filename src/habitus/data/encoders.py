@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from habitus.data.batch import ItemFeatures
 from habitus.data.columns import to_codes, to_strings
-from habitus.data.fields import Fields
+from habitus.data.fields import Field, Fields
 from habitus.data.kinds import KINDS
 from habitus.data.text import encode_texts, join_texts
 from habitus.errors import DataError
@@ -42,6 +42,21 @@ class Encoders(Typed):
     def _item_vocabularies(self) -> dict[str, pa.Array]:
         return {name: pa.array(values, pa.string()) for name, values in self.item_values.items()}
 
+    def up_to(self, earlier: "Encoders") -> "Encoders":
+        """These encoders without the categories that `earlier` does not know yet; updates put new ones last."""
+
+        def cut(values: dict[str, tuple[str, ...]], known: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+            return {name: all_[: len(known.get(name, all_))] for name, all_ in values.items()}
+
+        items, events = cut(self.item_values, earlier.item_values), cut(self.event_values, earlier.event_values)
+        fields = self.fields.model_copy(
+            update={
+                "item": tuple(_resized(field, items) for field in self.fields.item),
+                "event": tuple(_resized(field, events) for field in self.fields.event),
+            }
+        )
+        return self.model_copy(update={"fields": fields, "item_values": items, "event_values": events})
+
     def encode_items(self, table: pa.RecordBatch, tokenizer: "Tokenizer | None") -> ItemFeatures:
         """The features of the table's rows. Unseen category values and missing ones become code 0."""
         tokens = None
@@ -57,6 +72,11 @@ class Encoders(Typed):
             if spec.kind != "text"
         }
         return ItemFeatures(tokens, encoded)
+
+
+def _resized(field: Field, values: dict[str, tuple[str, ...]]) -> Field:
+    """A category with a row for each of its values and one for unknown ones; other fields as they are."""
+    return field.model_copy(update={"size": len(values[field.name]) + 1}) if field.kind == "category" else field
 
 
 def encode_events(

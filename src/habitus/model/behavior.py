@@ -13,6 +13,7 @@ from habitus.data import Fields
 from habitus.errors import ModelError
 from habitus.model.contextualizer import Contextualizer, ContextualizerOutput
 from habitus.model.embedder import Embedder, check_item_fields
+from habitus.model.features import Categories
 from habitus.model.init import ParameterInfo, init_weights, parameter_info, query_scale
 from habitus.model.tensors import BatchTensors, ItemTensors
 from habitus.recipe import ModelRecipe
@@ -67,6 +68,15 @@ class BehaviorModel(nn.Module):
     def twin(self) -> "BehaviorModel":
         """A model of the same parameters, the very tensors, that may be compiled without this one."""
         return cast("BehaviorModel", _twin_of(self))
+
+    @torch.no_grad()
+    def begin_with(self, other: "BehaviorModel") -> "BehaviorModel":
+        """This model with the weights of one of the same recipe, whose categories may have fewer values."""
+        for ours, theirs in zip(self.modules(), other.modules(), strict=True):
+            for name, parameter in ours.named_parameters(recurse=False):
+                grows = isinstance(ours, Categories)
+                parameter.copy_(ours.rows_from(theirs) if grows else theirs.get_parameter(name))
+        return self
 
     def freeze(self) -> "BehaviorModel":
         """This model with an embedder that no longer learns: stage 2."""

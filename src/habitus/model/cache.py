@@ -200,10 +200,10 @@ def embed_features(
 
 
 def check_same_fields(bundle: Bundle, dataset: Dataset) -> None:
-    """Refuse a dataset whose fields are not encoded as the bundle's were."""
+    """Refuse a dataset whose fields are not encoded as the bundle's were; further categories may have come."""
     tokenizer = dataset.manifest.files.get("tokenizer.json")
     same_tokens = bundle.manifest.files.get("tokenizer.json") == (tokenizer.sha256 if tokenizer else None)
-    if _as_stored(bundle.encoders) == _as_stored(dataset.encoders) and same_tokens:
+    if _as_stored(bundle.encoders) == _as_stored(dataset.encoders.up_to(bundle.encoders)) and same_tokens:
         return
     ours = {(spec.kind, spec.name, spec.size) for spec in (*bundle.encoders.fields.item, *bundle.encoders.fields.event)}
     theirs = {(spec.kind, spec.name, spec.size) for spec in (*dataset.fields.item, *dataset.fields.event)}

@@ -31,6 +31,11 @@ class Categories(nn.Module):
         # A lookup's gradient would add many thousand events into a handful of rows; a product's does not.
         self.one_hot = sum(self.sizes) <= ONE_HOT_ROWS
 
+    def rows_from(self, other: "Categories") -> Tensor:
+        """The other's rows for these tables; a category that is new begins where it stood as an unknown one."""
+        tables = zip(other.weight.split(other.sizes), self.sizes, strict=True)
+        return torch.cat([torch.cat((rows, rows[:1].expand(size - len(rows), -1))) for rows, size in tables])
+
     def forward(self, values: dict[str, Tensor]) -> Tensor:
         """[..., h]. A code beyond its table, from a newer catalogue perhaps, counts as unknown."""
         codes = torch.stack([column(values, name) for name in self.names], -1).long()  # [..., C]

@@ -37,6 +37,7 @@ class TrainOptions:
     flops_budget: float | None = None  # copied into the Record
     keep_checkpoints_at_end: bool = False
     force: bool = False  # train even where a step seems to take more memory than there is
+    card: bool = True  # write README.md beside the Record
     shard: bool | None = None  # weights sharded over processes (FSDP2); None: above a size
 
     def check(self) -> None:
@@ -51,7 +52,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class ParentRun:
-    """The stage-1 run that stage 2 continues."""
+    """The run whose weights this one begins with."""
 
     path: Path
     record: Record
@@ -111,27 +112,35 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> ParentRun | None:
-    """The parent's Record; refused where it is not the one that the recipe names, or of another shape or dataset."""
-    if recipe.train.stage == 1:
-        if parent is not None:
-            raise ConfigError("a stage-1 recipe was given a parent run", expected="a stage-2 recipe, or no parent")
+    """The parent's Record; refused where it is not the one that the recipe names, or of another shape or dataset.
+
+    Stage 2 goes on with the dataset of stage 1. A stage-1 run may go on with later events: its dataset may be another,
+    encoded in the same way (`check_same_fields`), and its parent a run of either stage.
+    """
+    stage = recipe.train.stage
+    if parent is None and recipe.train.parent is None:
         return None
     if parent is None:
         raise ConfigError(
-            "a stage-2 recipe needs the stage-1 run that it continues", next_step="pass its folder: --from RUN"
+            f"a stage-{stage} recipe with a parent needs the run that it continues",
+            next_step="pass its folder: --from RUN",
+        )
+    if recipe.train.parent is None:
+        raise ConfigError(
+            f"{parent} was given as the run to continue, and the recipe names no parent",
+            expected="the parent's hash in train.parent: the run's identity depends on where it begins",
+            next_step="pass the recipe to habitus train --from RUN, which fills it in",
         )
     path = parent / "record.json"
+    expected = "a run that is done" if stage == 1 else "a stage-1 run that is done"
     if not path.exists():
         raise RunError(
-            f"{parent} holds no record.json",
-            expected="the folder of a stage-1 run that is done",
-            next_step="train it first",
+            f"{parent} holds no record.json", expected=f"the folder of {expected}", next_step="train it first"
         )
     record = read_run_record(parent)
-    if record.recipe.train.stage != 1 or record.status != "done":
+    if record.status != "done" or (stage == 2 and record.recipe.train.stage != 1):
         raise RunError(
-            f"{parent} is a stage-{record.recipe.train.stage} run with status {record.status!r}",
-            expected="a stage-1 run that is done",
+            f"{parent} is a stage-{record.recipe.train.stage} run with status {record.status!r}", expected=expected
         )
     if record.recipe_hash != recipe.train.parent:
         raise ConfigError(
@@ -143,8 +152,10 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
         here, there = recipe.model.to_values(), record.recipe.model.to_values()
         differing = ", ".join(f"{k} {there.get(k)} there, {v} here" for k, v in here.items() if there.get(k) != v)
         raise ConfigError(
-            f"the recipe's model is not that of {parent}: {differing}", expected="the same [model] in both stages"
+            f"the recipe's model is not that of {parent}: {differing}", expected="the same [model] in both runs"
         )
+    if stage == 1:
+        return ParentRun(parent, record)
     if record.recipe.train.precision != recipe.train.precision:
         raise ConfigError(
             f"the recipe has precision {recipe.train.precision}, and {parent} had {record.recipe.train.precision}",

@@ -198,13 +198,17 @@ class TrainingRun:
         return state
 
     def _build_model(self) -> BehaviorModel:
-        """The model at its start: fresh in stage 1, the parent's with a frozen embedder in stage 2."""
-        if self.parent is None:
+        """The model at its start: fresh or the parent's in stage 1, the parent's with a frozen embedder in stage 2."""
+        bundle = None if self.parent is None else load_bundle(self.parent.path, self.device)
+        if bundle is not None:
+            check_same_fields(bundle, self.dataset)
+        if bundle is None or self.recipe.train.stage == 1:
             with self.device:  # millions of draws, which a GPU makes at once
                 model = BehaviorModel(self.dataset.fields, self.recipe.model, seed=self.recipe.train.seed)
+            if bundle is not None:
+                model.begin_with(bundle.model)
         else:
-            bundle = load_bundle(self.parent.path, self.device)
-            check_same_fields(bundle, self.dataset)
+            assert self.parent is not None
             progress = self.meter.show_phase
             self.cache = open_catalogue(bundle, self.dataset, self.out / "catalogue", self.parent.path, progress)
             model = bundle.model.freeze().train()
