@@ -48,8 +48,11 @@ def evaluate(
     ] = "fitting",
     metrics: Annotated[
         str,
-        typer.Option(help="all, or some of loss, ranking (recall, ndcg, mrr), coverage: fewer are faster."),
-    ] = "all",
+        typer.Option(
+            help="standard (loss, ranking, coverage), all, or some of loss, ranking (recall, ndcg, mrr), coverage, "
+            "classic (hit_rate, precision, map), auc, lists (diversity, novelty, popularity, gini)."
+        ),
+    ] = "standard",
     exclude_history: Annotated[
         bool, typer.Option("--exclude-history", help="Leave the items out that the query sees; no loss then.")
     ] = False,
@@ -78,7 +81,7 @@ def evaluate(
 
     from habitus.data import Dataset
     from habitus.evaluation import ComputeOptions, EvaluateOptions, PerQueryFile, evaluate_runs, join_ranks
-    from habitus.store import EVALUATION_SIDES, METRIC_GROUPS
+    from habitus.store import EVALUATION_SIDES
     from habitus.units import parse_bytes
 
     if data is None:
@@ -97,7 +100,7 @@ def evaluate(
         cutoffs=_numbers("cutoffs", cutoffs),
         histories="fitting" if histories == "fitting" else _numbers("histories", histories),
         exclude_history=exclude_history,
-        metrics=METRIC_GROUPS if metrics == "all" else tuple(metrics.split(",")),  # type: ignore[arg-type]
+        metrics=_metric_groups(metrics),
         seed=seed,
         side=check_choice("side", side, EVALUATION_SIDES),
     )
@@ -127,6 +130,13 @@ def evaluate(
     from habitus.cli.evaluation_tables import print_evaluations
 
     print_evaluations(evaluations)
+
+
+def _metric_groups(text: str) -> Any:
+    """The groups of metrics that an option names; unknown ones are refused with the other options."""
+    from habitus.store import ALL_METRIC_GROUPS, METRIC_GROUPS
+
+    return {"standard": METRIC_GROUPS, "all": ALL_METRIC_GROUPS}.get(text) or tuple(text.split(","))
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

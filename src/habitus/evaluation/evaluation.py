@@ -10,6 +10,7 @@ from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.evaluation.list_metrics import ItemStatistics, list_metrics
 from habitus.evaluation.metrics import coverage_metrics, summarize
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.queries import QueryBatch, QuerySet
@@ -18,7 +19,15 @@ from habitus.progress import Progress
 from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.recipe import Regime
 from habitus.record import EvaluationSpec, Metric
-from habitus.store import CUTOFFS, EVALUATION_SIDES, HISTORIES, METRIC_GROUPS, EvaluationSide, MetricGroup
+from habitus.store import (
+    ALL_METRIC_GROUPS,
+    CUTOFFS,
+    EVALUATION_SIDES,
+    HISTORIES,
+    METRIC_GROUPS,
+    EvaluationSide,
+    MetricGroup,
+)
 from habitus.typed import Typed
 
 
@@ -66,16 +75,19 @@ def evaluate(
     """The metrics of a scorer. `keep` is called with each regime's per-query values, of which all means are made."""
     options = options or EvaluateOptions()
     queries = query_set(dataset, options)
+    items = ItemStatistics(dataset)
     metrics: dict[str, Metric] = {}
     specification, seconds = {}, {}
     for regime in options.regimes:
         began = time.perf_counter()
         candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
         values, union = _score_queries(dataset, scorer, regime, queries, candidates, options, progress)
-        cutoffs = options.cutoffs if "ranking" in options.metrics else ()
-        metrics |= summarize(regime, values, cutoffs, options.histories_in(dataset.seq_len))
+        groups = tuple(group for group in options.metrics if group != "auc" or not options.exclude_history)
+        metrics |= summarize(regime, values, options.cutoffs, options.histories_in(dataset.seq_len), groups)
         if "coverage" in options.metrics:
             metrics |= coverage_metrics(regime, values, options.cutoffs, union)
+        if "lists" in options.metrics:
+            metrics |= list_metrics(regime, values, options.cutoffs, items, union)
         specification[regime] = EvaluationSpec(
             queries=len(values.rank),
             query_set_checksum=queries.checksum(),
@@ -108,10 +120,10 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
     unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
     if not options.regimes or unknown:
         raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
-    unknown_groups = [group for group in options.metrics if group not in METRIC_GROUPS]
+    unknown_groups = [group for group in options.metrics if group not in ALL_METRIC_GROUPS]
     if not options.metrics or unknown_groups:
-        raise ConfigError(f"metrics {list(options.metrics)}", expected=f"some of {', '.join(METRIC_GROUPS)}")
-    if options.exclude_history and set(options.metrics) == {"loss"}:
+        raise ConfigError(f"metrics {list(options.metrics)}", expected=f"some of {', '.join(ALL_METRIC_GROUPS)}")
+    if options.exclude_history and set(options.metrics) <= {"loss", "auc"}:  # neither is exact then
         raise ConfigError(
             "only losses are requested, and the history is excluded", expected="ranking or coverage: no loss is left"
         )
@@ -166,7 +178,8 @@ def _score_queries(
 ) -> tuple[PerQuery, int]:
     """The per-query values of one regime, batch after batch, and how many items were a candidate in any of them."""
     k = max(options.cutoffs)
-    listed = k + dataset.seq_len if options.exclude_history else k if "coverage" in options.metrics else 0
+    with_lists = "coverage" in options.metrics or "lists" in options.metrics
+    listed = k + dataset.seq_len if options.exclude_history else k if with_lists else 0
     losses = "loss" in options.metrics
     in_some_pool = np.zeros(dataset.num_items, bool)
     parts, events, began = [], 0, time.perf_counter()

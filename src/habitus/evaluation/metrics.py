@@ -11,14 +11,20 @@ import numpy as np
 from habitus.errors import ConfigError
 from habitus.evaluation.per_query import PerQuery
 from habitus.record import Metric
-from habitus.store import HISTORY_SLICE
+from habitus.store import HISTORY_SLICE, MetricGroup
 
 _MAX_LOSS = 700.0  # of which a perplexity is still a number
 
 
-def summarize(regime: str, values: PerQuery, cutoffs: tuple[int, ...], histories: tuple[int, ...]) -> dict[str, Metric]:
-    """Every per-query metric over all queries and over each slice that has any."""
-    named = list(_per_query(values, cutoffs))
+def summarize(
+    regime: str,
+    values: PerQuery,
+    cutoffs: tuple[int, ...],
+    histories: tuple[int, ...],
+    groups: tuple[MetricGroup, ...] = ("loss", "ranking"),
+) -> dict[str, Metric]:
+    """Every per-query metric of the groups, over all queries and over each slice that has any."""
+    named = list(_per_query(values, cutoffs, groups))
     if not named:
         return {}
     names = [name for name, _ in named]
@@ -83,8 +89,24 @@ def mrr(ranks: np.ndarray, k: int) -> np.ndarray:
     return np.where(ranks <= _cutoff(k), 1.0 / ranks, 0.0)
 
 
+def precision(ranks: np.ndarray, k: int) -> np.ndarray:
+    """The share of the first k that is the target: recall/k, since one item is relevant."""
+    return recall(ranks, k) / k
+
+
+def auc(ranks: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """The share of the other candidates that score less than the target; ties count against the model."""
+    others = np.asarray(candidates, np.float64) - 1.0
+    return np.where(others > 0, 1.0 - (np.asarray(ranks) - 1.0) / np.maximum(others, 1.0), 1.0)
+
+
 # By their names in `habitus.store.METRICS`.
 RANKING_METRICS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {"recall": recall, "ndcg": ndcg, "mrr": mrr}
+CLASSIC_METRICS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "hit_rate": recall,
+    "precision": precision,
+    "map": mrr,
+}
 
 
 def coverages(top_items: np.ndarray, cutoffs: tuple[int, ...], num_candidates: int) -> list[float]:
@@ -126,13 +148,18 @@ def means(values: np.ndarray, users: np.ndarray) -> list[Mean]:
     return [Mean(float(centre), float(error), count) for centre, error in zip(centres, errors, strict=True)]
 
 
-def _per_query(values: PerQuery, cutoffs: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+def _per_query(
+    values: PerQuery, cutoffs: tuple[int, ...], groups: tuple[MetricGroup, ...]
+) -> Iterator[tuple[str, np.ndarray]]:
     if values.loss is not None and values.entropy is not None:
         yield "loss", values.loss
         yield "entropy", values.entropy
+    by_rank = {**(RANKING_METRICS if "ranking" in groups else {}), **(CLASSIC_METRICS if "classic" in groups else {})}
     for k in cutoffs:
-        for name, measure in RANKING_METRICS.items():
+        for name, measure in by_rank.items():
             yield f"{name}@{k}", measure(values.rank, k)
+    if "auc" in groups:
+        yield "auc", auc(values.rank, values.candidates)
 
 
 def _slices(values: PerQuery, histories: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:

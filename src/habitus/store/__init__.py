@@ -51,6 +51,7 @@ from habitus.store.laws import (
 from habitus.store.log_limits import LOG_LIMITS_FILE, Estimate, LogLimits, MoreUsers, NextStep
 from habitus.store.manifest import LeftOut, ManifestRow, SweepManifest, manifest_path, manifest_paths
 from habitus.store.metrics import (
+    ALL_METRIC_GROUPS,
     CUTOFFS,
     HISTORIES,
     HISTORY_SLICE,
@@ -90,6 +91,7 @@ from habitus.store.splits import (
 from habitus.store.test_table import TABLE_METRICS, TEST_TABLE_FILE, BaselineDifference, TableRow, TestTable
 
 __all__ = [
+    "ALL_METRIC_GROUPS",
     "ATTEMPTS",
     "AXES",
     "CORRELATED_REGIMES",

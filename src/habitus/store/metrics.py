@@ -8,8 +8,9 @@ from habitus.recipe import Regime
 from habitus.typed import suggest_name
 
 Direction = Literal["min", "max"]
-MetricGroup = Literal["loss", "ranking", "coverage"]  # what an evaluation can be asked for
-METRIC_GROUPS: tuple[MetricGroup, ...] = get_args(MetricGroup)
+MetricGroup = Literal["loss", "ranking", "coverage", "classic", "auc", "lists"]  # what an evaluation can be asked for
+ALL_METRIC_GROUPS: tuple[MetricGroup, ...] = get_args(MetricGroup)
+METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")  # what it measures unless asked for others
 
 TRAIN = "train"  # the regime of a run's own training losses
 REGIMES: tuple[Regime, ...] = get_args(Regime)
@@ -48,6 +49,16 @@ METRICS = {
         MetricKind("mrr", "max", "ranking", at_cutoff=True, headline=("mrr@10",)),
         MetricKind("coverage", "max", "coverage", at_cutoff=True, headline=("coverage@10",)),
         MetricKind("coverage_union", "max", "coverage", at_cutoff=True),
+        # With one target per query these are recall, recall/k and MRR under the names that other tools print.
+        MetricKind("hit_rate", "max", "classic", at_cutoff=True),
+        MetricKind("precision", "max", "classic", at_cutoff=True),
+        MetricKind("map", "max", "classic", at_cutoff=True),
+        MetricKind("auc", "max", "auc"),
+        MetricKind("diversity", "max", "lists", at_cutoff=True),
+        MetricKind("vector_diversity", "max", "lists", at_cutoff=True),
+        MetricKind("novelty", "max", "lists", at_cutoff=True),
+        MetricKind("popularity", "min", "lists", at_cutoff=True),
+        MetricKind("gini", "min", "lists", at_cutoff=True),
     )
 }
 

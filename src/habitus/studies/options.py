@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from habitus.errors import ConfigError
-from habitus.store import AXES, CUTOFFS, LOG_AXIS, METRICS, REGIMES, direction_of
+from habitus.store import AXES, CUTOFFS, LOG_AXIS, METRIC_GROUPS, METRICS, REGIMES, direction_of
 from habitus.typed import suggest_name
 from habitus.units import MAX_THREADS
 
@@ -92,7 +92,7 @@ class StudyOptions:
 def check_metric(metric: str) -> None:
     """Refuse a metric that no run of a study records, before anything is spent."""
     regime, _, bare = metric.partition("/")
-    kinds = [kind for kind in METRICS.values() if kind.group is not None]
+    kinds = [kind for kind in METRICS.values() if kind.group in METRIC_GROUPS]
     if regime not in REGIMES or bare.partition("/")[0] not in [name for kind in kinds for name in kind.names()]:
         plain, ranked = (", ".join(k.name for k in kinds if k.at_cutoff is at) for at in (False, True))
         raise ConfigError(
