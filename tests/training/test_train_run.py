@@ -37,7 +37,7 @@ def test_a_run_leaves_everything_that_its_users_need(
     out = tmp_path / "run"
     record = train(recipe, dataset, out, options=ONE, progress=reports.append)
     assert sorted(path.name for path in out.iterdir()) == [
-        "bundle", "catalogue", "journal.jsonl", "recipe.toml", "record.json", "seal.json",
+        "README.md", "bundle", "card.json", "catalogue", "journal.jsonl", "recipe.toml", "record.json", "seal.json",
     ]  # fmt: skip
     assert Record.read(out / "record.json") == record
     lines = read_journal(out / "journal.jsonl")

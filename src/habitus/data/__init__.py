@@ -1,6 +1,7 @@
 """The prepared dataset: catalogue, encoders, windows, batches."""
 
 from habitus.data.batch import Batch, ItemFeatures
+from habitus.data.card import data_facts, write_dataset_card
 from habitus.data.columns import MICROSECONDS_PER_DAY, NUMBER_PATTERN, to_categories
 from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
@@ -39,6 +40,7 @@ __all__ = [
     "PrepareOptions",
     "SourceTable",
     "clock_fields",
+    "data_facts",
     "describe",
     "guess_schema",
     "is_disk_full",
@@ -53,4 +55,5 @@ __all__ = [
     "require_columns",
     "to_categories",
     "to_display",
+    "write_dataset_card",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from habitus.data.card import write_dataset_card
 from habitus.data.event_columns import EventChunk, EventPlan, write_events
 from habitus.data.item_columns import write_items
 from habitus.data.item_names import DISPLAY_FILE, write_display
@@ -75,6 +76,7 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         files=list_files(stage),
     ).with_checksum()
     manifest.write(stage / MANIFEST_FILE)
+    write_dataset_card(stage, manifest)
     return manifest
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from habitus.cards import CARD_FILE, SearchFacts, Trial, update_run_card
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
+from habitus.files import write_atomic
 from habitus.planning import (
     LEAST_PASSES,
     SHAPES,
@@ -127,9 +129,22 @@ def train_log(
     )
     (search.out / BEST).unlink(missing_ok=True)
     (search.out / BEST).symlink_to(best)
+    _write_card(search.out, result)
     result.write(search.out / CHOICE_FILE)
     shutil.rmtree(search.out / "candidates", ignore_errors=True)
     return result
+
+
+def _write_card(out: Path, result: LogTraining) -> None:
+    """The card of the model to serve, in its own folder and in the folder that the user named."""
+    found = SearchFacts(
+        metric=result.metric,
+        trials=tuple(Trial(name=one.name, value=one.value) for one in result.candidates),
+        chosen=result.chosen.name,
+        seconds=result.seconds,
+    )
+    card = update_run_card(out / BEST, table=result.table, search=found)
+    write_atomic(out / CARD_FILE, card.encode())
 
 
 def _describe_log(dataset: Dataset) -> str:

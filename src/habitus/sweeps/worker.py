@@ -354,6 +354,7 @@ class Worker:
             resume=True,
             accumulate=retry.accumulate,
             compile=self.options.compile,
+            card=False,  # a store has thousands of cells
             flops_budget=job.flops_budget,
         )
 

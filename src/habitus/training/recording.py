@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from habitus.data import Dataset
-from habitus.errors import RunError
+from habitus.cards import CardFacts, write_run_card
+from habitus.data import Dataset, data_facts
+from habitus.errors import ConfigError, RunError
 from habitus.evaluation import Evaluation
 from habitus.files import write_once
+from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Metric, Record, Seconds, TrainLosses, TrajectoryPoint
 from habitus.sizing import (
@@ -131,6 +133,14 @@ def publish_record(record: Record, path: Path) -> None:
     if not write_once(path, content):
         raise RunError(f"{path} was written by another process meanwhile", expected="one process per run folder")
     Seal(record_sha256=hashlib.sha256(content).hexdigest(), worker="train", claims=1).write(path.with_name(SEAL_FILE))
+
+
+def write_card(record: Record, dataset: Dataset, folder: Path, note: Note) -> None:
+    """README.md of the run. A card that cannot be written, say on a full disk, is no reason to lose a run."""
+    try:
+        write_run_card(folder, record, CardFacts(data=data_facts(dataset.manifest)))
+    except (OSError, ConfigError) as error:
+        note(f"no card was written: {error}")
 
 
 def _throughput(

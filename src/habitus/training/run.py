@@ -41,7 +41,7 @@ from habitus.training.items import FrozenVectors, open_catalogue
 from habitus.training.journal import Journal, Meter
 from habitus.training.options import ParentRun, TrainOptions, evaluate_options
 from habitus.training.parallel import full_model, full_tensors, load_weights, must_shard, shard
-from habitus.training.recording import TrainingOutcome, make_record, publish_record
+from habitus.training.recording import TrainingOutcome, make_record, publish_record, write_card
 from habitus.training.step import EagerEngine, Work
 from habitus.training.trunk import copy_journal, find_trunk_state, prune_trunk, reaches
 from habitus.units import format_bytes
@@ -333,6 +333,8 @@ class TrainingRun:
         )
         self.on_save(step)
         if self.ranks.is_first:
+            if self.options.card:
+                write_card(record, self.dataset, self.out, self.note)
             publish_record(record, self.out / "record.json")
             if problem is None:
                 keep = self.options.keep if self.options.keep_checkpoints_at_end else 0
