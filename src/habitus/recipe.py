@@ -30,6 +30,8 @@ Schedule = Literal["cosine", "constant", "wsd"]  # wsd: warm-up, stable, decay
 _DECAY_SHARE = 0.2
 Precision = Literal["bf16", "fp32"]
 Regime = Literal["batch", "catalogue"]  # the candidates of an evaluation: a batch's own, or the catalogue
+MetricGroup = Literal["loss", "ranking", "coverage", "classic", "auc", "lists"]  # what an evaluation can be asked for
+METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")  # what it measures unless asked for others
 
 # Raised when the numerics change, so that Records from before and after are not mixed up.
 RECIPE_VERSION = 1
@@ -148,6 +150,12 @@ class EvaluateRecipe(Typed):
     catalogue_items: int | Literal["all"] = Field("all", description="Candidates of the catalogue regime.")
     every: int = Field(0, ge=0, description="Steps between evaluations during training; 0: only at the end.")
     regimes: tuple[Regime, ...] = Field(("batch",), min_length=1)
+    metrics: tuple[MetricGroup, ...] = Field(
+        METRIC_GROUPS,
+        min_length=1,
+        exclude_if=lambda groups: groups == METRIC_GROUPS,
+        description="Groups of metrics measured: loss, ranking, coverage; classic, auc, lists.",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="Chooses queries and candidate subset.")
 
 

@@ -1,12 +1,14 @@
 """Metrics beside accuracy: equal to what RecTools and scikit-learn said about the same lists, and Gini by hand."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from habitus.data import Dataset
+from habitus.errors import ConfigError
 from habitus.evaluation import EvaluateOptions, evaluate_runs
 from habitus.evaluation.baselines import Popularity
 from habitus.evaluation.evaluation import evaluate
@@ -18,6 +20,8 @@ from habitus.evaluation.list_metrics import (
     vector_diversity,
 )
 from habitus.evaluation.metrics import CLASSIC_METRICS, auc
+from habitus.recipe import Recipe
+from habitus.training.options import check_best, evaluate_options
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "peer_metrics.json").read_text())
 CUTOFFS = tuple(GOLDEN["cutoffs"])
@@ -101,3 +105,17 @@ def test_without_the_history_there_is_no_auc(dataset: Dataset) -> None:
     options = EvaluateOptions(queries=300, batch_sequences=8, metrics=("ranking", "auc"), exclude_history=True)
     [evaluation] = evaluate_runs([], dataset, options, with_baselines=True)[:1]
     assert not [name for name in evaluation.metrics if "auc" in name]
+
+
+def test_a_recipe_asks_for_them_and_keeps_its_hash_where_it_does_not(recipe_of: Callable[..., Recipe]) -> None:
+    plain = recipe_of()
+    standard, more = (
+        Recipe.parse({**plain.to_values(), "evaluate": {"metrics": groups}}, "test")
+        for groups in (["loss", "ranking", "coverage"], ["loss", "lists"])
+    )
+    assert standard.hash("") == plain.hash("") != more.hash("")
+    assert "metrics" not in plain.to_values()["evaluate"]
+    assert evaluate_options(more).metrics == ("loss", "lists")
+    check_best(more, "batch/gini@10")
+    with pytest.raises(ConfigError, match="gini@10 is not among the metrics"):
+        check_best(plain, "batch/gini@10")

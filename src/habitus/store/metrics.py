@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from habitus.errors import FitError
-from habitus.recipe import Regime
+from habitus.recipe import METRIC_GROUPS as METRIC_GROUPS
+from habitus.recipe import MetricGroup, Regime
 from habitus.typed import suggest_name
 
 Direction = Literal["min", "max"]
-MetricGroup = Literal["loss", "ranking", "coverage", "classic", "auc", "lists"]  # what an evaluation can be asked for
 ALL_METRIC_GROUPS: tuple[MetricGroup, ...] = get_args(MetricGroup)
-METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")  # what it measures unless asked for others
 
 TRAIN = "train"  # the regime of a run's own training losses
 REGIMES: tuple[Regime, ...] = get_args(Regime)

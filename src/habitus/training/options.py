@@ -66,6 +66,7 @@ def evaluate_options(recipe: Recipe) -> EvaluateOptions:
         queries=settings.queries,
         batch_sequences=settings.batch_sequences,
         catalogue_items=settings.catalogue_items,
+        metrics=settings.metrics,
         seed=settings.seed,
     )
 
@@ -181,7 +182,7 @@ def check_best(recipe: Recipe, metric: str | None) -> None:
     """Refuse to choose checkpoints by a metric that the recipe's evaluations do not measure."""
     if metric is None:
         return
-    kinds = [kind for kind in METRICS.values() if kind.group is not None]
+    kinds = [kind for kind in METRICS.values() if kind.group in recipe.evaluate.metrics]
     names = [f"{regime}/{name}" for regime in recipe.evaluate.regimes for kind in kinds for name in kind.names()]
     regime, _, rest = metric.partition("/")
     name, _, cut = rest.partition("/")
