@@ -35,7 +35,7 @@ RunLike = Run | str | Path
 
 def prepare(
     events: Table, items: Table, schema: Schema | Mapping[str, Any] | str | Path | None = None, *,
-    out: str | Path, **options: Any,
+    out: str | Path, update: DatasetLike | None = None, **options: Any,
 ) -> Dataset:  # fmt: skip
     """The dataset prepared from an event log and an item table into the folder `out`.
 
@@ -44,12 +44,18 @@ def prepare(
     """
     from habitus.data import PrepareOptions, guess_schema
     from habitus.data import prepare as prepare_files
+    from habitus.data import update as update_files
 
     with (
         tempfile.TemporaryDirectory() as folder,
         table_path(events, "events", Path(folder)) as event_path,
         table_path(items, "items", Path(folder)) as item_path,
     ):
+        if update is not None:
+            if schema is not None:
+                raise ConfigError("update and a schema were given", expected="an update alone: it has the dataset's")
+            update_files(_dataset(update), event_path, item_path, out, _options(PrepareOptions, options))
+            return Dataset.open(out)
         if schema is None:
             schema = guess_schema(event_path, item_path)
         elif isinstance(schema, str | Path):

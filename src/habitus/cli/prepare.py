@@ -12,15 +12,25 @@ from habitus.errors import ConfigError
 EXAMPLE = """
 
 Example: `habitus prepare 'log/*.parquet' items.parquet --schema schema.toml --out dataset`
+
+Later events: `habitus prepare today.parquet items.parquet --update dataset --out dataset-today`
 """
+# What a dataset has decided already, and an update cannot change.
+_OF_THE_DATASET = (
+    "schema", "guess", "seq_len", "text_len", "vocabulary_size", "split", "validation_share", "test_share", "seed",
+)  # fmt: skip
 
 
 @app.command(help="Turn an event log and an item table into a dataset that training reads at full speed." + EXAMPLE)
 def prepare(
+    context: typer.Context,
     events: Annotated[str, typer.Argument(help="Event table: Parquet, CSV or JSON lines; a file or a quoted glob.")],
     items: Annotated[str, typer.Argument(help="Item table, likewise.")],
     schema: Annotated[Path, typer.Option(help="Roles and kinds of the columns.")] = Path("schema.toml"),
     out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+    update: Annotated[
+        Path | None, typer.Option(help="Dataset that these events come after; --out is the two together.")
+    ] = None,
     guess: Annotated[bool, typer.Option("--guess", help="Only propose a schema, and write it to --schema.")] = False,
     seq_len: Annotated[int, typer.Option(help="Events per window.")] = 256,
     text_len: Annotated[int, typer.Option(help="Text tokens per item.")] = 24,
@@ -37,8 +47,9 @@ def prepare(
     import os
     from shlex import quote
 
-    from habitus.data import PrepareOptions, guess_schema
+    from habitus.data import Dataset, PrepareOptions, guess_schema
     from habitus.data import prepare as run
+    from habitus.data import update as run_update
     from habitus.events import Schema
     from habitus.store import SPLIT_KINDS
 
@@ -51,6 +62,8 @@ def prepare(
         typer.echo(f"# written to {schema}; check it, then:")
         typer.echo(f"# habitus prepare {quote(events)} {quote(items)} --schema {quote(str(schema))} --out dataset")
         return
+    if update is not None:
+        _refuse_decided(context, update)
     if out is None:
         raise ConfigError("--out is missing", expected="the folder to write, as in --out dataset")
     options = PrepareOptions(
@@ -66,7 +79,10 @@ def prepare(
         seed=seed,
     )
     with phases() as progress:
-        manifest = run(events, items, Schema.read(schema), out, options, progress)
+        if update is None:
+            manifest = run(events, items, Schema.read(schema), out, options, progress)
+        else:
+            manifest = run_update(Dataset.open(update), events, items, out, options, progress)
     if as_json:
         typer.echo(manifest.to_json())
         return
@@ -81,3 +97,15 @@ def prepare(
     for what, count in manifest.dropped.items():
         typer.echo(f"  dropped {count:,} × {what}")
     typer.echo(f"Next: habitus describe {quote(str(out))}")
+
+
+def _refuse_decided(context: typer.Context, dataset: Path) -> None:
+    """An option that would have no effect is not ignored."""
+    for name in _OF_THE_DATASET:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"--update and --{name.replace('_', '-')} were given",
+                expected=f"an update in the form that {dataset} has already",
+                next_step="omit it, or prepare the whole log again",
+            )

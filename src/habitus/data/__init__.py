@@ -7,14 +7,13 @@ from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
 from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import clock_fields
-from habitus.data.fields import PADDING_TOKEN, UNKNOWN_CODE, Field, Fields
+from habitus.data.fields import PADDING_TOKEN, UNKNOWN_CODE, Field, Fields, item_file
 from habitus.data.from_world import prepare_world
 from habitus.data.guess import guess_schema
-from habitus.data.item_columns import item_file
 from habitus.data.item_names import DISPLAY_FILE, to_display
 from habitus.data.kinds import KINDS
 from habitus.data.log import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
-from habitus.data.prepare import PrepareOptions, prepare
+from habitus.data.prepare import PrepareOptions, prepare, update
 from habitus.data.problems import quote_value
 from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
 from habitus.data.windows import SEGMENT, pack
@@ -55,5 +54,6 @@ __all__ = [
     "require_columns",
     "to_categories",
     "to_display",
+    "update",
     "write_dataset_card",
 ]

@@ -12,7 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.card import write_dataset_card
+from habitus.data.earlier import Earlier
+from habitus.data.encoders import Encoders
 from habitus.data.event_columns import EventChunk, EventPlan, write_events
+from habitus.data.fields import Field
 from habitus.data.item_columns import write_items
 from habitus.data.item_names import DISPLAY_FILE, write_display
 from habitus.data.manifest import MANIFEST_FILE, DatasetManifest, SplitCounts, list_files
@@ -35,13 +38,27 @@ class Assembly:
     plan: EventPlan
     dropped: dict[str, int]
     item_display: Callable[[], Iterable[pa.RecordBatch]]  # read where the schema displays columns
+    earlier: Earlier | None = None  # the dataset that these items and events are added to
+
+    @property
+    def num_items(self) -> int:
+        return self.survey.stream.num_items + (self.earlier.dataset.num_items if self.earlier else 0)
+
+    def encoders(self, event_fields: tuple[Field, ...]) -> Encoders:
+        """How the fields are encoded: as the survey found, or as the dataset that is added to does."""
+        if self.earlier is not None:
+            return self.earlier.encoders(self.survey.stream, self.plan.all_values())
+        return self.survey.encoders(event_fields, self.plan.all_values())
+
+    def item_fields_filled(self) -> dict[str, int]:
+        before = {} if self.earlier is None else self.earlier.dataset.manifest.item_fields_filled
+        return {name: count + before.get(name, 0) for name, count in self.survey.filled().items()}
 
 
 def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> DatasetManifest:
     """Fill `stage` with the arrays, encoders and manifest of a dataset."""
     events = write_events(chunks, parts.plan, stage)
-    encoders = parts.survey.encoders(events.fields, parts.plan.all_values())
-    encoders = write_items(parts.survey, encoders, stage, progress)
+    encoders = write_items(parts.survey, parts.encoders(events.fields), stage, progress, parts.earlier)
     encoders.write(stage / "encoders.json")
     parts.schema.write(stage / "schema.toml")
     _write_ids(parts.item_ids(), stage)
@@ -64,12 +81,12 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         schema=parts.schema,
         num_users=len(users.starts),
         num_events=events.num_events,
-        num_items=parts.survey.stream.num_items,
+        num_items=parts.num_items,
         time_span=events.time_span,
         train=sides["train"],
         validation=sides["validation"],
         test=sides.get("test"),
-        item_fields_filled=parts.survey.filled(),
+        item_fields_filled=parts.item_fields_filled(),
         event_fields_filled=events.filled,
         dropped={key: count for key, count in parts.dropped.items() if count},
         versions={"tokenizers": version("tokenizers")},

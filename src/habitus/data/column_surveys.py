@@ -132,7 +132,8 @@ class CategorySurvey(ColumnSurvey):
         return tuple(sorted(counts["value"].to_pylist()))
 
     def _merge(self) -> pa.Table:
-        tables = ([self._counts] if self._counts is not None else []) + self._waiting
+        none = pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
+        tables = [none if self._counts is None else self._counts, *self._waiting]
         merged = pa.concat_tables(tables).group_by("value").aggregate([("count", "sum")])
         self._counts = merged.rename_columns(["value", "count"]).combine_chunks()
         self._waiting = []

@@ -13,8 +13,7 @@ from habitus.data.arrays import map_array
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import ITEM, record_field
-from habitus.data.fields import Fields
-from habitus.data.item_columns import item_file
+from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
 from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack

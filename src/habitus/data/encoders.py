@@ -48,14 +48,21 @@ class Encoders(Typed):
         def cut(values: dict[str, tuple[str, ...]], known: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
             return {name: all_[: len(known.get(name, all_))] for name, all_ in values.items()}
 
-        items, events = cut(self.item_values, earlier.item_values), cut(self.event_values, earlier.event_values)
+        return self.with_values(
+            cut(self.item_values, earlier.item_values), cut(self.event_values, earlier.event_values)
+        )
+
+    def with_values(
+        self, item_values: dict[str, tuple[str, ...]], event_values: dict[str, tuple[str, ...]]
+    ) -> "Encoders":
+        """These encoders with other values of their categories."""
         fields = self.fields.model_copy(
             update={
-                "item": tuple(_resized(field, items) for field in self.fields.item),
-                "event": tuple(_resized(field, events) for field in self.fields.event),
+                "item": tuple(_resized(field, item_values) for field in self.fields.item),
+                "event": tuple(_resized(field, event_values) for field in self.fields.event),
             }
         )
-        return self.model_copy(update={"fields": fields, "item_values": items, "event_values": events})
+        return self.model_copy(update={"fields": fields, "item_values": item_values, "event_values": event_values})
 
     def encode_items(self, table: pa.RecordBatch, tokenizer: "Tokenizer | None") -> ItemFeatures:
         """The features of the table's rows. Unseen category values and missing ones become code 0."""

@@ -56,3 +56,8 @@ class Fields(Typed):
     item: tuple[Field, ...]
     event: tuple[Field, ...]
     text_len: int = Described(0, ge=0, description="Tokens stored per item; 0 where there is no text.")
+
+
+def item_file(number: int) -> str:
+    """The file of an item field, by its place among them."""
+    return f"items/field-{number:02d}.npy"

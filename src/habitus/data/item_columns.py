@@ -4,16 +4,26 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from habitus.data.arrays import ArrayWriter
+from habitus.data.earlier import Earlier
 from habitus.data.encoders import Encoders
+from habitus.data.fields import item_file
 from habitus.data.survey import ItemSurvey
 from habitus.data.text import train_tokenizer
 from habitus.progress import Progress
 
 
-def write_items(survey: ItemSurvey, encoders: Encoders, stage: Path, progress: Progress) -> Encoders:
-    """Write every item's features, and the tokenizer; returns the encoders with the tokenizer's size."""
+def write_items(
+    survey: ItemSurvey, encoders: Encoders, stage: Path, progress: Progress, earlier: Earlier | None = None
+) -> Encoders:
+    """Write every item's features, those of an earlier dataset first, and the tokenizer.
+
+    Returns the encoders with the tokenizer's size.
+    """
     tokenizer = None
-    if encoders.text_columns:
+    if encoders.text_columns and earlier is not None:
+        tokenizer = earlier.dataset.tokenizer
+        earlier.copy_tokenizer(stage)
+    elif encoders.text_columns:
         progress("training the tokenizer", 0.0)
         tokenizer = train_tokenizer(survey.texts, survey.text.vocabulary_size)
         tokenizer.save(str(stage / "tokenizer.json"))
@@ -27,6 +37,9 @@ def write_items(survey: ItemSurvey, encoders: Encoders, stage: Path, progress: P
         for number, spec in enumerate(fields.item):
             writer = ArrayWriter(stage / item_file(number), spec.stored_dtype, spec.row_shape(fields.text_len))
             writers[spec.name] = open_files.enter_context(writer)
+        for chunk in earlier.item_chunks() if earlier is not None else ():
+            for name, known in chunk.items():
+                writers[name].append(known)
         for batch in stream.batches():
             features = encoders.encode_items(survey.repair(batch), tokenizer)
             for spec in fields.item:
@@ -36,8 +49,3 @@ def write_items(survey: ItemSurvey, encoders: Encoders, stage: Path, progress: P
             num_done += batch.num_rows
             progress("encoding items", num_done / stream.num_items)
     return encoders
-
-
-def item_file(number: int) -> str:
-    """The file of an item field, by its place among them."""
-    return f"items/field-{number:02d}.npy"

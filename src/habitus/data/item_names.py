@@ -23,8 +23,13 @@ def write_display(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...], p
     schema = pa.schema([(name, pa.string()) for name in columns])
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in batches:
-            texts = [to_display(batch.column(name)) for name in columns]
-            writer.write_batch(pa.RecordBatch.from_arrays(texts, schema=schema))
+            writer.write_batch(display_batch(batch, columns))
+
+
+def display_batch(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The given columns of some items as people read them."""
+    schema = pa.schema([(name, pa.string()) for name in columns])
+    return pa.RecordBatch.from_arrays([to_display(batch.column(name)) for name in columns], schema=schema)
 
 
 def to_display(column: pa.Array) -> pa.Array:

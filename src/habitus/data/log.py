@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
+from habitus.data.earlier import Earlier
 from habitus.data.kinds import KINDS, Number, datetime_sql
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
 from habitus.data.sources import SourceTable, quoted_path, require_columns
@@ -43,8 +45,18 @@ class EventCheck:
 class EventLog:
     """Views over the two tables, and the questions that preparation asks of them."""
 
-    def __init__(self, con: "DuckDBPyConnection", schema: Schema, events: SourceTable, items: SourceTable) -> None:
+    def __init__(
+        self,
+        con: "DuckDBPyConnection",
+        schema: Schema,
+        events: SourceTable,
+        items: SourceTable,
+        earlier: Earlier | None = None,
+        earlier_events: Path | None = None,
+    ) -> None:
         self.con = con
+        self.earlier = earlier  # the dataset that these events are added to, and its events as a file
+        self.earlier_events = earlier_events
         self.schema = schema
         self.events = events
         self.items = items
@@ -63,7 +75,10 @@ class EventLog:
     # --- the catalogue -----------------------------------------------------------------------------------
 
     def make_catalogue(self, drop: bool) -> np.ndarray:
-        """Number the items; returns the rows of the item table that are left out, as `drop` allows."""
+        """Number the items; returns the rows of the item table that are left out, as `drop` allows.
+
+        Items that an earlier dataset has keep their numbers and the features that they have there.
+        """
         self.con.execute(
             "CREATE TEMP TABLE unusable AS SELECT origin, item, item IS NULL AS is_null FROM items WHERE item IS NULL "
             "UNION ALL SELECT origin, item, false FROM items SEMI JOIN "
@@ -81,13 +96,29 @@ class EventLog:
                 remedy = "leaves out item rows without an id and keeps the first of several rows of one item"
                 problems.append(Problem("items", self.schema.items.item, what, len(rows), examples, expected, remedy))
         self._settle(problems, drop)
-        unusable = [row for (row,) in self._rows("SELECT origin FROM unusable ORDER BY origin")]
-        row = "origin" if not len(unusable) else "row_number() OVER (ORDER BY origin) - 1"
+        self._create_known_items()
+        in_either = "SELECT origin FROM unusable UNION SELECT origin FROM items SEMI JOIN known USING (item)"
+        left_out = [row for (row,) in self._rows(f"{in_either} ORDER BY origin")]
+        first = self._rows("SELECT count(*) FROM known")[0][0]
+        row = "origin" if not len(left_out) else "row_number() OVER (ORDER BY origin) - 1"
         self.con.execute(
-            f"CREATE TEMP TABLE catalogue AS SELECT {row} AS item_row, item FROM items "
-            "ANTI JOIN unusable USING (origin)"
+            f"CREATE TEMP TABLE catalogue AS SELECT item_row, item FROM known UNION ALL "
+            f"SELECT {first} + {row} AS item_row, item FROM items "
+            "ANTI JOIN unusable USING (origin) ANTI JOIN known USING (item)"
         )
-        return np.asarray(unusable, np.int64)
+        return np.asarray(left_out, np.int64)
+
+    def _create_known_items(self) -> None:
+        """The items of the earlier dataset, as the catalogue has them; none without one."""
+        source = "SELECT 0 AS item_row, item FROM items WHERE false"
+        if self.earlier is not None:
+            (name,) = pq.read_schema(self.earlier.item_ids).names
+            item = _id_sql(name, self.items.types[self.schema.items.item], self._same_item_types)
+            source = (
+                f"SELECT file_row_number AS item_row, {item} AS item "
+                f"FROM read_parquet('{quoted_path(self.earlier.item_ids)}', file_row_number = true)"
+            )
+        self.con.execute(f"CREATE TEMP TABLE known AS {source}")
 
     def make_pairs(self) -> tuple[np.ndarray, dict[str, pa.Array]]:
         """For item×value prediction: the item row and the values of every pair that occurs, in order."""
@@ -128,20 +159,30 @@ class EventLog:
         return int(cut[0][0])
 
     def event_values(self) -> dict[str, tuple[str, ...]]:
-        """The values of each event category, in order; of too many, the most frequent."""
+        """The values of each event category, in order; of too many, the most frequent.
+
+        After those of an earlier dataset, new ones stand in the order in which they first occur.
+        """
         values = {}
         for name in self._categories():
             column = self._field(name)
+            order = "count(*) DESC" if self.earlier is None else "min(t)"
             raw = self.con.sql(
                 f"SELECT {column} AS v FROM joined WHERE {column} IS NOT NULL AND {self._usable()} GROUP BY 1 "
-                f"ORDER BY count(*) DESC, 1 LIMIT {MAX_CATEGORIES}"
+                f"ORDER BY {order}, 1 LIMIT {MAX_CATEGORIES}"
             ).to_arrow_table()
-            strings = to_categories(_plain_strings(raw["v"]))
-            values[name] = tuple(sorted(set(strings.to_pylist())))
+            strings = to_categories(_plain_strings(raw["v"])).to_pylist()
+            if self.earlier is None:
+                values[name] = tuple(sorted(set(strings)))
+            else:
+                values[name] = self.earlier.event_values(name, strings)
         return values
 
     def sort_into(self, path: Path) -> None:
-        """Write user, t, item_row and the fields of every usable event, sorted, as Parquet."""
+        """Write user, t, item_row and the fields of every usable event, sorted, as Parquet.
+
+        Of an earlier dataset's events the categories come as codes, in columns of their own (k_*).
+        """
         pairs = self.schema.events.pair_columns
         row, source = "item_row", "joined"
         if pairs:
@@ -154,8 +195,16 @@ class EventLog:
             for c in [self._field(name)]
         ]
         columns = ", ".join([f"u, t, {row} AS item_row", *fields])
+        events = f"SELECT {columns}, origin FROM {source} WHERE {self._usable()}"
+        kept = ["u", "t", "item_row", *(self._field(name) for name in self.schema.events.fields)]
+        if self.earlier_events is not None:
+            events = (
+                f"{events} UNION ALL BY NAME SELECT *, file_row_number AS origin "
+                f"FROM read_parquet('{quoted_path(self.earlier_events)}', file_row_number = true)"
+            )
+            kept += [self._field(name).replace("f_", "k_") for name in self._categories()]
         self.con.execute(
-            f"COPY (SELECT {columns} FROM {source} WHERE {self._usable()} ORDER BY u, t, origin) "
+            f"COPY (SELECT {', '.join(kept)} FROM ({events}) ORDER BY u, t, origin) "
             f"TO '{quoted_path(path)}' (FORMAT parquet, ROW_GROUP_SIZE 262144)"
         )
 
@@ -230,6 +279,12 @@ class EventLog:
                 "times from 1900 to 2199 (is time_unit right?)",
             ),
         ]
+        if self.earlier is not None:
+            last = self.earlier.dataset.manifest.time_span[1]
+            until = "each user's last" if roles.time_unit == "order" else np.datetime64(last, "us")
+            what = "not after the events that the dataset has"
+            expected = f"events after {until}; perhaps this update is in it already"
+            checks.append(EventCheck(roles.timestamp, "coalesce(t <= last_t, false)", "t_raw", what, expected))
         for number, name in enumerate(roles.pair_columns):
             checks.append(
                 EventCheck(
@@ -250,25 +305,30 @@ class EventLog:
         return checks
 
     def _create_views(self) -> None:
-        schema, types = self.schema, self.events.types
-        same = _comparable(types[schema.events.item_column], self.items.types[schema.items.item])
+        schema = self.schema
         self.con.execute(
             f"CREATE TEMP VIEW events_view AS SELECT *, {self._time_in_range()} AS t "
-            f"FROM (SELECT {', '.join(self._event_columns(same))} FROM {_scan(self.events)})"
+            f"FROM (SELECT {', '.join(self._event_columns())} FROM {_scan(self.events)})"
         )
-        item = _id_sql(schema.items.item, self.items.types[schema.items.item], same)
+        item = _id_sql(schema.items.item, self.items.types[schema.items.item], self._same_item_types)
         self.con.execute(
             f"CREATE TEMP VIEW items AS SELECT {item} AS item, {_origin_sql(self.items)} AS origin "
             f"FROM {_scan(self.items)}"
         )
 
-    def _event_columns(self, same_item_types: bool) -> list[str]:
+    @property
+    def _same_item_types(self) -> bool:
+        """Whether the ids of both tables can be compared as they are."""
+        item_types = self.events.types[self.schema.events.item_column], self.items.types[self.schema.items.item]
+        return _comparable(*item_types)
+
+    def _event_columns(self) -> list[str]:
         """Roles and fields under names of our own, so that no column of the log can stand in for another."""
         roles, types = self.schema.events, self.events.types
         time = _name(roles.timestamp)
         selected = [
             f"{_id_sql(roles.user, types[roles.user], True)} AS u",
-            f"{_id_sql(roles.item_column, types[roles.item_column], same_item_types)} AS i",
+            f"{_id_sql(roles.item_column, types[roles.item_column], self._same_item_types)} AS i",
             *(f"CAST({_name(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
             f"{_printable_sql(time, types[roles.timestamp])} AS t_raw",
             f"{_time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
@@ -290,9 +350,13 @@ class EventLog:
 
     def join(self) -> None:
         """Look every event's item up in the catalogue; events without one keep a null."""
-        self.con.execute(
-            "CREATE TEMP VIEW joined AS SELECT * FROM events_view LEFT JOIN catalogue ON events_view.i = catalogue.item"
-        )
+        joined = "SELECT * FROM events_view LEFT JOIN catalogue ON events_view.i = catalogue.item"
+        if self.earlier is not None and self.schema.events.time_unit != "order":
+            joined = joined.replace("*", f"*, {self.earlier.dataset.manifest.time_span[1]} AS last_t", 1)
+        elif self.earlier_events is not None:  # positions count by user
+            lasts = f"SELECT u, max(t) AS last_t FROM read_parquet('{quoted_path(self.earlier_events)}') GROUP BY u"
+            joined = f"SELECT * FROM ({joined}) LEFT JOIN ({lasts}) USING (u)"
+        self.con.execute(f"CREATE TEMP VIEW joined AS {joined}")
 
 
 def _name(column: str) -> str:

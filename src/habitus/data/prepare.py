@@ -3,10 +3,11 @@
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
+from habitus.data.dataset import Dataset
+from habitus.data.earlier import Batches, Earlier
 from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.kinds import KINDS
@@ -69,14 +72,71 @@ def prepare(
 
     `events` and `items` are paths or globs of Parquet, CSV or JSON-lines files.
     """
-    options = options or PrepareOptions()
-    progress = progress or (lambda phase, done: None)
-    out = Path(out)
+    return _prepare(events, items, schema, Path(out), options or PrepareOptions(), progress or _silent, None)
+
+
+def update(
+    dataset: Dataset,
+    events: str,
+    items: str,
+    out: str | Path,
+    options: PrepareOptions | None = None,
+    progress: Progress | None = None,
+) -> DatasetManifest:
+    """The manifest of a dataset written to `out`: that of `dataset`, which stays as it is, with later events.
+
+    `items` may be the whole catalogue or what is new in it; of an item that `dataset` has, the features stay. The
+    schema, the split, the window length and the encoding are the dataset's; of `options` only memory, threads and
+    on_bad count.
+    """
+    manifest = dataset.manifest
+    _check_can_grow(dataset)
+    options = replace(
+        options or PrepareOptions(),
+        seq_len=manifest.seq_len,
+        text_len=max(1, dataset.fields.text_len),
+        split=manifest.split.kind,
+        validation_share=manifest.split.validation_share,
+        test_share=manifest.split.test_share,
+        seed=manifest.seed,
+    )
+    return _prepare(events, items, dataset.schema, Path(out), options, progress or _silent, Earlier(dataset))
+
+
+def _check_can_grow(dataset: Dataset) -> None:
+    schema = dataset.schema
+    if schema.world is not None:
+        raise DataError(
+            f"{dataset.path} is a synthetic world, whose oracle knows its own events only",
+            next_step="habitus world with more users or events",
+        )
+    if schema.events.pair_columns:
+        raise DataError(
+            f"{dataset.path} predicts pairs of item and {', '.join(schema.events.pair_columns)}, which are numbered "
+            "over the whole log",
+            expected="a dataset whose events name items alone",
+            next_step="prepare the whole log again",
+        )
+
+
+def _silent(phase: str, done: float) -> None:
+    pass
+
+
+def _prepare(
+    events: str,
+    items: str,
+    schema: Schema,
+    out: Path,
+    options: PrepareOptions,
+    progress: Progress,
+    earlier: Earlier | None,
+) -> DatasetManifest:
     check_options(options, out, schema)
     try:
         with staged_folder(out) as stage, _scratch(stage) as scratch:
             with _connection(scratch, options, progress) as con:
-                log, parts = _read(con, events, items, schema, options, scratch, progress)
+                log, parts = _read(con, events, items, schema, options, scratch, progress, earlier)
                 progress("sorting events", 0.0)
                 log.sort_into(scratch / "sorted.parquet")
             sorted_chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
@@ -159,10 +219,17 @@ def _read(
     options: PrepareOptions,
     scratch: Path,
     progress: Progress,
+    earlier: Earlier | None,
 ) -> tuple[EventLog, Assembly]:
     """Open, check and survey both tables; errors in either are raised before the long work starts."""
     progress("opening files", 0.0)
-    log = EventLog(con, schema, open_table("events", events, con, scratch), open_table("items", items, con, scratch))
+    tables = open_table("events", events, con, scratch), open_table("items", items, con, scratch)
+    if earlier is None:
+        log = EventLog(con, schema, *tables)
+    else:
+        log = EventLog(con, schema, *tables, earlier, scratch / "earlier.parquet")
+        earlier.check_ids(log.events.types[schema.events.user], log.items.types[schema.items.item])
+        earlier.write_events(scratch / "earlier.parquet")
     drop = options.on_bad == "drop"
     unusable = log.make_catalogue(drop)
     log.join()
@@ -174,20 +241,31 @@ def _read(
     survey = survey_items(stream, TextOptions(options.text_len, options.vocabulary_size, options.seed))
     if not drop:
         refuse(survey.problems())
-    dropped = dict(log.dropped)
-    dropped |= {f"items.{p.column}: {p.what}": p.rows for p in survey.problems()}
+    dropped = Counter(log.dropped)
+    dropped.update({f"items.{p.column}: {p.what}": p.rows for p in survey.problems()})
     progress("surveying events", 0.0)
-    split = split_of(options).with_cuts(log.time_at)
-    plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, stream.num_items, split)
+    item_ids: Batches = lambda: item_columns([schema.items.item])  # noqa: E731
+    item_display: Batches = lambda: item_columns(list(schema.items.display or ()))  # noqa: E731
+    num_items = stream.num_items
+    if earlier is None:
+        split = split_of(options).with_cuts(log.time_at)
+    else:
+        earlier.check_vectors(stream)
+        before = earlier.dataset.manifest
+        split, num_items = before.split, num_items + before.num_items
+        dropped.update(before.dropped)
+        item_ids, item_display = earlier.ids_with(item_ids), earlier.display_with(item_display)
+    plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, num_items, split)
     parts = Assembly(
         schema=schema,
         seq_len=options.seq_len,
         seed=options.seed,
         survey=survey,
-        item_ids=lambda: item_columns([schema.items.item]),
+        item_ids=item_ids,
         plan=plan,
-        dropped=dropped,
-        item_display=lambda: item_columns(list(schema.items.display or ())),
+        dropped=dict(dropped),
+        item_display=item_display,
+        earlier=earlier,
     )
     return log, parts
 
@@ -265,10 +343,21 @@ def _sorted_chunks(
                 batch.column("u"),
                 batch.column("t").to_numpy(),
                 batch.column("item_row").to_numpy(),
-                encode_events(batch, columns, vocabularies),
+                _with_codes(batch, encode_events(batch, columns, vocabularies), columns),
             )
             done += batch.num_rows
             progress("writing events", done / total)
+
+
+def _with_codes(batch: pa.RecordBatch, fields: dict[str, np.ndarray], columns: dict[str, str]) -> dict[str, np.ndarray]:
+    """The fields with the codes of events that come from an earlier dataset."""
+    for name, column in columns.items():
+        codes = column.replace("f_", "k_")
+        if codes in batch.schema.names:
+            earlier = batch.column(codes)
+            known = earlier.is_valid().to_numpy(zero_copy_only=False)
+            fields[name][known] = earlier.drop_null().to_numpy()
+    return fields
 
 
 def _read_ahead(chunks: Iterator[EventChunk]) -> Generator[EventChunk, None, None]:

@@ -73,9 +73,11 @@ class BehaviorModel(nn.Module):
     def begin_with(self, other: "BehaviorModel") -> "BehaviorModel":
         """This model with the weights of one of the same recipe, whose categories may have fewer values."""
         for ours, theirs in zip(self.modules(), other.modules(), strict=True):
+            if isinstance(ours, Categories) and isinstance(theirs, Categories):
+                ours.weight.copy_(ours.rows_from(theirs))
+                continue
             for name, parameter in ours.named_parameters(recurse=False):
-                grows = isinstance(ours, Categories)
-                parameter.copy_(ours.rows_from(theirs) if grows else theirs.get_parameter(name))
+                parameter.copy_(theirs.get_parameter(name))
         return self
 
     def freeze(self) -> "BehaviorModel":
