@@ -2,6 +2,7 @@
 
 from habitus.cards.facts import DataFacts, FieldFacts
 from habitus.cards.markup import bullets, escape, front_matter, join, table
+from habitus.store import SPLIT_NAMES
 
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"),
           (10**8, "10M<n<100M"), (10**9, "100M<n<1B"), (10**10, "1B<n<10B"))  # fmt: skip
@@ -32,7 +33,7 @@ def dataset_card(data: DataFacts, license_id: str | None = None) -> str:
         '```python\nimport habitus as hb\n\ndataset = hb.Dataset.open("FOLDER")  # the folder of this card\n'
         'run = hb.train(dataset, out="run")\n```',
         "## Limits",
-        bullets(data_limits(data)),
+        bullets([*data_limits(data), "The folder holds ids of users and items as they are in the log."]),
         f"Checksum of all files: `{data.checksum}`. This card is not among them: edit it as you like.",
     )
 
@@ -41,7 +42,8 @@ def describe_data(data: DataFacts) -> str:
     """Counts, sides, fields and what was left out."""
     when = "" if data.days is None else f", {data.days[0]} to {data.days[1]}"
     sides = [
-        (name, f"{side.users:,}", f"{side.events:,}", f"{side.queries:,}") for name, side in sorted(data.sides.items())
+        (name, f"{side.users:,}", f"{side.events:,}", f"{side.queries:,}")
+        for name, side in sorted(data.sides.items(), key=lambda one: SPLIT_NAMES.index(one[0]))
     ]
     fields = [_field_row("item", one) for one in data.item_fields]
     fields += [_field_row("event", one) for one in data.event_fields]
@@ -63,7 +65,7 @@ def data_limits(data: DataFacts) -> list[str]:
     else:
         lines.append(
             "A log holds what people did where it was recorded: who is not in it, and what was not shown, is not "
-            "learnt. Whether it may be passed on is for whoever recorded it to say; ids of users are in the folder."
+            "learnt. Whether it may be passed on, or what was learnt from it, is for whoever recorded it to say."
         )
     if "test" not in data.sides:
         lines.append("There is no test side: whatever is chosen on validation users cannot be checked on others.")

@@ -1,6 +1,7 @@
 """What a card says beyond the Record: card.json beside it, from which the card can be written again."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -78,12 +79,16 @@ class CardFacts(Typed):
 
 def shareable_plan(plan: Plan) -> Plan:
     """A plan without paths of the machine that it was made on."""
-    hidden = tuple(hide_paths(line) for line in plan.warnings)
-    return Plan.parse(
-        {name: value for name, value in plan.to_values().items() if name in Plan.model_fields}
-        | {"laws": Path(plan.laws).name, "warnings": hidden},
-        "the plan",
-    )
+    values = {name: value for name, value in plan.to_values().items() if name in Plan.model_fields}
+    return Plan.parse(_hide_paths_in(values | {"laws": Path(plan.laws).name}), "the plan")
+
+
+def _hide_paths_in(value: Any) -> Any:
+    if isinstance(value, str):
+        return hide_paths(value)
+    if isinstance(value, dict):
+        return {name: _hide_paths_in(inner) for name, inner in value.items()}
+    return [_hide_paths_in(inner) for inner in value] if isinstance(value, list) else value
 
 
 def find_plan(recipe_file: Path) -> Plan | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MOST_CHARACTERS = 80  # of a name in a table
-# All but letters, digits and what can mean nothing; an underline inside a word is no emphasis.
-_MARKUP = re.compile(r"[^\w ,;%()'/…-]|(?<![^\W_])_|_(?![^\W_])|^-")
+# All but letters, digits and what means nothing where it stands: an underline inside a word, a colon in a sentence.
+_MARKUP = re.compile(r"[^\w ,;%()'/….:=+-]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|:(?=/)|(?<=[wW])\.|(?<=^\d)\.")
 _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\:;,'\"]+[/\\])*([^\s/\\:;,'\"]+)")
 
 
@@ -36,8 +36,10 @@ def hide_paths(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; its cells are Markdown already."""
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    """A table of Markdown; its cells are Markdown already. Columns of numbers are aligned to the right."""
+    body = list(rows)
+    numbers = [all(cell[:1] in "+-0123456789" for cell in column) for column in zip(*body, strict=True)]
+    lines = [header, ["---:" if number else "---" for number in numbers or [False] * len(header)], *body]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

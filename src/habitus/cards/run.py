@@ -10,12 +10,16 @@ from habitus.cards.markup import bullets, escape, front_matter, hide_paths, join
 from habitus.files import write_atomic
 from habitus.recipe import Recipe
 from habitus.record import Metric, Record
-from habitus.store import REGIMES, TABLE_METRICS, Plan, TestTable, read_run_record
+from habitus.store import REGIMES, TABLE_METRICS, Plan, TableRow, TestTable, direction_of, read_run_record
 from habitus.units import format_bytes, format_seconds
 
 _NORMAL_95 = 1.959964
 _TASK = {"type": "sequential-recommendation", "name": "Next item of a user's history"}
 _VALIDATED = tuple(f"{regime}/{name}" for regime in REGIMES for name in (*TABLE_METRICS, "mrr@10", "coverage@10"))
+_EXPORTED = (
+    "The folder holds ids, categories and vectors of the items, and up to 2,048 query vectors of histories to measure "
+    "approximate search with; no events and no ids of users."
+)
 _ORACLE = "oracle"  # of a synthetic world: the best possible
 
 
@@ -73,12 +77,12 @@ def run_card(record: Record, facts: CardFacts, *, name: str | None = None, licen
         "## Data",
         "Not on record." if facts.data is None else describe_data(facts.data),
         "## Size and cost",
-        table(("", ""), _size_rows(record)),
+        table(("what", "how much"), _size_rows(record)),
         *_recipe_part(record),
         "## Where the recipe comes from",
         *_origin(facts),
         "## Limits",
-        bullets(_limits(record, facts)),
+        bullets(_limits(record, facts) + ([_EXPORTED] if name is not None else [])),
         "## Load",
         _load_part(exported=name is not None),
     )
@@ -132,7 +136,7 @@ def describe_results(results: TestTable) -> Iterable[str]:
     chosen = " Nothing was chosen on them." if results.side == "test" else ""
     yield (
         f"{results.queries:,} queries of {results.users:,} {results.side} users, ranked among the whole catalogue; "
-        f"± is 95%.{chosen}"
+        f"± is 95%.{chosen} Recall and NDCG are better when higher, the loss (nats) when lower."
     )
     yield table(("", *TABLE_METRICS), _score_rows(results))
     yield "The model less each, paired by query, with its 95% interval over users:"
@@ -198,7 +202,7 @@ def _origin(facts: CardFacts) -> Iterable[str]:
     if facts.search is not None:
         search = facts.search
         yield (
-            f"Found by trying {len(search.trials)} recipe(s) in {format_seconds(search.seconds)}; chosen by "
+            f"Found by a search of {format_seconds(search.seconds)} over shapes and passes; chosen by "
             f"`{search.metric}` on validation users: {escape(search.chosen)}."
         )
         yield table(("tried", search.metric), [(escape(one.name), f"{one.value:.4f}") for one in search.trials])
@@ -209,8 +213,8 @@ def _origin(facts: CardFacts) -> Iterable[str]:
 def describe_plan(plan: Plan) -> Iterable[str]:
     """The numbers of a plan with their intervals and the laws that gave them; then what it predicted."""
     yield (
-        f"A plan for `{plan.metric}` at {plan.flops:.3g} FLOPs (`{plan.hash()[:12]}`), from the laws in "
-        f"{escape(Path(plan.laws).name)}. In brackets: 95%, or the ends of what was tried."
+        f"A plan for `{plan.metric}` at {plan.flops:.3g} FLOPs, from the laws in {escape(Path(plan.laws).name)}. "
+        "In brackets: 95%, or the ends of what was tried."
     )
     yield table(
         ("knob", "value", "from", "by"),
@@ -242,6 +246,9 @@ def _limits(record: Record, facts: CardFacts) -> list[str]:
         lines.append("Not measured on test users: `habitus card RUN --data DATASET` adds the table with baselines.")
     elif facts.table.side != "test":
         lines.append("The dataset has no test side: the users above may have chosen the model.")
+    else:
+        lines += [f"Not better than {_scorer(row.scorer)} on {', '.join(worse)}."
+                  for row in facts.table.rows[1:] if (worse := _not_better(row)) and row.scorer != _ORACLE]  # fmt: skip
     if record.recipe.data.include_validation:
         lines.append("Trained on the validation events too: only the test side can score it.")
     if record.epochs > 1:
@@ -253,6 +260,15 @@ def _limits(record: Record, facts: CardFacts) -> list[str]:
         "items. Popular items are learnt best; nothing was done about that here."
     )
     return lines + [escape(hide_paths(line), most=400) for line in (facts.plan.warnings if facts.plan else ())]
+
+
+def _not_better(row: TableRow) -> list[str]:
+    """The metrics in which the model is not better than a baseline beyond the noise."""
+    return [
+        metric
+        for metric, less in row.differences.items()
+        if ((less.low or less.value) <= 0 if direction_of(metric) == "max" else (less.high or less.value) >= 0)
+    ]
 
 
 def _load_part(exported: bool) -> str:
