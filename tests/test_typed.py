@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from habitus.errors import ConfigError
 from habitus.files import sha256_of, staged_folder, write_atomic
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.typed import apply_overrides, canonical_json, to_toml
+from habitus.typed import _format_json, apply_overrides, canonical_json, to_toml
 
 RECIPE = {
     "model": {"joint_dim": 44, "width": 128, "depth": 8},
@@ -101,6 +102,22 @@ def test_toml_text_reads_back_as_it_was(values: dict[str, object]) -> None:
     import tomllib
 
     assert tomllib.loads(to_toml(values)) == values
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+NESTED = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@given(NESTED)
+def test_json_is_indented_as_the_standard_library_does(values: object) -> None:
+    assert _format_json(values) == json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_has_no_word_for_what_is_no_number(value: float) -> None:
+    for place in (value, [1.0, value], {"a": {"b": [value]}}):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            _format_json(place)
 
 
 def test_canonical_json_has_one_spelling() -> None:

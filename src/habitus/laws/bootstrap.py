@@ -74,15 +74,16 @@ def allocation_pipeline(metric: str, direction: Direction = "min", ahead: float 
 
 def _recipe_numbers(table: dict[float, np.ndarray], sign: float, ahead: float) -> dict[str, float]:
     middles = {c: float(np.log(rows[:, 0]).mean()) for c, rows in table.items()}
-    groups = [
+    curves = [
         Curve(
-            valley_terms(np.log(rows[:, 0]) - middles[c]),
+            valley_terms,
+            np.log(rows[:, 0]) - middles[c],
             sign * rows[:, 1],
             np.full(len(rows), 1 / np.abs(rows[:, 1]).mean()),
         )
         for c, rows in table.items()
     ]
-    best = fit_separable(groups, (EXPONENTS, EXPONENTS))
+    best = fit_separable(curves, (EXPONENTS, EXPONENTS))
     log_c, log_n, heights = [], [], []
     for (c, rows), linear in zip(table.items(), best.linear, strict=True):
         place = float(log_optimum(best.theta[None], linear[None])[0]) + middles[c]

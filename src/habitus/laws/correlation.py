@@ -6,6 +6,7 @@ distribution for many. Missing values drop the pair of rows, never become number
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from scipy import stats
@@ -14,7 +15,7 @@ from habitus.errors import FitError
 from habitus.laws.checks import Numbers, as_columns, pluralize
 from habitus.store import Correlation, CorrelationTable, Surrogacy
 
-_PERMUTATIONS = 1000
+_PERMUTATIONS = 4000
 _MANY = 500  # from so many pairs on, ρ of random pairings is normal to more digits than permutations show
 _FADE_BELOW = 0.02  # of the metric's level: a spread over K that small ranks noise
 
@@ -25,8 +26,7 @@ def spearman_matrix(table: Mapping[str, Numbers], label: str = "all", seed: int 
     if len(names) < 2:
         raise FitError(pluralize(len(names), "column"), expected="two or more metrics to compare")
     data, length = _columns(table)
-    rng = np.random.default_rng(seed)
-    pairs = [_pair(a, b, data[a], data[b], rng) for i, a in enumerate(names) for b in names[i + 1 :]]
+    pairs = [_pair(a, b, data[a], data[b], seed) for i, a in enumerate(names) for b in names[i + 1 :]]
     return CorrelationTable(label=label, names=tuple(names), pairs=tuple(pairs), num_rows=length)
 
 
@@ -53,7 +53,6 @@ def surrogacy(
     (C,) = as_columns(budget=budget)
     (loss,) = _columns({"in_batch_loss": in_batch_loss}, len(C))[0].values()
     metrics, _ = _columns(metrics, len(C))
-    rng = np.random.default_rng(seed)
     rows = []
     for c in np.unique(C):
         for name, values in metrics.items():
@@ -62,7 +61,7 @@ def surrogacy(
                 continue
             level = float(np.abs(np.nanmean(column)))
             spread = float(np.nanmax(column) - np.nanmin(column)) / level if level > 0 else 0.0
-            pair = _pair("train/in_batch_loss", name, loss[c == C], column, rng)
+            pair = _pair("train/in_batch_loss", name, loss[c == C], column, seed)
             rows.append(
                 Surrogacy(budget=float(c), metric=name, correlation=pair, spread=spread, faded=spread < _FADE_BELOW)
             )
@@ -78,8 +77,7 @@ def paired_regimes(
         raise FitError("no metric stands in both regimes", expected="metrics such as loss and ndcg@10 under both names")
     here, length = _columns({name: local[name] for name in shared})
     there, _ = _columns({name: catalogue[name] for name in shared}, length)
-    rng = np.random.default_rng(seed)
-    return tuple(_pair(f"batch/{name}", f"catalogue/{name}", here[name], there[name], rng) for name in shared)
+    return tuple(_pair(f"batch/{name}", f"catalogue/{name}", here[name], there[name], seed) for name in shared)
 
 
 def _columns(table: Mapping[str, Numbers], num_rows: int | None = None) -> tuple[dict[str, np.ndarray], int]:
@@ -101,21 +99,30 @@ def _columns(table: Mapping[str, Numbers], num_rows: int | None = None) -> tuple
     return data, max(lengths, default=0)
 
 
-def _pair(a: str, b: str, x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> Correlation:
+def _pair(a: str, b: str, x: np.ndarray, y: np.ndarray, seed: int) -> Correlation:
     both = np.isfinite(x) & np.isfinite(y)
     n = int(both.sum())
     if n < 3 or np.ptp(x[both]) == 0 or np.ptp(y[both]) == 0:
         return Correlation(first=a, second=b, n=n)
     u, v = (_standard_ranks(column[both]) for column in (x, y))
-    if n >= _MANY:
-        high = float(stats.norm.ppf(0.975)) / np.sqrt(n - 1)
-        low = -high
-    else:
-        shuffled = rng.permuted(np.tile(v, (_PERMUTATIONS, 1)), axis=1)
-        low, high = np.quantile(shuffled @ u, [0.025, 0.975])
-    return Correlation(
-        first=a, second=b, n=n, rho=float(np.clip(u @ v, -1, 1)), chance_low=float(low), chance_high=float(high)
-    )
+    low, high = _chance_interval(u, v, seed)
+    return Correlation(first=a, second=b, n=n, rho=float(np.clip(u @ v, -1, 1)), chance_low=low, chance_high=high)
+
+
+def _chance_interval(u: np.ndarray, v: np.ndarray, seed: int) -> tuple[float, float]:
+    """Where ρ of random pairings of two columns of ranks lies."""
+    if len(u) >= _MANY:
+        high = float(stats.norm.ppf(0.975)) / np.sqrt(len(u) - 1)
+        return -high, high
+    return _permuted(np.sort(u).tobytes(), np.sort(v).tobytes(), seed)
+
+
+@lru_cache(maxsize=4096)
+def _permuted(u: bytes, v: bytes, seed: int) -> tuple[float, float]:
+    """By permutations. Only which ranks there are matters: columns without ties share a draw where they are as long."""
+    shuffled = np.random.default_rng(seed).permuted(np.tile(np.frombuffer(v), (_PERMUTATIONS, 1)), axis=1)
+    low, high = np.quantile(shuffled @ np.frombuffer(u), [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _standard_ranks(values: np.ndarray) -> np.ndarray:

@@ -150,7 +150,7 @@ def _law_group(selection: Selection, name: str, metrics: Sequence[str], paired: 
 
 def _error_of(selection: Selection, axis: str, metric: str) -> PureError | None:
     """The error from seed to seed: the axis's own, or that of all runs of stage 1 where it has too little."""
-    own = pure_error((run for run in selection.everything if run.axis == axis), metric)
+    own = pure_error(selection.by_axis.get(axis, ()), metric)
     if axis == "negatives" or (own is not None and own.dof >= _ENOUGH_SEEDS):
         return own
     return pure_error((run for run in selection.everything if run.axis != "negatives"), metric)
@@ -184,7 +184,7 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:
         return AxisLaws()
     judged_by: tuple[Any, ...] = () if axis == LOG_AXIS else (_error_of(selection, axis, metric),)
     if axis == "allocation":
-        judged_by = (*judged_by, [run for run in selection.everything if run.axis == axis])
+        judged_by = (*judged_by, selection.by_axis[axis])
     try:
         return _FITTERS[axis](runs, metric, *judged_by)
     except FitError as error:
@@ -274,7 +274,7 @@ def _drift(selection: Selection) -> dict[str, RateDrift]:
 
 
 def _bootstrap(selection: Selection, metrics: Sequence[str], times: int, seed: int) -> list[NamedBootstrap]:
-    runs = [run for run in selection.everything if run.axis == "allocation"]
+    runs = selection.by_axis.get("allocation", [])
     results = []
     for metric in metrics if times else ():
         if any(metric in run.metrics for run in runs):

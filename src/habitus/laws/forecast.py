@@ -14,7 +14,7 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.checks import pluralize
 from habitus.laws.cost import SIX_ND, realised_cost
-from habitus.laws.frontier import Frontier, frontier
+from habitus.laws.frontier import SharedShape, shared_shape
 from habitus.laws.power_law import predict_power_law
 from habitus.laws.pure_error import PureError
 from habitus.laws.recipe_value import RecipeLaws
@@ -56,12 +56,12 @@ class AllocationRuns:
 class AllocationEstimate:
     """What some runs say of another budget."""
 
-    frontier: Frontier
+    shape: SharedShape
     laws: RecipeLaws
 
     def size_at(self, budget: float) -> tuple[float, float, float] | None:
         """N* and its interval; None where there is no size law."""
-        return predict_power_law(self.frontier.size, budget) if self.frontier.size.ok else None
+        return predict_power_law(self.shape.size, budget) if self.shape.size.ok else None
 
     def metric_at(self, reading: str, budget: float) -> tuple[float, float, float] | None:
         """The metric of the run that a plan for the budget would choose; None where the reading is not identified."""
@@ -72,19 +72,19 @@ class AllocationEstimate:
 
 
 def estimate(runs: AllocationRuns, *, with_surface: bool = True) -> AllocationEstimate:
-    """The frontier, and where the runs say how much data they saw, the realised cost and the surface."""
-    fitted = frontier(runs.budget, runs.size, runs.metric, runs.direction, runs.error)
+    """The shared shape, and where the runs say how much data they saw, the realised cost and the surface."""
+    shape = shared_shape(runs.budget, runs.size, runs.metric, runs.direction, runs.error)
     cost, by_surface = SIX_ND, None  # along the frontier any cost gives the budget back
     if runs.data is not None:
         with suppress(FitError):
             cost = realised_cost(runs.size, runs.data, runs.budget)
         if with_surface and runs.direction == "min" and (runs.metric > 0).all():
             by_surface = surface(runs.size, runs.data, runs.metric)
-    laws = RecipeLaws(runs.direction, fitted.height, fitted.size, tuple(fitted.optima.values()), cost, by_surface)
-    return AllocationEstimate(fitted, laws)
+    laws = RecipeLaws(runs.direction, shape.height, shape.size, tuple(shape.optima.values()), cost, by_surface)
+    return AllocationEstimate(shape, laws)
 
 
-def allocation_rollouts(runs: AllocationRuns, whole: Frontier, metric: str) -> Iterator[NamedRollout]:
+def allocation_rollouts(runs: AllocationRuns, whole: SharedShape, metric: str) -> Iterator[NamedRollout]:
     """For N*, the loss law and the surface: every later budget from the lowest k, and each from all the others."""
     budgets = np.unique(runs.budget)
     ahead: dict[str, list[Forecast]] = {name: [] for name in _NAMES}
@@ -108,7 +108,7 @@ def allocation_rollouts(runs: AllocationRuns, whole: Frontier, metric: str) -> I
 
 def _forecast(
     runs: AllocationRuns,
-    whole: Frontier,
+    whole: SharedShape,
     fitted: np.ndarray,
     others: np.ndarray,
     forecasts: dict[str, list[Forecast]],
@@ -124,7 +124,7 @@ def _forecast(
         size = earlier.size_at(budget)
         optimum = whole.optima.get(budget)
         if size is not None and optimum is not None and optimum.ok:
-            r2 = earlier.frontier.size.residuals.r2
+            r2 = earlier.shape.size.residuals.r2
             forecasts["size_law"].append(hold_against(float(optimum["x_opt"]), size, fitted, budget, r2))
         for reading in ("loss_law", "surface"):
             value = earlier.metric_at(reading, budget)

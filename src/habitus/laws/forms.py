@@ -4,6 +4,7 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, as_columns, check_positive, num_distinct
+from habitus.laws.saturating import EXPONENT, decay_terms
 from habitus.laws.separable import Curve, fit_separable
 from habitus.laws.two_term import EXPONENTS, valley_terms
 from habitus.store import FormFit, Interval, Law, Residuals
@@ -20,7 +21,7 @@ def compare_valleys(x: Numbers, y: Numbers) -> tuple[FormFit, ...]:
         "constant": (1, _polynomial_rss(u, y, 0)),
         "parabola": (3, _polynomial_rss(u, y, 2)),
         "cubic": (4, _polynomial_rss(u, y, 3)),
-        "two_term": (5, fit_separable([Curve(valley_terms(u), y, np.ones(len(y)))], (EXPONENTS, EXPONENTS)).rss),
+        "two_term": (5, fit_separable([Curve(valley_terms, u, y, np.ones(len(y)))], (EXPONENTS, EXPONENTS)).rss),
     }
     return _ranked(forms, len(y))
 
@@ -30,14 +31,10 @@ def compare_scaling(compute: Numbers, loss: Numbers) -> tuple[FormFit, ...]:
     C, y = as_columns(compute=compute, loss=loss)
     check_positive(compute=C)
     u = np.log(C) - np.log(C).mean()
-
-    def decay(log_theta: np.ndarray) -> np.ndarray:
-        return np.exp(-np.exp(log_theta) * u)[..., None]
-
-    bounds = [(0.005, 2.0)]
+    curve = Curve(decay_terms, u, y, np.ones(len(y)))
     forms = {
-        "saturating": (3, fit_separable([Curve(decay, y, np.ones(len(y)))], bounds).rss),
-        "power": (2, fit_separable([Curve(decay, y, np.ones(len(y)), floor=0.0)], bounds).rss),
+        "saturating": (3, fit_separable([curve], [EXPONENT]).rss),
+        "power": (2, fit_separable([curve], [EXPONENT], floor=0.0).rss),
         "log_linear": (2, _polynomial_rss(u, y, 1)),
     }
     return _ranked(forms, len(y))

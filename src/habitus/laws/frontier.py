@@ -6,6 +6,7 @@ depend on the budget. So the budgets share (α, β), keep their own floor, depth
 together; the parabolas are given too, as the paper's reading.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from habitus.laws.law_builders import law_without_values, make_intervals, residu
 from habitus.laws.power_law import power_law
 from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.saturating import saturating
-from habitus.laws.separable import Curve, Region, SeparableFit, fit_separable, project, region
+from habitus.laws.separable import Curve, Region, SeparableFit, fit_separable, region
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
 from habitus.store import LEVELS, Direction, Law
 
@@ -27,14 +28,20 @@ _CELLS = 4  # distinct sizes a budget must have to lend its weight to the shared
 
 
 @dataclass(frozen=True)
-class Frontier:
-    """The optima of all budgets and the laws through them."""
+class SharedShape:
+    """The optima of all budgets in valleys of one shape, and the laws through them."""
 
-    optima: dict[float, Law]  # budget -> x_opt, y_opt, flat_range with the shared shape
-    parabolas: dict[float, Law]  # budget -> the paper's reading
+    optima: dict[float, Law]  # budget -> x_opt, y_opt, flat_range
     size: Law  # power law of x_opt over interior budgets
-    size_by_parabola: Law
     height: Law  # saturating law of y_opt over interior budgets
+
+
+@dataclass(frozen=True)
+class Frontier(SharedShape):
+    """The same beside the paper's reading."""
+
+    parabolas: dict[float, Law]  # by budget
+    size_by_parabola: Law
 
 
 def frontier(
@@ -48,18 +55,40 @@ def frontier(
 
     With the `error` from seed to seed, valleys that miss their points by more than that are refused.
     """
+    split = _by_budget(budget, size, metric)
+    parabolas = {c: judge_fit(isoflop_optimum(xs, ys, direction), error) for c, (xs, ys) in split.items()}
+    shared = _shared_shape(split, direction, error, LEVELS)
+    by_parabola = _through_parabolas(parabolas, shared.optima)
+    return Frontier(shared.optima, shared.size, shared.height, parabolas, by_parabola)
+
+
+def shared_shape(
+    budget: Numbers,
+    size: Numbers,
+    metric: Numbers,
+    direction: Direction = "min",
+    error: PureError | None = None,
+) -> SharedShape:
+    """The frontier without parabolas, and with intervals at 95% only: what a forecast takes of it, in half the time."""
+    return _shared_shape(_by_budget(budget, size, metric), direction, error, LEVELS[-1:])
+
+
+Split = dict[float, tuple[np.ndarray, np.ndarray]]  # budget -> sizes and metric
+
+
+def _by_budget(budget: Numbers, size: Numbers, metric: Numbers) -> Split:
     C, x, y = as_columns(budget=budget, size=size, metric=metric)
     check_positive(budget=C, size=x)
     check_rows_differ(budget=C, size=x, metric=y)
-    split = {float(c): (x[c == C], y[c == C]) for c in np.unique(C)}
-    parabolas = {c: judge_fit(isoflop_optimum(xs, ys, direction), error) for c, (xs, ys) in split.items()}
-    valleys, shape = _shared_valleys(split, direction)
+    return {float(c): (x[c == C], y[c == C]) for c in np.unique(C)}
+
+
+def _shared_shape(split: Split, direction: Direction, error: PureError | None, levels: Sequence[float]) -> SharedShape:
+    valleys, shape = _shared_valleys(split, direction, levels)
     optima = {c: judge_fit(law, error) for c, law in valleys.items()}
     interior = [c for c, law in optima.items() if law.status == "ok"]
     left_out = [c for c in optima if c not in interior]
-    size_law = _through(interior, optima, left_out, shape)
-    by_parabola = _through_parabolas(parabolas, optima)
-    return Frontier(optima, parabolas, size_law, by_parabola, _height(interior, optima, shape, direction))
+    return SharedShape(optima, _through(interior, optima, left_out, shape), _height(interior, optima, shape, direction))
 
 
 def _through(interior: list[float], optima: dict[float, Law], left_out: list[float], shape: "_Shape | None") -> Law:
@@ -112,9 +141,10 @@ def _height(interior: list[float], optima: dict[float, Law], shape: "_Shape | No
 
 @dataclass(frozen=True)
 class _Shape:
-    """The joint fit, and which budgets are in it."""
+    """The joint fit, what it allows at 95%, and which budgets are in it."""
 
     best: SeparableFit
+    allowed: Region
     budgets: tuple[float, ...]
 
     def common(self, budgets: list[float]) -> np.ndarray:
@@ -126,9 +156,8 @@ class _Shape:
         """
         if not budgets:
             return np.zeros((0, 0))
-        allowed = region(self.best, 0.95)
         rows = [self.budgets.index(c) for c in budgets]
-        places = np.stack([log_optimum(allowed.theta, allowed.solved[i].linear) for i in rows])
+        places = np.stack([log_optimum(self.allowed.theta, self.allowed.solved.linear[i]) for i in rows])
         level = np.where(np.isfinite(places).all(0), places.mean(0), np.nan)
         if np.isnan(level).all():
             return np.zeros((len(budgets), len(budgets)))
@@ -138,7 +167,7 @@ class _Shape:
 
 
 def _shared_valleys(
-    split: dict[float, tuple[np.ndarray, np.ndarray]], direction: Direction
+    split: Split, direction: Direction, levels: Sequence[float]
 ) -> tuple[dict[float, Law], _Shape | None]:
     sign = sign_of(direction)
     usable = {c: (xs, ys) for c, (xs, ys) in split.items() if num_distinct(xs) >= _CELLS and not all_equal(ys)}
@@ -153,23 +182,22 @@ def _shared_valleys(
     if not usable:
         return laws, None
     middles = {c: float(np.log(xs).mean()) for c, (xs, _) in usable.items()}
-    groups = [
+    curves = [
         # Noise is taken as a share of the metric's level: a loss of 4.5 is measured no better, relatively, than
         # one of 2.3.
-        Curve(valley_terms(np.log(xs) - middles[c]), sign * ys, np.full(len(ys), 1 / np.abs(ys).mean()))
+        Curve(valley_terms, np.log(xs) - middles[c], sign * ys, np.full(len(ys), 1 / np.abs(ys).mean()))
         for c, (xs, ys) in usable.items()
     ]
-    best = fit_separable(groups, (EXPONENTS, EXPONENTS))
-    shape = _Shape(best, tuple(usable))
+    best = fit_separable(curves, (EXPONENTS, EXPONENTS))
     if best.dof < 1:
         for c, (xs, _) in usable.items():
             why = "too few cells over all budgets for a shared shape"
             laws[c] = law_without_values("frontier", FORM, "too_few", len(xs), why)
         return dict(sorted(laws.items())), None
-    regions = {level: region(best, level) for level in LEVELS}
+    regions = {level: region(best, level) for level in levels}
     for i, (c, (xs, ys)) in enumerate(usable.items()):
         laws[c] = _Budget(i, c, xs, ys, sign, middles[c], best, regions).law(direction)
-    return dict(sorted(laws.items())), shape
+    return dict(sorted(laws.items())), _Shape(best, regions[0.95], tuple(usable))
 
 
 @dataclass(frozen=True)
@@ -183,7 +211,7 @@ class _Budget:
     sign: float
     middle: float
     best: SeparableFit
-    regions: dict[float, Region]
+    regions: dict[float, Region]  # from the narrowest level to the widest
 
     def law(self, direction: Direction) -> Law:
         theta, linear = self.best.theta[None], self.best.linear[self.index][None]
@@ -215,10 +243,13 @@ class _Budget:
             "y_opt": self.sign * float(optimum_height(theta, linear)[0]),
             "flat_range": self._flat_range(place),
         }
-        narrow, wide = (self._ranges(level, values) for level in LEVELS)
-        # In a region with far-off islands the wider level's grid may step over one that the narrower level's met.
-        wide = {n: (min(low, narrow[n][0]), max(high, narrow[n][1])) for n, (low, high) in wide.items()}
-        intervals = dict(zip(LEVELS, (narrow, wide), strict=True))
+        intervals: dict[float, dict[str, tuple[float, float]]] = {}
+        for level in self.regions:
+            ranges = self._ranges(level, values)
+            for narrower in intervals.values():
+                # In a region with far-off islands the wider level's grid may step over one that the narrower's met.
+                ranges = {n: (min(low, narrower[n][0]), max(high, narrower[n][1])) for n, (low, high) in ranges.items()}
+            intervals[level] = ranges
         details.update(self._errors())
         status, warnings = self._verdict(values["x_opt"], intervals[0.95]["x_opt"])
         return Law(
@@ -255,14 +286,14 @@ class _Budget:
         With d = dy/du at the optimum, du* = −d/curvature, and by the envelope theorem dy* is linear in (E, a, b).
         """
         alpha, beta = self.best.theta
-        solved = project(self.best.groups[self.index], np.log(self.best.theta)[None])
-        u = float(log_optimum(self.best.theta[None], solved.linear)[0])
+        linear = self.best.linear[self.index]
+        u = float(log_optimum(self.best.theta[None], linear[None])[0])
         rise, fall = float(np.exp(alpha * u)), float(np.exp(-beta * u))
-        _, a, b = solved.linear[0]
+        _, a, b = linear
         bend = a * alpha**2 * rise + b * beta**2 * fall
         to_place = np.array([0.0, alpha * rise, -beta * fall]) / bend
         to_height = np.array([1.0, rise, fall])
-        variance = self.best.sigma2 * solved.inverse[0]
+        variance = self.best.sigma2 * self.best.inverse[self.index]
         return {
             "log_x_opt_se": max(float(np.sqrt(max(to_place @ variance @ to_place, 0.0))), 1e-12),
             "y_opt_se": max(float(np.sqrt(max(to_height @ variance @ to_height, 0.0))), 1e-15),

@@ -1,7 +1,6 @@
 """Where runs come from: a store's manifests and Records, or one flat CSV."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,18 @@ def _read_store(store: Path, on_record: Callable[[Record], None]) -> list[Measur
         )
     read_store_info(store)  # refuses another version
     evaluations = read_evaluations(store)
-    records: dict[str, Record | None] = {}
+    measured: dict[str, dict[str, Any]] = {}  # by recipe hash: ten thousand whole Records are slow to keep
+    datasets = set()
     runs = []
     for manifest in map(_read_manifest, paths):
         for row in manifest.cells:
-            if row.recipe_hash not in records:
-                record = records[row.recipe_hash] = _with_evaluations(read_record(store, row.recipe_hash), evaluations)
+            if row.recipe_hash not in measured:
+                record = _with_evaluations(read_record(store, row.recipe_hash), evaluations)
+                measured[row.recipe_hash] = _measurements(record)
                 if record is not None:
+                    datasets.add(record.dataset_checksum)
                     on_record(record)
-            runs.append(_measured_run(manifest.axis, row, records[row.recipe_hash]))
-    datasets = {record.dataset_checksum for record in records.values() if record is not None}
+            runs.append(_measured_run(manifest.axis, row, measured[row.recipe_hash]))
     if len(datasets) > 1:
         raise FitError(
             f"{store} holds Records of {len(datasets)} datasets",
@@ -85,8 +86,8 @@ def _read_manifest(path: Path) -> SweepManifest:
     return manifest
 
 
-def _measured_run(axis: str, row: ManifestRow, record: Record | None) -> MeasuredRun:
-    run = MeasuredRun(
+def _measured_run(axis: str, row: ManifestRow, measured: dict[str, Any]) -> MeasuredRun:
+    return MeasuredRun(
         axis=axis,
         cell_id=row.cell_id,
         budget=row.flops_budget,
@@ -94,26 +95,30 @@ def _measured_run(axis: str, row: ManifestRow, record: Record | None) -> Measure
         seed=row.seed,
         recipe_hash=row.recipe_hash,
         on_diagonal=bool(row.wanted.get("on_diagonal", True)),
+        **measured,
     )
+
+
+def _measurements(record: Record | None) -> dict[str, Any]:
+    """What a Record says, as fields of a MeasuredRun."""
     if record is None:
-        return replace(run, status="missing", reason="no Record yet")
+        return {"status": "missing", "reason": "no Record yet"}
     recipe = record.recipe
     if record.status == "failed" or record.params is None or record.train is None:
-        return replace(run, status="failed", reason=record.reason or "failed", init=recipe.model.init)
+        return {"status": "failed", "reason": record.reason or "failed", "init": recipe.model.init}
     metrics = {name: metric.value for name, metric in record.metrics.items()}
     metrics |= {"train/loss": record.train.loss, "train/in_batch_loss": record.train.in_batch_loss}
     if record.train.extra_loss is not None:
         metrics["train/extra_loss"] = record.train.extra_loss
-    return replace(
-        run,
-        init=recipe.model.init,
-        optimizer=recipe.train.optimizer,
-        query_set="" if record.evaluation is None else record.evaluation.query_set_checksum,
-        knobs=_knobs(record),
-        metrics=metrics,
-        trajectory=tuple((float(p.step), p.metric, p.value) for p in record.trajectory),
-        errors={name: metric.se for name, metric in record.metrics.items() if metric.se is not None},
-    )
+    return {
+        "init": recipe.model.init,
+        "optimizer": recipe.train.optimizer,
+        "query_set": "" if record.evaluation is None else record.evaluation.query_set_checksum,
+        "knobs": _knobs(record),
+        "metrics": metrics,
+        "trajectory": tuple((float(p.step), p.metric, p.value) for p in record.trajectory),
+        "errors": {name: metric.se for name, metric in record.metrics.items() if metric.se is not None},
+    }
 
 
 def _knobs(record: Record) -> dict[str, float]:

@@ -18,7 +18,7 @@ from habitus.laws.checks import (
     sign_of,
 )
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
-from habitus.laws.separable import Curve, SeparableFit, Terms, fit_separable, region
+from habitus.laws.separable import Curve, SeparableFit, fit_separable, region
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = floor + coefficient * x^-exponent"
@@ -116,9 +116,9 @@ def _best(
 ) -> tuple[SeparableFit, float]:
     middle = float(np.log(x).mean())
     weight = np.ones(len(y)) if se is None else 1 / se
-    group = Curve(_decay(np.log(x) - middle), y, weight, floor)
+    curve = Curve(decay_terms, np.log(x) - middle, y, weight)
     # In units of the standard errors the known variance is one.
-    return fit_separable([group], [EXPONENT], None if se is None else (1.0, se_dof)), middle
+    return fit_separable([curve], [EXPONENT], None if se is None else (1.0, se_dof), floor), middle
 
 
 def _checked_errors(se: Numbers, n: int) -> np.ndarray:
@@ -135,8 +135,10 @@ def _lack_of_fit(best: SeparableFit, se_dof: float) -> float:
     return float(stats.f.sf(best.rss / own_dof, own_dof, se_dof)) if own_dof > 0 else 1.0
 
 
-def _decay(u: np.ndarray) -> Terms:
-    return lambda log_theta: np.exp(-np.exp(log_theta) * u)[..., None]
+def decay_terms(log_theta: np.ndarray, log_x: np.ndarray) -> np.ndarray:
+    """x^−g, for many log g at once."""
+    (exponent,) = np.exp(log_theta).T
+    return np.exp(-exponent * log_x)
 
 
 def _uncertainty(best: SeparableFit, middle: float, sign: float) -> tuple[Any, list[str], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -19,6 +20,14 @@ class Selection:
     everything: tuple[MeasuredRun, ...]  # all usable runs, at every rate
     choices: tuple[RateChoice, ...]
     exclusions: tuple[Exclusion, ...]
+
+    @cached_property
+    def by_axis(self) -> dict[str, list[MeasuredRun]]:
+        """All usable runs, at every rate."""
+        axes: dict[str, list[MeasuredRun]] = {}
+        for run in self.everything:
+            axes.setdefault(run.axis, []).append(run)
+        return axes
 
 
 def select(runs: Iterable[MeasuredRun], allow_repeats: bool = False) -> Selection:

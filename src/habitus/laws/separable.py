@@ -10,20 +10,25 @@ range of ψ over the region
 found by walking θ over a grid that is stretched along the Gauss-Newton axes, and for each θ by moving (E, c)
 to the ends of its ellipsoid along the gradient of ψ. Several groups (budgets) may share θ.
 
-Letters: G points of the grid, n observations, m terms besides the floor.
+Letters: G points of the grid, n observations, m terms besides the floor, B curves, d columns of x.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
-Terms = Callable[[np.ndarray], np.ndarray]  # log θ [G, k] -> φ [G, n, m]
+Terms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # log θ [G, k], x [d, n, B, 1] -> φ [m, n, B, G]
 ImpliedQuantity = Callable[[np.ndarray, np.ndarray], np.ndarray]  # θ [G, k], (E, c) [G, 1+m] -> [G]
 
 _WALK = 41  # grid points per axis of θ
 _ZOOMS = 4
+_BLOCK = 16384  # residuals at a time
+_STEPS = 200  # of a descent, at most
+_DIFFERENCE = 1e-5  # in log θ, for slopes
 
 
 @dataclass(frozen=True)
@@ -31,30 +36,81 @@ class Curve:
     """The observations of one curve. A weight multiplies a residual, so it is 1/σ and not 1/σ²."""
 
     terms: Terms
+    x: np.ndarray  # [n], or [d, n] where the terms take several columns
     y: np.ndarray
     weight: np.ndarray
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves with the same terms and θ, side by side. Shorter ones are filled up with observations of no weight.
+
+    Replicates, observations at the same x, stand in their weighted mean: the same least squares.
+    """
+
+    terms: Terms
+    x: np.ndarray  # [d, n, B, 1]
+    y: np.ndarray  # [n, B, 1]
+    weight: np.ndarray  # [n, B, 1]
+    pure_error: np.ndarray  # [B, 1]: RSS of replicates around their mean, which no curve can explain
+    num_observations: int  # replicates counted
     floor: float | None = None  # E where it is known; otherwise it is fitted
-    replicates: int = 0  # observations beyond those in y: they stand in the mean of their place
-    pure_error: float = 0.0  # their RSS around it, which no curve can explain
+
+    @classmethod
+    def stack(cls, curves: Sequence[Curve], floor: float | None = None) -> "Curves":
+        merged = [_merge_replicates(np.atleast_2d(curve.x), curve.y, curve.weight) for curve in curves]
+        longest = max(len(y) for _, y, _, _ in merged)
+
+        def side_by_side(columns: Iterable[np.ndarray]) -> np.ndarray:
+            filled = [np.pad(c, [(0, 0)] * (c.ndim - 1) + [(0, longest - c.shape[-1])]) for c in columns]
+            return np.stack(filled, axis=-1)[..., None]
+
+        x, y, weight = (side_by_side(columns) for columns in list(zip(*merged, strict=True))[:3])
+        pure_error = np.array([[rss] for *_, rss in merged])
+        return cls(curves[0].terms, x, y, weight, pure_error, sum(len(curve.y) for curve in curves), floor)
+
+    @cached_property
+    def size(self) -> np.ndarray:
+        """[B, 1]: the length of the vector of weights."""
+        return np.sqrt((self.weight**2).sum(0))
+
+    @cached_property
+    def ones(self) -> np.ndarray:
+        """[n, B, 1]: the direction that the floor takes care of."""
+        return self.weight / self.size if self.floor is None else np.zeros_like(self.weight)
+
+    @cached_property
+    def weighted(self) -> np.ndarray:
+        """[n, B, 1]: the observations above a known floor."""
+        return (self.y - (self.floor or 0.0)) * self.weight
+
+    @cached_property
+    def centred(self) -> np.ndarray:
+        return self.weighted - self.ones * (self.ones * self.weighted).sum(0)
+
+    def num_values(self, num_terms: int) -> int:
+        """Fitted numbers of the linear part, over all curves."""
+        return self.x.shape[2] * (num_terms + (self.floor is None))
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The linear part, solved at G values of θ."""
+    """The linear part of B curves, solved at G values of θ."""
 
-    rss: np.ndarray  # [G]
-    linear: np.ndarray  # [G, 1+m]: E, then c
-    inverse: np.ndarray  # [G, 1+m, 1+m]: inverse Gram matrix of the terms in use
+    rss: np.ndarray  # [B, G]
+    linear: np.ndarray  # [B, G, 1+m]: E, then c
+    inverse: np.ndarray  # [B, G, 1+m, 1+m]: inverse Gram matrix of the terms in use
 
 
 @dataclass(frozen=True)
 class SeparableFit:
     """The least-squares point, and all that is needed to ask for intervals."""
 
-    groups: tuple[Curve, ...]
+    curves: Curves
     bounds: np.ndarray  # [k, 2]: of θ itself
     theta: np.ndarray  # [k]
-    linear: tuple[np.ndarray, ...]  # per group: E, then c
+    linear: np.ndarray  # [B, 1+m]: E, then c
+    inverse: np.ndarray  # [B, 1+m, 1+m]: inverse Gram matrix
     rss: float
     dof: float
     sigma2: float  # variance of a residual of weight one
@@ -63,88 +119,95 @@ class SeparableFit:
 
 
 def fit_separable(
-    groups: Sequence[Curve],
+    curves: Sequence[Curve],
     bounds: Sequence[tuple[float, float]],
     prior_variance: tuple[float, float] | None = None,
+    floor: float | None = None,
 ) -> SeparableFit:
     """The least-squares fit with each θ in its bounds and c ≥ 0.
 
     `prior_variance` adds what is known from elsewhere: the variance of a residual, and the degrees of freedom it
-    was estimated with. The two estimates are pooled.
+    was estimated with. The two estimates are pooled. `floor` pins E.
     """
-    groups = [_merge_replicates(group, len(bounds)) for group in groups]
+    stack = Curves.stack(curves, floor)
     box = np.asarray(bounds, dtype=np.float64)
     low, high = np.log(box).T
     num_theta = len(box)
     points = 25 if num_theta == 2 else 200
     axes = [np.linspace(a, b, points) for a, b in zip(low, high, strict=True)]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, num_theta)
-    start = grid[_total_rss(groups, grid).argmin()]
-    solution = _descend(groups, start, low, high)
-    log_theta = np.clip(solution.x, low, high)
-    solved = [project(group, log_theta[None]) for group in groups]
-    rss = float(sum(part.rss[0] for part in solved))
-    dof = sum(len(group.y) + group.replicates for group in groups) - num_theta
-    dof -= sum(part.linear.shape[1] - (g.floor is not None) for part, g in zip(solved, groups, strict=True))
+    start = grid[_total_rss(stack, grid).argmin()]
+    log_theta, slopes = _descend(stack, start, low, high)
+    solved = project(stack, log_theta[None])
+    rss = float(solved.rss.sum())
+    dof = stack.num_observations - num_theta - stack.num_values(solved.linear.shape[-1] - 1)
     known_variance, known_dof = prior_variance or (0.0, 0.0)
     sigma2 = (rss + known_variance * known_dof) / max(dof + known_dof, 1)
     at_bound = tuple((log_theta - low < 1e-3) | (high - log_theta < 1e-3))
     return SeparableFit(
-        groups=tuple(groups),
+        curves=stack,
         bounds=box,
         theta=np.exp(log_theta),
-        linear=tuple(s.linear[0] for s in solved),
+        linear=solved.linear[:, 0],
+        inverse=solved.inverse[:, 0],
         rss=rss,
         dof=dof + known_dof,
         sigma2=sigma2,
         at_bound=tuple(bool(b) for b in at_bound),
-        axes=_axes(solution.jac, sigma2, float((high - low).max())),
+        axes=_axes(slopes, sigma2, float((high - low).max())),
     )
 
 
-def _merge_replicates(group: Curve, num_theta: int) -> Curve:
-    """The same curve with one observation for each place, the weighted mean of those there: the same least squares."""
-    at_ones = group.terms(np.zeros((1, num_theta)))[0]
-    _, first, place = np.unique(at_ones, axis=0, return_index=True, return_inverse=True)
+def _merge_replicates(
+    x: np.ndarray, y: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """x [d, n], y and weight with one observation for each place, and the RSS of those there around their mean."""
+    places, place = np.unique(x, axis=1, return_inverse=True)
+    if places.shape[1] == len(y):
+        return x, y, weight, 0.0
     place = place.reshape(-1)
-    if len(first) == len(group.y):
-        return group
-    precision = np.bincount(place, group.weight**2)
-    mean = np.bincount(place, group.weight**2 * group.y) / precision
-    return replace(
-        group,
-        terms=lambda log_theta: group.terms(log_theta)[:, first],
-        y=mean,
-        weight=np.sqrt(precision),
-        replicates=group.replicates + len(group.y) - len(first),
-        pure_error=group.pure_error + float((group.weight**2 * (group.y - mean[place]) ** 2).sum()),
+    precision = np.bincount(place, weight**2)
+    mean = np.bincount(place, weight**2 * y) / precision
+    return places, mean, np.sqrt(precision), float((weight**2 * (y - mean[place]) ** 2).sum())
+
+
+def project(curves: Curves, log_theta: np.ndarray) -> Projection:
+    """E and c ≥ 0 by weighted least squares at each θ."""
+    solved = _solve(curves, log_theta)
+    mean_phi = solved.height / curves.size
+    floor = -(mean_phi * solved.c).sum(0) + (curves.ones * curves.weighted).sum(0) / curves.size
+    m, num_curves, num_points = solved.c.shape
+    inverse = np.zeros((m + 1, m + 1, num_curves, num_points))
+    inverse[1:, 1:] = solved.inverse
+    cross = -(mean_phi[:, None] * solved.inverse).sum(0)
+    inverse[0, 1:] = inverse[1:, 0] = cross
+    if curves.floor is None:
+        inverse[0, 0] = 1 / curves.size**2 - (cross * mean_phi).sum(0)
+    return Projection(
+        rss=(solved.missed**2).sum(0) + curves.pure_error,
+        linear=np.moveaxis(np.concatenate([(floor + (curves.floor or 0.0))[None], solved.c]), 0, -1),
+        inverse=np.moveaxis(inverse, (0, 1), (-2, -1)),
     )
 
 
-def project(group: Curve, log_theta: np.ndarray) -> Projection:
-    """E and c ≥ 0 by weighted least squares at each θ."""
-    phi = group.terms(log_theta)
-    n, m = phi.shape[1:]
-    w = group.weight
-    size = float(np.linalg.norm(w))
-    ones = w / size if group.floor is None else np.zeros(n)  # the direction that the floor takes care of
-    wy = (group.y - (group.floor or 0.0)) * w
-    scaled = phi * w[:, None]
-    height = np.einsum("n,gnm->gm", ones, scaled)
-    phi_c = scaled - ones[:, None] * height[:, None, :]
-    y_c = wy - ones * (ones @ wy)
-    gram = np.einsum("gnm,gnk->gmk", phi_c, phi_c)
-    c, inner = _non_negative(gram, np.einsum("gnm,n->gm", phi_c, y_c))
-    missed = y_c - np.einsum("gnm,gm->gn", phi_c, c)
-    mean_phi = height / size
-    floor = (group.floor or 0.0) + (ones @ wy) / size - np.einsum("gm,gm->g", mean_phi, c)
-    inverse = np.zeros((len(phi), m + 1, m + 1))
-    inverse[:, 1:, 1:] = inner
-    cross = -np.einsum("gm,gmk->gk", mean_phi, inner)
-    inverse[:, 0, 1:] = inverse[:, 1:, 0] = cross
-    if group.floor is None:
-        inverse[:, 0, 0] = 1 / size**2 - np.einsum("gk,gk->g", cross, mean_phi)
-    return Projection((missed**2).sum(1) + group.pure_error, np.concatenate([floor[:, None], c], axis=1), inverse)
+class _Solved(NamedTuple):
+    """c ≥ 0 at each θ, and what it leaves."""
+
+    c: np.ndarray  # [m, B, G]
+    inverse: np.ndarray  # [m, m, B, G]
+    height: np.ndarray  # [m, B, G]: of each term, along the floor's direction
+    missed: np.ndarray  # [n, B, G]: weighted residuals
+
+
+def _solve(curves: Curves, log_theta: np.ndarray) -> _Solved:
+    phi = curves.terms(log_theta, curves.x) * curves.weight
+    height = (curves.ones * phi).sum(1)
+    phi -= curves.ones * height[:, None]
+    c, inverse = _non_negative(phi, (phi * curves.centred).sum(1))
+    missed = curves.centred - c[0] * phi[0]
+    for k in range(1, len(c)):
+        missed -= c[k] * phi[k]
+    return _Solved(c, inverse, height, missed)
 
 
 def region(best: SeparableFit, level: float) -> "Region":
@@ -161,7 +224,7 @@ def region(best: SeparableFit, level: float) -> "Region":
         walked = log_theta = np.concatenate([center[None], center + walk @ axes.T])
         inside = ((log_theta >= low - 1e-12) & (log_theta <= high + 1e-12)).all(1)
         log_theta = log_theta[inside]
-        rss = _total_rss(best.groups, log_theta)
+        rss = _total_rss(best.curves, log_theta)
         allowed = rss - best.rss <= slack_allowed
         allowed_steps = np.concatenate([np.zeros((1, k)), walk])[inside][allowed]
         if zoom < _ZOOMS - 1:
@@ -169,12 +232,12 @@ def region(best: SeparableFit, level: float) -> "Region":
     # A window wider than the box has few steps inside it: what lies beyond is looked at on the box's own edge.
     edge = np.unique(np.clip(walked[~inside], low, high), axis=0)
     log_theta = np.concatenate([log_theta[allowed], edge])
-    rss = np.concatenate([rss[allowed], _total_rss(best.groups, edge)])
+    rss = np.concatenate([rss[allowed], _total_rss(best.curves, edge)])
     allowed = rss - best.rss <= slack_allowed
     log_theta, rss = log_theta[allowed], rss[allowed]
     slack = np.clip(slack_allowed - (rss - best.rss), 0.0, None)
     touches = bool((np.abs(log_theta - low) < 0.02).any() or (np.abs(log_theta - high) < 0.02).any())
-    return Region(best, np.exp(log_theta), slack, tuple(project(g, log_theta) for g in best.groups), touches)
+    return Region(best, np.exp(log_theta), slack, project(best.curves, log_theta), touches)
 
 
 @dataclass(frozen=True)
@@ -184,16 +247,15 @@ class Region:
     best: SeparableFit
     theta: np.ndarray  # [G, k]
     slack: np.ndarray  # [G]: how far RSS may still rise
-    solved: tuple[Projection, ...]
+    solved: Projection
     touches_bounds: bool
 
-    def range_of(self, quantity: ImpliedQuantity, group: int = 0) -> tuple[float, float]:
-        """Lowest and highest value of a quantity over the region."""
-        solved = self.solved[group]
-        center = solved.linear
+    def range_of(self, quantity: ImpliedQuantity, curve: int = 0) -> tuple[float, float]:
+        """Lowest and highest value of a quantity of one curve over the region."""
+        center = self.solved.linear[curve]
         at_center = quantity(self.theta, center)
         with np.errstate(all="ignore"):
-            moves = self._steepest(quantity, at_center, group)
+            moves = self._steepest(quantity, at_center, curve)
             ends = [at_center]
             for sign in (1.0, -1.0):
                 moved = center + sign * moves
@@ -203,10 +265,9 @@ class Region:
         values = values[~np.isnan(values)]
         return (float(values.min()), float(values.max())) if values.size else (-np.inf, np.inf)
 
-    def _steepest(self, quantity: ImpliedQuantity, at_center: np.ndarray, group: int) -> np.ndarray:
+    def _steepest(self, quantity: ImpliedQuantity, at_center: np.ndarray, curve: int) -> np.ndarray:
         """The step to the edge of each θ's ellipsoid along which the quantity rises fastest."""
-        solved = self.solved[group]
-        center, inverse = solved.linear, solved.inverse
+        center, inverse = self.solved.linear[curve], self.solved.inverse[curve]
         scale = np.sqrt(np.maximum(np.einsum("gmm->gm", inverse), 0)) * np.sqrt(self.best.sigma2)
         # A difference far smaller than the ellipsoid, so that the quantity is linear over it.
         h = 1e-6 * scale + 1e-12 * np.abs(center)
@@ -222,21 +283,46 @@ class Region:
         return along / length[:, None] * np.sqrt(self.slack)[:, None]
 
 
-def _total_rss(groups: Sequence[Curve], log_theta: np.ndarray) -> np.ndarray:
-    return np.sum([project(group, log_theta).rss for group in groups], axis=0)
+def _total_rss(curves: Curves, log_theta: np.ndarray) -> np.ndarray:
+    """[G]: over all curves. In blocks that stay in the processor's cache, which is three times as fast."""
+    blocks = np.array_split(log_theta, len(log_theta) * curves.y.size // _BLOCK + 1)
+    missed = (_solve(curves, block).missed for block in blocks)
+    return np.concatenate([np.einsum("nbg,nbg->g", m, m) for m in missed]) + curves.pure_error.sum()
 
 
-def _descend(groups: Sequence[Curve], start: np.ndarray, low: np.ndarray, high: np.ndarray) -> optimize.OptimizeResult:
-    def missed(log_theta: np.ndarray) -> np.ndarray:
-        parts = []
-        for group in groups:
-            solved = project(group, log_theta[None])
-            phi = group.terms(log_theta[None])[0]
-            parts.append((group.y - solved.linear[0, 0] - phi @ solved.linear[0, 1:]) * group.weight)
-        return np.concatenate(parts)
+def _descend(curves: Curves, start: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """log θ of the least RSS near a start in the box, and the slopes of the residuals there (Levenberg-Marquardt)."""
+    log_theta, damping = start, 1e-3
+    missed, slopes = _linearised(curves, log_theta)
+    rss = float(missed @ missed)
+    for _ in range(_STEPS):
+        gradient, gram = slopes.T @ missed, slopes.T @ slopes
+        # An exponent at its bound stays there while the RSS falls beyond it.
+        free = ~(((log_theta <= low) & (gradient > 0)) | ((log_theta >= high) & (gradient < 0)))
+        scale = np.diag(gram) + 1e-12 * np.trace(gram) + 1e-300
+        step = np.zeros_like(start)
+        step[free] = -np.linalg.solve((gram + damping * np.diag(scale))[np.ix_(free, free)], gradient[free])
+        tried = np.clip(log_theta + step, low, high)
+        if np.abs(tried - log_theta).max() < 1e-12 or damping > 1e12:
+            break
+        next_missed, next_slopes = _linearised(curves, tried)
+        next_rss = float(next_missed @ next_missed)
+        if not next_rss < rss:
+            damping *= 10
+            continue
+        gained = rss - next_rss
+        log_theta, missed, slopes, rss, damping = tried, next_missed, next_slopes, next_rss, damping / 10
+        if gained <= 1e-14 * rss:
+            break
+    return log_theta, slopes
 
-    # The box is opened by a hair, since the solver wants its start strictly inside.
-    return optimize.least_squares(missed, start, bounds=(low - 1e-9, high + 1e-9), xtol=1e-12, ftol=1e-14, gtol=1e-14)
+
+def _linearised(curves: Curves, log_theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The residuals at one θ and their slopes in log θ, by central differences."""
+    steps = _DIFFERENCE * np.eye(len(log_theta))
+    missed = _solve(curves, np.concatenate([log_theta[None], log_theta + steps, log_theta - steps])).missed
+    here, ahead, behind = np.split(missed.reshape(-1, len(steps) * 2 + 1), [1, len(steps) + 1], axis=1)
+    return here[:, 0], (ahead - behind) / (2 * _DIFFERENCE)
 
 
 def _axes(jacobian: np.ndarray, sigma2: float, width: float) -> np.ndarray:
@@ -259,23 +345,20 @@ def _next_window(allowed_steps: np.ndarray, low: np.ndarray, high: np.ndarray) -
     )
 
 
-def _non_negative(gram: np.ndarray, rhs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """c ≥ 0 for one or two terms, in closed form, and the inverse Gram matrix of the free terms."""
-    m = rhs.shape[1]
-    inverse = np.zeros_like(gram)
-    if m == 1:
-        g = np.maximum(gram[:, 0, 0], 1e-300)
-        inverse[:, 0, 0] = 1 / g
-        return np.maximum(rhs / g[:, None], 0.0), inverse
-    pp, qq, pq = gram[:, 0, 0], gram[:, 1, 1], gram[:, 0, 1]
-    pp, qq = np.maximum(pp, 1e-300), np.maximum(qq, 1e-300)
+def _non_negative(phi: np.ndarray, rhs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """c ≥ 0 for one or two terms φ [m, n, B, G], in closed form, and the inverse Gram matrix of the free terms."""
+    inverse = np.empty((len(phi), len(phi), *rhs.shape[1:]))
+    squares = np.maximum(np.einsum("mnbg,mnbg->mbg", phi, phi), 1e-300)
+    only = np.maximum(rhs / squares, 0.0)  # the best with one term alone
+    if len(phi) == 1:
+        inverse[0, 0] = 1 / squares[0]
+        return only, inverse
+    (pp, qq), pq = squares, np.einsum("nbg,nbg->bg", *phi)
     det = np.maximum(pp * qq - pq**2, 1e-14 * pp * qq)
-    inverse[:, 0, 0], inverse[:, 1, 1] = qq / det, pp / det
-    inverse[:, 0, 1] = inverse[:, 1, 0] = -pq / det
-    both = np.einsum("gmk,gk->gm", inverse, rhs)
-    only = np.maximum(rhs / np.stack([pp, qq], axis=1), 0.0)  # the best with one term alone
+    inverse[0, 0], inverse[1, 1] = qq / det, pp / det
+    inverse[0, 1] = inverse[1, 0] = -pq / det
+    both = (inverse * rhs).sum(1)
     gain = only * rhs
-    first = gain[:, 0] >= gain[:, 1]
-    alone = np.where(np.stack([first, ~first], axis=1), only, 0.0)
-    free = (both > 0).all(1)
-    return np.where(free[:, None], both, alone), inverse
+    first = gain[0] >= gain[1]
+    alone = np.where(np.stack([first, ~first]), only, 0.0)
+    return np.where((both > 0).all(0), both, alone), inverse

@@ -24,7 +24,7 @@ from habitus.laws.checks import (
     num_distinct,
 )
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
-from habitus.laws.separable import Curve, SeparableFit, Terms, fit_separable, project, region
+from habitus.laws.separable import Curve, Curves, SeparableFit, fit_separable, project, region
 from habitus.store import LEVELS, Law
 
 FORM = "L = floor + size_coef/N^size_exponent + data_coef/D^data_exponent"
@@ -118,10 +118,10 @@ def fit_surface(N: np.ndarray, D: np.ndarray, L: np.ndarray, delta: float | Lite
     low, high = (float(np.log(end)) for end in EXPONENTS)
     axis = np.linspace(low, high, _START_GRID)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
-    solved = project(Curve(_surface_terms(u, v), L, 1 / L), grid)
-    at = int(solved.rss.argmin())
+    solved = project(Curves.stack([Curve(_surface_terms, np.stack([u, v]), L, 1 / L)]), grid)
+    at = int(solved.rss[0].argmin())
     # What is not positive has no logarithm and starts near zero instead.
-    start = np.concatenate([np.log(np.maximum(solved.linear[at], 1e-3 * float(L.min()))), grid[at]])
+    start = np.concatenate([np.log(np.maximum(solved.linear[0, at], 1e-3 * float(L.min()))), grid[at]])
     p, _ = _refine(start, u, v, np.log(L), np.inf)
     r = np.log(L) - _log_model(p, u, v)
     # A floor at rounding keeps exact data from asking for a Huber loss of no width.
@@ -141,10 +141,9 @@ def pseudo_fit(N: np.ndarray, D: np.ndarray, L: np.ndarray, fitted: SurfaceFit) 
     unclipped = max(float((np.abs(r) <= fitted.delta).mean()), 1 / len(L))
     # Huber's correction for few points per value widens the residuals by a few per cent.
     small_sample = 1 + 5 / len(L) * (1 - unclipped) / unclipped
-    terms = _surface_terms(np.log(N) - fitted.log_n, np.log(D) - fitted.log_d)
-    return fit_separable(
-        [Curve(terms, model * (1 + small_sample * psi / unclipped), 1 / model)], (EXPONENTS, EXPONENTS)
-    )
+    x = np.stack([np.log(N) - fitted.log_n, np.log(D) - fitted.log_d])
+    curve = Curve(_surface_terms, x, model * (1 + small_sample * psi / unclipped), 1 / model)
+    return fit_separable([curve], (EXPONENTS, EXPONENTS))
 
 
 def evaluate(values: dict[str, Any], N: np.ndarray, D: np.ndarray) -> np.ndarray:
@@ -182,12 +181,11 @@ def _in_bounds(exponent: float) -> bool:
     return bool(EXPONENTS[0] <= exponent <= EXPONENTS[1])
 
 
-def _surface_terms(u: np.ndarray, v: np.ndarray) -> Terms:
-    def terms(log_theta: np.ndarray) -> np.ndarray:
-        alpha, beta = np.exp(log_theta).T
-        return np.exp(np.stack([-alpha[:, None] * u, -beta[:, None] * v], axis=-1))
-
-    return terms
+def _surface_terms(log_theta: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """N^−α and D^−β, for many (log α, log β) at once."""
+    alpha, beta = np.exp(log_theta).T
+    u, v = x
+    return np.exp(np.stack([-alpha * u, -beta * v]))
 
 
 def _log_model(p: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:

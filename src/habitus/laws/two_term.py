@@ -14,7 +14,7 @@ from scipy import stats
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, all_equal, as_columns, check_rows_differ, num_distinct, sign_of
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
-from habitus.laws.separable import Curve, Region, SeparableFit, Terms, fit_separable, project, region
+from habitus.laws.separable import Curve, Curves, Region, SeparableFit, fit_separable, project, region
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = a*x^alpha + b*x^-beta + E;  x* = (b*beta/(a*alpha))^(1/(alpha+beta))"
@@ -75,14 +75,11 @@ def _check_exponents(bounds: tuple[float, float]) -> None:
         )
 
 
-def valley_terms(log_x: np.ndarray) -> Terms:
-    """x^α and x^−β at given log x, for many (log α, log β) at once."""
-
-    def terms(log_theta: np.ndarray) -> np.ndarray:
-        alpha, beta = np.exp(log_theta).T
-        return np.exp(np.stack([alpha[:, None] * log_x, -beta[:, None] * log_x], axis=-1))
-
-    return terms
+def valley_terms(log_theta: np.ndarray, log_x: np.ndarray) -> np.ndarray:
+    """x^α and x^−β, for many (log α, log β) at once."""
+    alpha, beta = np.exp(log_theta).T
+    (u,) = log_x
+    return np.exp(np.stack([alpha * u, -beta * u]))
 
 
 def log_optimum(theta: np.ndarray, linear: np.ndarray) -> np.ndarray:
@@ -123,10 +120,10 @@ def _fit(
             "two_term", FORM, "flat", len(x), "all values are equal", direction=direction, **at_zero
         )
     middle = float(np.log(x).mean())
-    group = Curve(valley_terms(np.log(x) - middle), sign * y, np.ones(len(y)))
+    curve = Curve(valley_terms, np.log(x) - middle, sign * y, np.ones(len(y)))
     at = ((fixed_alpha, fixed_alpha * (1 + 1e-9)), bounds[1]) if fixed_alpha else bounds
-    best = fit_separable([group], at)
-    wide = fit_separable([group], bounds) if fixed_alpha else best
+    best = fit_separable([curve], at)
+    wide = fit_separable([curve], bounds) if fixed_alpha else best
     valley = _Valley(x, y, sign, middle, best, wide, interior or (float(x.min()), float(x.max())))
     return valley.law(direction, at_zero)
 
@@ -273,19 +270,20 @@ def _shared_alpha(
     split: dict[float, tuple[np.ndarray, np.ndarray]], sign: float, bounds: tuple[float, float]
 ) -> tuple[float, float, float]:
     """The α that suits all budgets best, and its joint 95% interval."""
-    groups = []
+    curves = []
     for xs, ys in split.values():
         keep = xs > 0
         if num_distinct(xs[keep]) >= _VALUES:
             u = np.log(xs[keep])
-            groups.append(Curve(valley_terms(u - u.mean()), sign * ys[keep], np.ones(keep.sum())))
-    if not groups:
+            curves.append(Curve(valley_terms, u - u.mean(), sign * ys[keep], np.ones(keep.sum())))
+    if not curves:
         raise FitError("no budget has five distinct positive x", expected="five or more swept values in one budget")
-    dof = max(sum(len(g.y) for g in groups) - 1 - 4 * len(groups), 1)
+    stack = Curves.stack(curves)
+    dof = max(stack.num_observations - 1 - 4 * len(curves), 1)
     low, high = bounds
     for _ in range(4):  # each pass looks closer, until the interval is many steps wide
         alphas = np.geomspace(low, high, 60)
-        total = np.array([sum(_best_rss(g, alpha, bounds) for g in groups) for alpha in alphas])
+        total = _best_rss(stack, alphas, bounds)
         inside = np.flatnonzero(total <= total.min() * (1 + stats.f.ppf(0.95, 1, dof) / dof))
         first, last = max(inside[0] - 1, 0), min(inside[-1] + 1, 59)
         if last - first > 12:
@@ -294,7 +292,8 @@ def _shared_alpha(
     return float(alphas[total.argmin()]), float(alphas[first]), float(alphas[last])
 
 
-def _best_rss(group: Curve, alpha: float, bounds: tuple[float, float]) -> float:
+def _best_rss(curves: Curves, alphas: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
+    """The least RSS at each α, over all curves, each with the β that suits it best."""
     betas = np.log(np.geomspace(*bounds, 60))
-    theta = np.stack([np.full(60, np.log(alpha)), betas], axis=1)
-    return float(project(group, theta).rss.min())
+    grid = np.stack(np.meshgrid(np.log(alphas), betas, indexing="ij"), axis=-1).reshape(-1, 2)
+    return project(curves, grid).rss.reshape(-1, len(alphas), len(betas)).min(-1).sum(0)
