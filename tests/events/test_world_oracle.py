@@ -10,18 +10,26 @@ import pytest
 
 from habitus.errors import DataError
 from habitus.events.world import MixtureWeights, Queries, World, WorldConfig
-from habitus.events.world.draws import Draw
+from habitus.events.world.draws import Draw, normals
 from habitus.events.world.queries import estimate
 from habitus.randomness import Stream, random_words, to_uniform
 
 TINY = WorldConfig(
     num_items=30, num_users=400, events_per_user=20, num_groups=4, num_brands=6, copy_window=5, num_successors=4
 )
+TOPICS = {
+    "num_topics": 3,
+    "topic_sharpness": 2.0,
+    "features_tell": 0.5,
+    "weights": MixtureWeights(kind_taste=0.1, topic_taste=0.2, topic_recent=0.1),
+}
 ONLY_POPULAR = dict.fromkeys(MixtureWeights.model_fields, 0.0) | {"popular": 1.0}
 VARIANTS = {
     "defaults": WorldConfig(num_items=700, num_users=200),
     "tiny": TINY,
     "two items": TINY.model_copy(update={"num_items": 2, "num_groups": 1, "num_brands": 1}),
+    "topics": WorldConfig(num_items=700, num_users=200, **TOPICS),
+    "tiny topics": TINY.model_copy(update=TOPICS),
     "one item per kind": TINY.model_copy(update={"num_groups": 50, "num_brands": 200}),
     "one kind": TINY.model_copy(update={"num_groups": 1, "num_brands": 1}),
     "even popularity, so that items tie": TINY.model_copy(update={"zipf_exponent": 0.0}),
@@ -92,7 +100,34 @@ def slow_conditional(world: World, history: list[int]) -> list[float]:
         for x in items:
             urn = (config.taste_prior * mass[label[x]] + met[label[x]]) / (config.taste_prior + len(history))
             result[x] += weight * urn * popularity[x] / mass[label[x]]
+    if config.num_topics:
+        like, recent = slow_affinities(world), history[::-1][: config.copy_window]
+        total = sum(lag**-config.copy_exponent for lag in lags)
+        for x in items:
+            met = sum(like[y][x] for y in history)
+            taste = (config.taste_prior + met) / (config.taste_prior + len(history))
+            lately = sum(lag**-config.copy_exponent * like[y][x] for lag, y in enumerate(recent, 1)) / total
+            result[x] += popularity[x] * (weights.topic_taste * taste + weights.topic_recent * lately)
     return result
+
+
+def slow_affinities(world: World) -> list[list[float]]:
+    """A of docs/world.md for each pair of items, from the draws of groups and brands."""
+    config, catalogue = world.config, world.catalogue
+    items, topics = range(config.num_items), range(config.num_topics)
+    parts = []
+    for x in items:
+        group, brand = catalogue.groups(np.array(x)), catalogue.brands(np.array(x))
+        scores = []
+        for topic in topics:
+            a, _ = normals(config.seed, Draw.TOPIC_OF_GROUP, np.array(group * config.num_topics + topic))
+            b, _ = normals(config.seed, Draw.TOPIC_OF_BRAND, np.array(brand * config.num_topics + topic))
+            score = math.sqrt(0.8) * float(a) + math.sqrt(0.2) * float(b)
+            scores.append(math.exp(config.topic_sharpness * score))
+        parts.append([score / sum(scores) for score in scores])
+    popularity = catalogue.weights(np.array(items))
+    size = [sum(popularity[x] * parts[x][topic] for x in items) for topic in topics]
+    return [[sum(parts[y][t] * parts[x][t] / size[t] for t in topics) for x in items] for y in items]
 
 
 def some_queries(world: World, count: int) -> Queries:
@@ -105,8 +140,9 @@ def some_queries(world: World, count: int) -> Queries:
 
 
 @pytest.mark.parametrize("history", [[], [3], [3, 3, 3], [0, 29, 7, 7, 12, 3, 29, 0, 1, 2, 3, 29], list(range(30)) * 3])
-def test_conditional_equals_the_formula_worked_slowly(history: list[int]) -> None:
-    world = World(TINY)
+@pytest.mark.parametrize("variant", ["tiny", "tiny topics"])
+def test_conditional_equals_the_formula_worked_slowly(history: list[int], variant: str) -> None:
+    world = World(VARIANTS[variant])
     np.testing.assert_allclose(world.conditional(history), slow_conditional(world, history), rtol=1e-12)
 
 

@@ -12,27 +12,46 @@ from habitus.cli.app import app
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from habitus.data import Description
+    from habitus.data import Description, Structure
 
 
-@app.command(help="Describe what is in a prepared dataset.\n\nExample: `habitus describe dataset`")
+@app.command(
+    help="Describe what is in a prepared dataset.\n\n"
+    "With --structure: what a next-event model can learn there, measured alike on a log and on a synthetic world.",
+    epilog="Example: `habitus describe dataset --structure`",
+)
 def describe(
     dataset: Annotated[Path, typer.Argument(help="Folder that 'habitus prepare' wrote.")],
+    as_structure: Annotated[
+        bool,
+        typer.Option(
+            "--structure",
+            help="Measure popularity, repeats by lag, what the last item, the history, its rank and fields tell.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    from habitus.data import Dataset
+    from habitus.data import Dataset, Structure, structure
     from habitus.data import describe as run
 
-    description = run(Dataset.open(dataset))
+    opened = Dataset.open(dataset)
+    result = structure(opened) if as_structure else run(opened)
     if as_json:
-        typer.echo(description.to_json())
+        typer.echo(result.to_json())
         return
     from rich.console import Console
 
     console = Console()
-    for table in _tables(description):
+    for table in [_structure_table(result)] if isinstance(result, Structure) else _tables(result):
         console.print(table)
     typer.echo(f"Next: habitus train --data {quote(str(dataset))} --out run")
+
+
+def _structure_table(data: "Structure") -> "Table":
+    rows = [(name, f"{one.value:.3f}", f"{one.se:.3f}") for name, one in data.statistics.items()]
+    which = "a sample of whole users" if data.is_sample else "all users"
+    title = f"{data.events:,} events of {data.users:,} users ({which}) on {data.items:,} items"
+    return _table(title, ["statistic", "value", "standard error"], rows)
 
 
 def _tables(data: "Description") -> list["Table"]:

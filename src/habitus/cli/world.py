@@ -22,6 +22,10 @@ def world(
     items: Annotated[int | None, typer.Option(help="Items of the catalogue, up to 10⁸.")] = None,
     events_per_user: Annotated[float | None, typer.Option(help="Mean history length.")] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed, another world.")] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(help="shop (the default), or logs: knobs that give the structure of real logs, as presets have."),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A schema.toml with [world], or a file of knobs, to start from.")
     ] = None,
@@ -44,10 +48,11 @@ def world(
     """
     import os
     from shlex import quote
+    from typing import get_args
 
     from habitus.data import PrepareOptions, prepare_world
     from habitus.errors import ConfigError
-    from habitus.events import World, schema_of, write_world
+    from habitus.events import Likeness, World, schema_of, write_world
     from habitus.store import SPLIT_KINDS
 
     if list_knobs:
@@ -58,7 +63,10 @@ def world(
     if "=" in out.name:
         raise ConfigError(f"{out} looks like a knob", expected="the folder first: habitus world OUT KNOB=VALUE")
     options = {"num_users": users, "num_items": items, "events_per_user": events_per_user, "seed": seed}
-    shop = World(_config(config, options, knobs or []))
+    if like is not None and config is not None:
+        raise ConfigError("--like and --config were both given", expected="one of them: both say what to start from")
+    likeness = check_choice("like", like or "shop", get_args(Likeness))
+    shop = World(_config(likeness, config, options, knobs or []))
     threads = threads or os.cpu_count() or 1
     warnings: list[str] = []
     with phases() as progress:
@@ -89,14 +97,14 @@ def world(
         typer.echo(f"warning: {warning}", err=True)
 
 
-def _config(path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any:
-    """The config of a file or the defaults, then the options that were given, then the knobs."""
+def _config(likeness: Any, path: Path | None, options: dict[str, Any], knobs: list[str]) -> Any:
+    """The config of a file or of a likeness, then the options that were given, then the knobs."""
     from habitus.events import WorldConfig
     from habitus.typed import apply_overrides
 
-    base = WorldConfig.find(path) if path is not None else WorldConfig()
-    values = {**base.to_values(), **{name: value for name, value in options.items() if value is not None}}
-    return WorldConfig.parse(apply_overrides(values, knobs), "the world's options")
+    given = {name: value for name, value in options.items() if value is not None}
+    base = WorldConfig.find(path) if path is not None else WorldConfig.like(likeness, **given)
+    return WorldConfig.parse(apply_overrides({**base.to_values(), **given}, knobs), "the world's options")
 
 
 def _best_possible(world: Any, num_events: int) -> dict[str, Any]:

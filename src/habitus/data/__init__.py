@@ -16,6 +16,7 @@ from habitus.data.log import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.prepare import PrepareOptions, prepare, update
 from habitus.data.problems import quote_value
 from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
+from habitus.data.structure import Structure, structure
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "ItemFeatures",
     "PrepareOptions",
     "SourceTable",
+    "Structure",
     "clock_fields",
     "data_facts",
     "describe",
@@ -52,6 +54,7 @@ __all__ = [
     "quote_value",
     "quoted_path",
     "require_columns",
+    "structure",
     "to_categories",
     "to_display",
     "update",

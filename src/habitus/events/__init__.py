@@ -1,7 +1,7 @@
 """The event log: its schema, and the synthetic world with its oracle."""
 
 from habitus.events.schema import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema, TimeUnit
-from habitus.events.world import MixtureWeights, World, WorldConfig
+from habitus.events.world import Likeness, MixtureWeights, World, WorldConfig
 from habitus.events.world.queries import Queries
 from habitus.events.world.writing import WORLD_SCHEMA, schema_of, write_world
 
@@ -12,6 +12,7 @@ __all__ = [
     "ITEM_KINDS",
     "WEEKDAY",
     "WORLD_SCHEMA",
+    "Likeness",
     "MixtureWeights",
     "Queries",
     "Schema",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from habitus.data import Dataset, PrepareOptions, prepare_world
 from habitus.errors import ConfigError
-from habitus.events import WORLD_SCHEMA, World, WorldConfig
+from habitus.events import WORLD_SCHEMA, Likeness, World, WorldConfig
 from habitus.recipe import Init, Optimizer, Precision, Regime, Schedule
 from habitus.store import AXES, LOG_AXIS
 from habitus.typed import Typed, content_hash, suggest_name
@@ -27,6 +27,9 @@ class WorldSize(Typed):
     events_per_user: float = Field(64.0, ge=1)
     seq_len: int = Field(256, ge=2, description="Events per window.")
     text_len: int = Field(24, ge=1, description="Text tokens per item.")
+    like: Likeness = Field(
+        "shop", exclude_if=lambda like: like == "shop", description="'logs': with the structure of real logs."
+    )
 
 
 class CommonSettings(Typed):
@@ -263,8 +266,12 @@ def preset_dataset(preset: Preset, out: Path, *, seed: int = 0, threads: int = 1
     """The dataset of the preset's synthetic world, generated where `out` does not exist yet."""
     size = preset.world
     if not out.exists():
-        config = WorldConfig(
-            num_users=size.num_users, num_items=size.num_items, events_per_user=size.events_per_user, seed=seed
+        config = WorldConfig.like(
+            size.like,
+            num_users=size.num_users,
+            num_items=size.num_items,
+            events_per_user=size.events_per_user,
+            seed=seed,
         )
         schema = WORLD_SCHEMA.model_copy(update={"world": config})
         # No test side: a world's oracle says how good a run is, and all users but the validation ones train.

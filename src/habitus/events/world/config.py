@@ -2,7 +2,9 @@
 
 import math
 import tomllib
+from operator import not_
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +18,32 @@ SUCCESSOR_BITS = 10
 _WEIGHTS_TOLERANCE = 1e-9
 
 
+Likeness = Literal["shop", "logs"]
+# Knobs under which `describe --structure` finds what it finds in real logs; docs/world.md has the table.
+_LIKE_LOGS: dict[str, Any] = {
+    "topic_sharpness": 12.0,
+    "features_tell": 0.9,
+    "taste_prior": 3.0,
+    "copy_window": 64,
+    "copy_exponent": 0.5,
+    "weights": {
+        "copy_recent": 0.12,
+        "item_successor": 0.04,
+        "kind_successor": 0.04,
+        "kind_taste": 0.05,
+        "group_taste": 0.03,
+        "brand_taste": 0.03,
+        "popular": 0.04,
+        "topic_taste": 0.40,
+        "topic_recent": 0.25,
+    },
+}
+# Larger catalogues have more kinds of items, and more of their events on few of them.
+_SMALL = {"zipf_exponent": 0.78, "zipf_offset": 0.002, "num_groups": 60, "num_brands": 60, "num_topics": 32}
+_LARGE = {"zipf_exponent": 0.95, "zipf_offset": 0.001, "num_groups": 120, "num_brands": 600, "num_topics": 64}
+_LARGE_CATALOGUE = 50_000  # items
+
+
 class MixtureWeights(Typed):
     """How much each part contributes to the next event; non-negative, summing to 1."""
 
@@ -26,6 +54,9 @@ class MixtureWeights(Typed):
     group_taste: float = Field(0.05, ge=0, le=1, description="the user's urn over groups")
     brand_taste: float = Field(0.05, ge=0, le=1, description="the user's urn over brands")
     popular: float = Field(0.05, ge=0, le=1, description="global popularity")
+    # Younger than worlds on disk: absent at their default, and last, so that older worlds stay as they are.
+    topic_taste: float = Field(0.0, ge=0, le=1, exclude_if=not_, description="topics of all the user's items")
+    topic_recent: float = Field(0.0, ge=0, le=1, exclude_if=not_, description="topics of the user's recent items")
 
     @model_validator(mode="after")
     def _sum_to_one(self) -> "MixtureWeights":
@@ -35,7 +66,7 @@ class MixtureWeights(Typed):
         return self
 
     def values(self) -> list[float]:
-        """The seven weights in their order, which is the order of the parts everywhere."""
+        """The weights in their order, which is the order of the parts everywhere."""
         return [value for _, value in self]
 
 
@@ -62,12 +93,32 @@ class WorldConfig(Typed):
     successor_exponent: float = Field(1.0, ge=0, le=5, description="how successor weights fall")
     taste_prior: float = Field(20.0, gt=0, description="balls in an urn before the first event")
 
+    num_topics: int = Field(
+        0, ge=0, le=1_024, exclude_if=not_, description="topics that kinds belong to: the rank of low-rank taste"
+    )
+    topic_sharpness: float = Field(
+        3.0, ge=0, le=100, exclude_if=lambda value: value == 3.0, description="how few topics a kind belongs to"
+    )
+    features_tell: float = Field(
+        1.0, ge=0, le=1, exclude_if=lambda value: value == 1.0,
+        description="share of items whose fields show their kind; the others show another one's",
+    )  # fmt: skip
+
     num_words: int = Field(1_000, ge=1, le=1_000_000, description="descriptor words of titles")
     image_dim: int = Field(16, ge=1, le=1_024, description="length of the image-like vector")
     missing_rate: float = Field(0.01, ge=0, lt=1, description="share of missing values per item field")
     span_days: int = Field(365, ge=1, le=36_500, description="days that the log covers, about")
 
     weights: MixtureWeights = Field(default_factory=MixtureWeights)
+
+    @classmethod
+    def like(cls, likeness: Likeness, **knobs: Any) -> "WorldConfig":
+        """The defaults ('shop'), or knobs under which the world has the structure of real logs ('logs')."""
+        if likeness == "shop":
+            return cls.parse(knobs, "the world's knobs")
+        num_items = knobs.get("num_items", cls.model_fields["num_items"].default)
+        sized = _LARGE if num_items >= _LARGE_CATALOGUE else _SMALL
+        return cls.parse({**_LIKE_LOGS, **sized, **knobs}, "the world's knobs")
 
     @classmethod
     def find(cls, path: str | Path) -> "WorldConfig":
@@ -85,6 +136,12 @@ class WorldConfig(Typed):
         if "events" in values and "world" not in values:
             raise ConfigError(f"{path} describes a log that is no synthetic world", expected="a [world] table")
         return cls.parse(values.get("world", values), str(path))
+
+    @model_validator(mode="after")
+    def _topics_exist(self) -> "WorldConfig":
+        if self.num_topics == 0 and (self.weights.topic_taste or self.weights.topic_recent):
+            raise ValueError("weights.topic_taste or weights.topic_recent is above 0, but num_topics = 0")
+        return self
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "WorldConfig":

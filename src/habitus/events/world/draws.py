@@ -30,6 +30,10 @@ class Draw(IntEnum):
     IMAGE_BRAND = 17
     MISSING = 18
     SAMPLE = 19
+    TOPIC = 20
+    TOPIC_OF_GROUP = 21
+    TOPIC_OF_BRAND = 22
+    SHOWN_KIND = 23
 
 
 _UNIT = 2.0**-32

@@ -1,7 +1,8 @@
 """What an item looks like: title, category, brand, price and an image-like vector, from its latent attributes.
 
-Everything but the noise depends on the item's group and brand, so what is learned of some items holds for
-others. Words are made of syllables and belong to one use: a group's nouns, a brand's name, or descriptors.
+Everything but the noise depends on the group and brand that the item shows, which are its own for all items or for a
+share of them (`features_tell`), so what is learned of some items holds for others. Words are made of syllables and
+belong to one use: a group's nouns, a brand's name, or descriptors.
 """
 
 from typing import Any
@@ -43,7 +44,7 @@ class Features:
     def table(self, first_item: int, last_item: int) -> Any:
         """Columns item_id, title, category, brand, price, image of the items in [first_item, last_item)."""
         items = np.arange(first_item, last_item)
-        groups, brands = self.catalogue.groups(items), self.catalogue.brands(items)
+        groups, brands = self.catalogue.shown(items)
         # A title is always there, as in a shop; each other field is missing now and then.
         no_category, no_brand, no_price, no_image = (
             fraction(word) < self.config.missing_rate for word in draw_words(self.config.seed, Draw.MISSING, items)
@@ -62,7 +63,8 @@ class Features:
     def prices(self, items: np.ndarray) -> np.ndarray:
         """List prices in whole cents: float64."""
         z, _ = normals(self.config.seed, Draw.PRICE, items)
-        level = self.group_level[self.catalogue.groups(items)] + self.brand_level[self.catalogue.brands(items)]
+        groups, brands = self.catalogue.shown(items)
+        level = self.group_level[groups] + self.brand_level[brands]
         return np.maximum(np.round(np.exp(level + 0.4 * z), 2), 0.01)
 
     def _titles(self, items: np.ndarray, groups: np.ndarray, brands: np.ndarray) -> Any:

@@ -1,9 +1,9 @@
 """Histories drawn from the mixture, without ever writing down a distribution.
 
 Every event either stands on its own (drawn by popularity) or **follows an earlier event of its user**: it copies
-that event, continues from it, or is another item of its group or brand. Which event it follows depends on
-positions alone, so all of that is drawn at once; items are then filled in from the roots outwards, a whole
-generation of followers at a time. An urn needs no counting here: to draw a group in proportion to how often the
+that event, continues from it, or is another item of its group, its brand or one of its topics. Which event it
+follows depends on positions alone, so all of that is drawn at once; items are then filled in from the roots outwards,
+a whole generation of followers at a time. An urn needs no counting here: to draw a group in proportion to how often the
 user met it is to follow one of the user's events, chosen evenly, and to draw the group from the prior is to draw
 an item by popularity.
 
@@ -17,7 +17,7 @@ from habitus.events.world.draws import Draw, draw_words, event_keys, fraction, n
 from habitus.events.world.items import WorldCatalogue, copy_weights, successor_weights
 from habitus.randomness import to_uniform
 
-COPY, ITEM_NEXT, KIND_NEXT, KIND, GROUP, BRAND, POPULAR = range(7)  # the order of MixtureWeights
+COPY, ITEM_NEXT, KIND_NEXT, KIND, GROUP, BRAND, POPULAR, TOPIC, TOPIC_RECENT = range(9)  # as in MixtureWeights
 _ROOT = -1
 
 
@@ -40,11 +40,16 @@ def draw_items(catalogue: WorldCatalogue, users: np.ndarray, positions: np.ndarr
     items[roots] = catalogue.popular(inside[roots])
     is_drawn = np.zeros(len(users), dtype=bool)
     is_drawn[roots] = True
+    topical = np.flatnonzero(part > POPULAR)
+    towards = np.zeros((2, len(users)))
+    words = draw_words(catalogue.config.seed, Draw.TOPIC, event_keys(users[topical], positions[topical]))
+    towards[:, topical] = fraction(words[0]), fraction(words[1])
     waiting = np.flatnonzero(follows != _ROOT)
     while len(waiting):
         ready = is_drawn[follows[waiting]]
         now, waiting = waiting[ready], waiting[~ready]
-        items[now] = _follow(catalogue, part[now], items[follows[now]], successor[now], inside[now])
+        draws = successor[now], inside[now], towards[:, now]
+        items[now] = _follow(catalogue, part[now], items[follows[now]], *draws)
         is_drawn[now] = True
     return items
 
@@ -61,12 +66,12 @@ def _event_draws(
     choice = fraction(choice)
     lag = np.ones(len(users), dtype=np.int64)
 
-    copies = part == COPY
+    copies = (part == COPY) | (part == TOPIC_RECENT)
     lag_ends = np.cumsum(copy_weights(config))
     reach = np.minimum(positions[copies], config.copy_window)
     lag[copies] += np.searchsorted(lag_ends, choice[copies] * lag_ends[reach - 1], side="right")
 
-    tastes = (part == KIND) | (part == GROUP) | (part == BRAND)
+    tastes = (part == KIND) | (part == GROUP) | (part == BRAND) | (part == TOPIC)
     # The urn holds taste_prior balls of the prior and one ball for each earlier event.
     ball = choice[tastes] * (positions[tastes] + config.taste_prior)
     lag[tastes] += np.minimum(ball.astype(np.int64), positions[tastes])
@@ -78,10 +83,19 @@ def _event_draws(
 
 
 def _follow(
-    catalogue: WorldCatalogue, part: np.ndarray, before: np.ndarray, successor: np.ndarray, inside: np.ndarray
+    catalogue: WorldCatalogue,
+    part: np.ndarray,
+    before: np.ndarray,
+    successor: np.ndarray,
+    inside: np.ndarray,
+    towards: np.ndarray,
 ) -> np.ndarray:
-    """The item of each event, given the item of the event that it follows."""
+    """The item of each event, given the item of the event that it follows; `towards`: its topic and kind there."""
     items = before.copy()  # right for copies
+    at = np.flatnonzero(part > POPULAR)
+    if len(at) and catalogue.topics is not None:
+        kinds = catalogue.topics.draw_kinds(catalogue.kind_of_item[before[at]], *towards[:, at])
+        items[at] = catalogue.popular_in_kind(kinds, inside[at])
     for number, draw in (
         (ITEM_NEXT, lambda at: catalogue.item_successors(before[at], successor[at])),
         (KIND_NEXT, lambda at: catalogue.kind_successors(catalogue.kind_of_item[before[at]], successor[at])),

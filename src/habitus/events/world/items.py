@@ -9,17 +9,18 @@ item of rank r; ranks are a random permutation of the item ids.
 import numpy as np
 
 from habitus.events.world.config import SUCCESSOR_BITS, WorldConfig
-from habitus.events.world.draws import Draw, uniforms
-from habitus.randomness import Stream, permute_index, shuffle_keys
+from habitus.events.world.draws import Draw, draw_words, fraction, normals, uniforms
+from habitus.randomness import Stream, permute_index, shuffle_keys, to_uniform
 
 # Sizes of brands and groups fall with their number as powers; a shop has a few large brands and many small ones.
 _BRAND_SKEW = 0.7
 _GROUP_SKEW = 0.5
+_GROUP_IN_TOPICS = 0.8  # of the variance of a kind's scores; the rest is the brand's
 _CHUNK = 1 << 18  # items at a time while tables are built
 
 
 class WorldCatalogue:
-    """Tables over items, kinds, groups and brands; about 30 bytes per item."""
+    """Tables over items, kinds, groups, brands and topics; about 30 bytes per item."""
 
     def __init__(self, config: WorldConfig) -> None:
         self.config = config
@@ -42,6 +43,8 @@ class WorldCatalogue:
         self.brand_first_kind = _offsets(self.kind_brand, config.num_brands)
         self.brand_cumulative = _cumulative(self.kind_mass[self.kinds_by_brand])
         self.next_group = self._next_groups()
+        self.shown_kind = _shown_kinds(config, self.kind_of_item)
+        self.topics = Topics(config, self) if config.num_topics else None
 
     @property
     def num_kinds(self) -> int:
@@ -56,6 +59,11 @@ class WorldCatalogue:
 
     def brands(self, items: np.ndarray) -> np.ndarray:
         return self.kind_brand[self.kind_of_item[items]]
+
+    def shown(self, items: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The group and the brand that the fields of items show."""
+        kinds = self.shown_kind[items]
+        return self.kind_group[kinds], self.kind_brand[kinds]
 
     def popular(self, fraction: np.ndarray) -> np.ndarray:
         """The items at given fractions in [0, 1) of the whole popularity."""
@@ -109,6 +117,48 @@ class WorldCatalogue:
         return self.groups(self.popular(fraction.reshape(-1))).reshape(fraction.shape)
 
 
+class Topics:
+    """Low-rank taste: every kind belongs to topics, in parts that depend on its group and its brand.
+
+    A kind k belongs to topic τ to the part a_τ(k), a softmax over topics of `topic_sharpness` times a normal score, of
+    whose variance four fifths are the group's and the rest the brand's. Topic τ has popularity π_τ = Σ_k W_k a_τ(k) and
+    shows item x with probability w(x) a_τ(k(x)) / π_τ. So all topics together give w again, and so does the topic of an
+    item that was drawn by popularity.
+    """
+
+    def __init__(self, config: WorldConfig, catalogue: WorldCatalogue) -> None:
+        of_group, of_brand = (
+            normals(config.seed, draw, np.arange(count * config.num_topics))[0].reshape(count, -1)
+            for draw, count in (
+                (Draw.TOPIC_OF_GROUP, config.num_groups),
+                (Draw.TOPIC_OF_BRAND, config.num_brands),
+            )
+        )
+        scores = np.sqrt(_GROUP_IN_TOPICS) * of_group[catalogue.kind_group]
+        scores += np.sqrt(1 - _GROUP_IN_TOPICS) * of_brand[catalogue.kind_brand]
+        scores *= config.topic_sharpness
+        parts = np.exp(scores - scores.max(axis=1, keepdims=True))
+        self.of_kind = parts / parts.sum(axis=1, keepdims=True)  # a: [kinds, topics]
+        mass = self.of_kind * catalogue.kind_mass[:, None]
+        self.lift = self.of_kind / mass.sum(axis=0)  # a / π
+        # One growing table for all rows each: entry j of row i lies between i and i + 1.
+        self._topic_ends = _rows_of_ends(self.of_kind)
+        self._kind_ends = _rows_of_ends(mass.T)
+
+    def draw_kinds(self, kinds: np.ndarray, topic: np.ndarray, kind: np.ndarray) -> np.ndarray:
+        """For each kind, a kind of one of its topics, at given fractions in [0, 1) of its topics and of that topic."""
+        num_kinds, num_topics = self.of_kind.shape
+        drawn = np.searchsorted(self._topic_ends, kinds + topic, side="right") - kinds * num_topics
+        drawn = np.clip(drawn, 0, num_topics - 1)
+        place = np.searchsorted(self._kind_ends, drawn + kind, side="right") - drawn * num_kinds
+        return np.clip(place, 0, num_kinds - 1)
+
+
+def _rows_of_ends(weights: np.ndarray) -> np.ndarray:
+    ends = np.cumsum(weights, axis=1)
+    return (ends / ends[:, -1:] + np.arange(len(weights))[:, None]).reshape(-1)
+
+
 def popularity(config: WorldConfig) -> np.ndarray:
     """The probability of each rank under global popularity: float64, falling, summing to 1."""
     ranks = np.arange(config.num_items, dtype=np.float64)
@@ -145,6 +195,19 @@ def _kinds_and_ranks(config: WorldConfig) -> tuple[np.ndarray, np.ndarray, np.nd
     held = np.bincount(kinds, minlength=len(share)) > 0
     number = (np.cumsum(held) - 1).astype(np.int32)
     return kind_group[held], kind_brand[held], number[kinds], ranks
+
+
+def _shown_kinds(config: WorldConfig, kind_of_item: np.ndarray) -> np.ndarray:
+    """The kind that each item's fields show: its own, or that of some item."""
+    if config.features_tell == 1:
+        return kind_of_item
+    shown = kind_of_item.copy()
+    for first in range(0, config.num_items, _CHUNK):
+        items = np.arange(first, min(first + _CHUNK, config.num_items))
+        tells, other, more, _ = draw_words(config.seed, Draw.SHOWN_KIND, items)
+        other = np.floor(to_uniform(other, more) * config.num_items).astype(np.int64)
+        shown[items] = kind_of_item[np.where(fraction(tells) < config.features_tell, items, other)]
+    return shown
 
 
 def _possible_kinds(config: WorldConfig) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

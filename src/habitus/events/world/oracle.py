@@ -4,9 +4,12 @@ With h = (x₁ … x_t), popularity w, group g and brand b of an item, kind k = 
 
     p(x | h) = w(x) · f_k(x) + ω_copy · C(x) + ω_item · S(x | x_t) + ω_kind · S(x | k(x_t))
     f_k      = ω_popular + ω_kind-taste · U_k / W_k + ω_group-taste · U_g / W_g + ω_brand-taste · U_b / W_b
+               + ω_topic-taste · (α + Σ_i A(k(x_i), k)) / (α + t)
+               + ω_topic-recent · Σ_lag c_lag·A(k(x_{t+1−lag}), k) / Σ_lag c_lag
     U_g      = (α·W_g + n_g) / (α + t)      an urn: W_g = Σ w over the group, n_g = events of h in the group
     C(x)     = Σ_lag c_lag·[x_{t+1−lag} = x] / Σ_lag c_lag        lags 1 … min(t, copy_window)
     S(x | y) = Σ_m s_m·[m-th successor of y = x]
+    A(j, k)  = Σ_τ a_τ(j) a_τ(k) / π_τ      low rank: a_τ(k) the part of kind k in topic τ, π_τ = Σ W_k a_τ(k)
 
 and p(x | ∅) = w(x). Each part sums to 1 over the catalogue. All but a few dozen items (the recent ones and
 the successors: the **extras** of a query) have p = w·f, and f is one number per kind. Hence sums over the
@@ -23,6 +26,7 @@ from habitus.events.world.items import WorldCatalogue, copy_weights, successor_w
 from habitus.events.world.queries import Queries
 
 _CHUNK_CELLS = 1 << 20  # queries times kinds (or history events) held at once: 8 MiB for each array
+_TOPIC_EVENTS = 1 << 14  # history events whose topics are held at once
 _NO_ITEM = -1
 
 
@@ -34,6 +38,7 @@ class Oracle:
         self.config = catalogue.config
         self.copy_weights = copy_weights(self.config)
         self.successor_weights = successor_weights(self.config)
+        self.topics = catalogue.topics
         weights = self.config.weights
         self.urns = (  # weight, the label that the urn counts for each kind, popularity of each label
             (weights.kind_taste, np.arange(catalogue.num_kinds), catalogue.kind_mass),
@@ -109,6 +114,7 @@ class Oracle:
             same = label_of_kind[catalogue.kind_of_item[events]] == label[owner]
             met = np.bincount(owner, same, queries.count)
             factor += weight * self._urn(met, mass[label], lengths)
+        factor += self._target_topics(queries, owner, events)
         factor[lengths == 0] = 1.0
         items, masses = self._extras(queries)
         extra = np.sum(masses * (items == targets[:, None]), axis=1)
@@ -179,7 +185,41 @@ class Oracle:
             cells = owner * len(mass) + label_of_kind[kinds]
             met = np.bincount(cells, minlength=queries.count * len(mass)).reshape(queries.count, -1)
             factors += weight * self._urn(met, mass, lengths)[:, label_of_kind]
+        if self.topics is not None:
+            prior, weights = self.config.taste_prior, self.config.weights
+            cells = owner * self.catalogue.num_kinds + kinds
+            met = np.bincount(cells, minlength=factors.size).reshape(factors.shape)
+            recent, copied = self._recent(queries)
+            lately = np.einsum("ql,qlr->qr", copied, self.topics.of_kind[self.catalogue.kind_of_item[recent]])
+            profile = weights.topic_taste / (prior + lengths) * (met @ self.topics.of_kind)
+            factors += (profile + weights.topic_recent * lately) @ self.topics.lift.T
+            factors += weights.topic_taste * prior / (prior + lengths)
         return np.where(lengths > 0, factors, 1.0)
+
+    def _target_topics(self, queries: Queries, owner: np.ndarray, events: np.ndarray) -> np.ndarray | float:
+        """What topics add to f at the target's kind of each query."""
+        if self.topics is None:
+            return 0.0
+        prior, weights, kind_of_item = self.config.taste_prior, self.config.weights, self.catalogue.kind_of_item
+        wanted = self.topics.lift[kind_of_item[queries.targets]]
+        alike = np.empty(len(events))
+        for first in range(0, len(events), _TOPIC_EVENTS):
+            part = slice(first, first + _TOPIC_EVENTS)
+            of_event = self.topics.of_kind[kind_of_item[events[part]]]
+            alike[part] = np.einsum("er,er->e", of_event, wanted[owner[part]])
+        taste = (prior + np.bincount(owner, alike, queries.count)) / (prior + queries.lengths)
+        recent, copied = self._recent(queries)
+        lately = np.einsum("ql,qlr->qr", copied, self.topics.of_kind[kind_of_item[recent]])
+        return weights.topic_taste * taste + weights.topic_recent * np.einsum("qr,qr->q", lately, wanted)
+
+    def _recent(self, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
+        """The last items of each history, latest first, and the weight of each: 0 beyond the history's start."""
+        lags = np.arange(1, self.config.copy_window + 1)
+        reached = lags <= queries.lengths[:, None]
+        rows = np.where(reached, queries.ends[:, None] - lags, 0)
+        recent = queries.items[rows] if len(queries.items) else rows
+        copied = self.copy_weights * reached
+        return recent, copied / np.maximum(copied.sum(axis=1, keepdims=True), self.copy_weights[0])
 
     def _urn(self, met: np.ndarray, mass: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """U / W of the module's docstring. Groups and brands without items are met by nobody."""
@@ -189,13 +229,8 @@ class Oracle:
     def _extras(self, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
         """Recent items and successors of each query, each once, and what they gain: (queries, extras)."""
         weights = self.config.weights
-        lags = np.arange(1, self.config.copy_window + 1)
-        reached = lags <= queries.lengths[:, None]
-        rows = np.where(reached, queries.ends[:, None] - lags, 0)
-        recent = queries.items[rows] if len(queries.items) else rows
-        copied = self.copy_weights * reached
-        copied /= np.maximum(copied.sum(axis=1, keepdims=True), self.copy_weights[0])
-
+        recent, copied = self._recent(queries)
+        reached = copied > 0
         started = (queries.lengths > 0)[:, None]
         last = recent[:, :1]
         numbers = np.arange(self.config.num_successors)
