@@ -16,6 +16,8 @@ EXAMPLE = """
 
 Example: `habitus evaluate run --data dataset --regime both --baselines`
 
+Where it errs, as a page: `habitus evaluate run --data dataset --by popularity,repeat --calibrate --page errors.html`
+
 Several processes share the catalogue: `torchrun --nproc-per-node 2 -m habitus evaluate run --data dataset`
 """
 REGIMES = {"batch": ("batch",), "catalogue": ("catalogue",), "both": ("batch", "catalogue")}
@@ -62,6 +64,28 @@ def evaluate(
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Score the checkpoints that the runs kept as well.")
     ] = False,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="Take runs apart by item fields, event fields, popularity, history, weekday, gap, cold, repeat, "
+            "or columns of --by-file; several with commas."
+        ),
+    ] = None,
+    by_file: Annotated[
+        Path | None, typer.Option(help="Parquet file with a row per user, item or event; the key has the log's names.")
+    ] = None,
+    by_metric: Annotated[
+        str, typer.Option(help="What --by compares: loss, or recall, ndcg, mrr with a cut-off.")
+    ] = "recall@10",
+    by_bins: Annotated[int, typer.Option(help="Bins of a number, with as many queries each.")] = 5,
+    by_values: Annotated[int, typer.Option(help="Values of a column that are shown; the others are one row.")] = 20,
+    against: Annotated[
+        str, typer.Option(help="What --by compares with: best (of the baselines), a baseline's name, or a run.")
+    ] = "best",
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Judge the probabilities, and fit a temperature on validation.")
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="Write an HTML page of --by and --calibrate.")] = None,
     other_dataset: Annotated[
         bool, typer.Option("--other-dataset", help="Let runs of another dataset with the same encoders through.")
     ] = False,
@@ -80,7 +104,17 @@ def evaluate(
     from contextlib import ExitStack
 
     from habitus.data import Dataset
-    from habitus.evaluation import ComputeOptions, EvaluateOptions, PerQueryFile, evaluate_runs, join_ranks
+    from habitus.evaluation import (
+        ComputeOptions,
+        ErrorOptions,
+        EvaluateOptions,
+        GroupOptions,
+        PerQuery,
+        PerQueryFile,
+        evaluate_runs,
+        join_ranks,
+        slice_evaluations,
+    )
     from habitus.store import EVALUATION_SIDES
     from habitus.units import parse_bytes
 
@@ -90,7 +124,16 @@ def evaluate(
         raise ConfigError("nothing to score", expected="one run or more, or --baselines")
     kept = None if keep is None else _kept_file(runs or [], keep, checkpoints)
     per_query = per_query or (kept.with_suffix(".parquet") if kept else None)
-    _check_files(out, per_query)
+    _check_files(out, per_query, page)
+    dataset = Dataset.open(data)
+    errors = None
+    if by is not None:
+        names = tuple(name.strip() for name in by.split(","))
+        errors = ErrorOptions(names, by_file, by_metric, against, GroupOptions(by_bins, by_values))
+        errors.check(dataset)
+        runs = _with_reference(runs, errors.reference_run)
+    if page is not None and errors is None and not calibrate:
+        raise ConfigError("--page without --by or --calibrate has nothing to show", expected="one of them")
     options = EvaluateOptions(
         regimes=REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
         queries=queries,
@@ -104,22 +147,35 @@ def evaluate(
         seed=seed,
         side=check_choice("side", side, EVALUATION_SIDES),
     )
+    values: dict[tuple[str, str], PerQuery] = {}
+
+    def keep_values(scorer: str, regime: str, per_query_values: PerQuery) -> None:
+        if errors is not None:
+            values[scorer, regime] = per_query_values
+        if file is not None:
+            file.add(scorer, regime, per_query_values)
+
     with join_ranks(device) as (ranks, resolved_device), ExitStack() as stack:
         progress = stack.enter_context(phases()) if ranks.is_first else None
         file = stack.enter_context(PerQueryFile(per_query)) if per_query and ranks.is_first else None
         evaluations = evaluate_runs(
             runs or [],
-            Dataset.open(data),
+            dataset,
             options,
             ComputeOptions(resolved_device, other_dataset, parse_bytes(memory)),
-            with_baselines=baselines,
+            with_baselines=baselines or (errors is not None and errors.reference_run is None),
             checkpoints=checkpoints,
+            with_calibration=calibrate,
             progress=progress,
             note=lambda text: typer.echo(text, err=True) if ranks.is_first else None,
-            keep=file.add if file else None,
+            keep=keep_values,
         )
     if not ranks.is_first:
         return
+    if errors is not None:
+        evaluations = slice_evaluations(dataset, evaluations, values, errors)
+    if page is not None:
+        _write_page(evaluations, page)
     if out is not None:
         _write(evaluations, out)
     if kept is not None:
@@ -130,6 +186,23 @@ def evaluate(
     from habitus.cli.evaluation_tables import print_evaluations
 
     print_evaluations(evaluations)
+
+
+def _with_reference(runs: list[Path] | None, reference: Path | None) -> list[Path]:
+    """The runs to score, that to compare with among them."""
+    runs = list(runs or [])
+    if not runs:
+        raise ConfigError("--by has no run to take apart", expected="habitus evaluate RUN --data DATASET --by COLUMNS")
+    known = reference is None or reference.resolve() in [run.resolve() for run in runs]
+    return runs if known or reference is None else [*runs, reference]
+
+
+def _write_page(evaluations: "list[Evaluation]", page: Path) -> None:
+    from habitus.evaluation import error_pages
+    from habitus.reporting import error_report
+
+    error_report(error_pages(evaluations), page)
+    typer.echo(f"wrote {page}", err=True)
 
 
 def _metric_groups(text: str) -> Any:
@@ -183,13 +256,15 @@ def _keep(evaluations: "list[Evaluation]", path: Path) -> None:
     typer.echo(f"kept {len(cells)} cells as {path.stem}: habitus fit reads them", err=True)
 
 
-def _check_files(out: Path | None, per_query: Path | None) -> None:
+def _check_files(out: Path | None, per_query: Path | None, page: Path | None) -> None:
     """Refuse names that could not be written, before any work is done."""
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--page {page} has an unknown suffix", expected=".html")
     if out is not None and out.suffix not in (".json", ".parquet", ".csv"):
         raise ConfigError(f"--out {out} has an unknown suffix", expected=".json, .parquet or .csv")
     import os
 
-    for path in (out, per_query):
+    for path in (out, per_query, page):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"the folder {path.parent} does not exist", next_step=f"mkdir -p {path.parent}")
         if path is not None and not os.access(path.parent, os.W_OK):

@@ -1,15 +1,18 @@
 """Evaluations as printed tables: one run in full, several side by side."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from habitus.store import METRICS
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from habitus.evaluation import Evaluation
     from habitus.record import EvaluationSpec, Metric
+    from habitus.store import Calibration, SliceRow, SliceTable
 
 SHOWN_CUTOFF = 10
 
@@ -29,6 +32,73 @@ def print_evaluations(evaluations: "list[Evaluation]") -> None:
             f"{' on average' if regime == 'batch' else ''}, {rate:,.0f} queries/s\n",
             highlight=False,
         )
+    for evaluation in evaluations:
+        for table in evaluation.slices:
+            _print_slices(console, evaluation.scorer, table)
+        if evaluation.calibration is not None:
+            _print_calibration(console, evaluation.scorer, evaluation.calibration)
+
+
+def _print_slices(console: "Console", scorer: str, table: "SliceTable") -> None:
+    """A metric by the values of a column, what the worst of them looks like, and how to read the stars."""
+    columns = [table.by, "queries", "users", table.metric, "other", "difference [95%]", "p, Holm"]
+    rows = [
+        (
+            row.value,
+            f"{row.metric.n:,}",
+            f"{row.users:,}",
+            f"{row.metric.value:.3f}",
+            "–" if row.reference is None else f"{row.reference:.3f}",
+            _difference(row),
+            "–" if row.p_value is None else f"{row.p_value:.3f}{' *' if row.is_significant else ''}",
+        )
+        for row in table.rows
+    ]
+    against = "" if table.reference is None else f", beside {table.reference}"
+    console.print(_table(f"{Path(scorer).name} by {table.by} ({table.source}){against}", columns, rows))
+    for one in table.examples:
+        said = f"; it said {' | '.join(one.first)}" if one.first else ""
+        console.print(
+            f"  {table.by} = {table.worst}: user {one.user} after {' | '.join(one.history)}: "
+            f"{one.target} came, rank {one.rank:,}{said}",
+            highlight=False,
+            markup=False,
+        )
+    console.print(
+        f"* differs after Holm's adjustment over {table.comparisons} rows; intervals are over users, of single rows\n",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _difference(row: "SliceRow") -> str:
+    if row.difference is None:
+        return "–"
+    if row.low is None or row.high is None:
+        return f"{row.difference:+.3f}"
+    return f"{row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}]"
+
+
+def _print_calibration(console: "Console", scorer: str, calibration: "Calibration") -> None:
+    """Loss, entropy and calibration error before and after the fitted temperature."""
+    columns = ["temperature", "loss", "entropy"]
+    columns += [f"ECE, first {k}" for k in calibration.plain.expected_error]
+    rows = [
+        (
+            f"{one.temperature:.4f}",
+            f"{one.loss:.4f}",
+            f"{one.entropy:.4f}",
+            *(f"{error:.4f}" for error in one.expected_error.values()),
+        )
+        for one in (calibration.plain, calibration.scaled)
+    ]
+    console.print(_table(f"calibration of {scorer}", columns, rows))
+    console.print(
+        f"temperature fitted on {calibration.fitted_queries:,} {calibration.fitted_side} queries; "
+        f"to serve with it: habitus serve {scorer} --temperature {calibration.temperature:.3f}\n",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _side(spec: "EvaluationSpec") -> str:
@@ -96,7 +166,14 @@ def _table(title: str, columns: list[str], rows: Iterable[tuple[str, ...]]) -> "
 
     table = Table(title=escape(title), title_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+        first = number == 0
+        table.add_column(
+            column,
+            justify="left" if first else "right",
+            no_wrap=not first,
+            overflow="fold",
+            min_width=8 if first else 0,
+        )
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table

@@ -1,6 +1,8 @@
 """Runs and baselines on fixed queries: two regimes, one set of metrics."""
 
+from habitus.evaluation.error_analysis import ErrorOptions, error_pages, slice_evaluations
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
+from habitus.evaluation.groups import GroupOptions
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.paired import PairedDifference, paired_difference
 from habitus.evaluation.per_query import PerQuery, PerQueryFile
@@ -17,8 +19,10 @@ from habitus.evaluation.scores import Scorer, Scores
 
 __all__ = [
     "ComputeOptions",
+    "ErrorOptions",
     "EvaluateOptions",
     "Evaluation",
+    "GroupOptions",
     "ModelScorer",
     "PairedDifference",
     "PerQuery",
@@ -29,6 +33,7 @@ __all__ = [
     "cache_folder",
     "catalogue_subset",
     "check_dataset",
+    "error_pages",
     "evaluate",
     "evaluate_runs",
     "find_cache",
@@ -37,4 +42,5 @@ __all__ = [
     "paired_difference",
     "query_set",
     "resolve_device",
+    "slice_evaluations",
 ]

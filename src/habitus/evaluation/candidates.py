@@ -66,11 +66,15 @@ def candidate_scores(
         target_scores = target_scores - past.target_bias + past.target_gain
     top = topk.decode_ids(keys).cpu().numpy()
     log_total = sums.total.log()
+    log_probs = topk.decode_scores(keys).double() - (sums.top + log_total)[:, None]
     return Scores(
         loss=(sums.top + log_total - target_scores).cpu().numpy() if losses else None,
         entropy=(log_total - sums.dot / sums.total).clamp_min(0).cpu().numpy() if losses else None,
         rank=sums.reached.long().cpu().numpy(),
         top=np.pad(top, ((0, 0), (0, k - width)), constant_values=-1),
+        top_log_probs=np.pad(log_probs.cpu().numpy(), ((0, 0), (0, k - width)), constant_values=-np.inf)
+        if losses
+        else None,
     )
 
 

@@ -87,11 +87,12 @@ def score_past(
     events: Tensor,
     target_rows: Tensor,
     candidates: np.ndarray | None,
+    temperature: float = 1.0,
 ) -> PastScores:
     """The past scores of a batch's queries, from copy scores [B, L, L], queries and vectors of the events [B, L, h].
 
-    Vectors, those of the targets [Q, h] too, come as the scan takes them. `candidates` are sorted catalogue rows, or
-    None for the full catalogue.
+    Vectors, those of the targets [Q, h] too, come as the scan takes them: queries divided by `temperature`, by which
+    scores with copying are divided here. `candidates` are sorted catalogue rows, or None for the full catalogue.
     """
     device = queries.device
     window, slot = (torch.from_numpy(part).to(device) for part in (batch.windows, batch.slots))
@@ -102,7 +103,8 @@ def score_past(
     for at in range(0, len(items), step):
         chosen = (window >= at) & (window < at + step)  # queries come window by window
         inputs = (part[at : at + step] for part in (copy_scores, queries, events, items, segments))
-        parts.append([pairs[window[chosen] - at, slot[chosen]] for pairs in _score_windows(*inputs)])
+        scored = _score_windows(*inputs, temperature=temperature)
+        parts.append([pairs[window[chosen] - at, slot[chosen]] for pairs in scored])
     plain, scores, counts = (torch.cat(column) for column in zip(*parts, strict=True))
     places = _places(items, candidates)[window]
     counts = counts & (places >= 0)
@@ -118,7 +120,7 @@ def score_past(
 
 
 def _score_windows(
-    copy_scores: Tensor, queries: Tensor, events: Tensor, items: Tensor, segments: Tensor
+    copy_scores: Tensor, queries: Tensor, events: Tensor, items: Tensor, segments: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By query and slot, [B, L, L] each: score without and with copying, and whether the slot counts.
 
@@ -131,7 +133,8 @@ def _score_windows(
     largest = copy_scores.double().amax(-1, keepdim=True)
     mass = torch.bmm(torch.where(visible, (copy_scores - largest).exp(), 0.0), alike.double())
     plain = torch.bmm(queries.double(), events.double().transpose(1, 2))
-    return plain, torch.logaddexp(plain, largest + mass.log()), visible & first[:, None, :]
+    scores = torch.logaddexp(plain * temperature, largest + mass.log()) / temperature
+    return plain, scores, visible & first[:, None, :]
 
 
 def _places(items: Tensor, candidates: np.ndarray | None) -> Tensor:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import not_
 from typing import Literal
 
 import numpy as np
@@ -25,8 +26,10 @@ from habitus.store import (
     EVALUATION_SIDES,
     HISTORIES,
     METRIC_GROUPS,
+    Calibration,
     EvaluationSide,
     MetricGroup,
+    SliceTable,
 )
 from habitus.typed import Typed
 
@@ -62,6 +65,8 @@ class Evaluation(Typed):
     specification: dict[str, EvaluationSpec] = Field(description="By regime.")
     metrics: dict[str, Metric]
     seconds: dict[str, float] = Field(description="By regime.")
+    slices: tuple[SliceTable, ...] = Field((), exclude_if=not_, description="By the values of columns, where asked.")
+    calibration: Calibration | None = None
 
 
 def evaluate(

@@ -75,7 +75,7 @@ class ItemStatistics:
     def _fields(self, kind: str, dtype: type) -> np.ndarray:
         names = [field.name for field in self.dataset.fields.item if field.kind == kind]
         features = self.dataset.item_features(np.arange(self.dataset.num_items)).fields if names else {}
-        columns = [features[name].reshape(self.dataset.num_items, -1).astype(dtype) for name in names]
+        columns: list[np.ndarray] = [features[name].reshape(self.dataset.num_items, -1).astype(dtype) for name in names]
         return np.concatenate(columns, axis=1) if columns else np.empty((self.dataset.num_items, 0), dtype)
 
 

@@ -4,6 +4,10 @@ Candidate vectors are rounded to the type that the cache stores, whether they co
 does not depend on whether a cache was there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,6 +54,7 @@ class ModelScorer:
         self.stored = CACHE_DTYPES[stored] if cache is None else cache.dtype
         self.memory_bytes = memory_bytes
         self.ranks = ranks or Ranks()
+        self.temperature = 1.0  # that scores are divided by
         # Scores accumulate in float32 either way; on CUDA the fast kernels take half-precision operands.
         self.compute = self.stored if bundle.device.type == "cuda" else torch.float32
         self._last_candidates: tuple[np.ndarray | None, Candidates] | None = None
@@ -58,21 +63,30 @@ class ModelScorer:
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
         """Loss, entropy, rank and top items over the given catalogue rows, or over the full catalogue."""
         output, events = self._contextualize(queries)
-        vectors = self.ranks.broadcast(self._at_slots(output.queries, queries).to(self.compute))
+        all_queries = output.queries if self.temperature == 1 else output.queries / self.temperature
+        vectors = self.ranks.broadcast(self._at_slots(all_queries, queries).to(self.compute))
         target_rows = self._target_rows(queries.targets, candidates)
         past = None
         if output.copy_scores is not None:
-            all_queries = self.ranks.broadcast(output.queries.to(self.compute))
+            all_queries = self.ranks.broadcast(all_queries.to(self.compute))
             copy_scores = self.ranks.broadcast(output.copy_scores)
-            past = score_past(queries, copy_scores, all_queries, events, target_rows, candidates)
+            past = score_past(queries, copy_scores, all_queries, events, target_rows, candidates, self.temperature)
         table = self._candidates(candidates)
         scores = candidate_scores(
             vectors, table, target_rows, k, ranks=self.ranks, memory_bytes=self.memory_bytes, losses=losses, past=past
         )
         if candidates is None:
             return scores
-        top = np.where(scores.top >= 0, candidates[scores.top], -1)
-        return Scores(scores.loss, scores.entropy, scores.rank, top)
+        return replace(scores, top=np.where(scores.top >= 0, candidates[scores.top], -1))
+
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Within the block scores are divided by a temperature: the order of items stays, probabilities change."""
+        before, self.temperature = self.temperature, temperature
+        try:
+            yield
+        finally:
+            self.temperature = before
 
     def query_vectors(self, queries: QueryBatch) -> Tensor:
         """The model's vectors [Q, joint_dim] for the queries of a batch, float32."""

@@ -11,6 +11,7 @@ import torch
 from habitus.data import Dataset
 from habitus.errors import ConfigError, HabitusError, ModelError, RunError
 from habitus.evaluation.baselines import baselines
+from habitus.evaluation.calibration import calibrate
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery
@@ -49,6 +50,7 @@ def evaluate_runs(
     *,
     with_baselines: bool = False,
     checkpoints: bool = False,
+    with_calibration: bool = False,
     progress: Progress | None = None,
     note: Note | None = None,
     keep: Keep | None = None,
@@ -57,8 +59,9 @@ def evaluate_runs(
 
     Windows have the length of the runs' own `data.seq_len`, whatever that of `dataset` is.
     A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
-    a run stands for its checkpoints too, in the order of their steps. `note` is called with what a user should
-    know, such as that a cache is being built; `keep` with (scorer, regime, values per query).
+    a run stands for its checkpoints too, in the order of their steps. `with_calibration` judges the
+    probabilities of runs and fits a temperature. `note` is called with what a user should know, such as that a cache is
+    being built; `keep` with (scorer, regime, values per query).
     """
     options, compute = options or EvaluateOptions(), compute or ComputeOptions()
     note = note or (lambda _: None)
@@ -85,7 +88,11 @@ def evaluate_runs(
     count = len(runs) + len(scorers)
     for number, run in enumerate(runs):
         # One at a time: the model and the catalogue of the last run are gone before the next one is opened.
-        evaluations.append(evaluate_one(open_scorer(run, dataset, options, compute, note, progress), number, count))
+        scorer = open_scorer(run, dataset, options, compute, note, progress)
+        evaluation = evaluate_one(scorer, number, count)
+        if with_calibration:
+            evaluation = evaluation.model_copy(update={"calibration": calibrate(dataset, scorer, options)})
+        evaluations.append(evaluation)
     for number, baseline in enumerate(scorers, len(runs)):
         evaluations.append(evaluate_one(baseline, number, count))
     return evaluations

@@ -23,6 +23,7 @@ class Scores:
     entropy: np.ndarray | None  # float64 [Q]; the same
     rank: np.ndarray  # int64 [Q]
     top: np.ndarray  # int64 [Q, k]: catalogue rows; -1 beyond the last candidate
+    top_log_probs: np.ndarray | None = None  # float64 [Q, k]: of a model, with losses
 
 
 class Scorer(Protocol):

@@ -22,6 +22,7 @@ class PlotAxis:
     high: float | None = None
     zero_at: float | None = None  # where zero is drawn on a logarithmic axis
     ticks: tuple[float, ...] = ()
+    tick_names: tuple[str, ...] = ()  # of the ticks, where values stand for names
 
 
 @dataclass(frozen=True)

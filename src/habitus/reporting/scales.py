@@ -46,6 +46,8 @@ class Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Values and labels of the ticks."""
+        if self.axis.tick_names:
+            return list(zip(self.axis.ticks, self.axis.tick_names, strict=True))
         if self.axis.ticks:
             form = power_of_ten if self.axis.kind == "flops" else "{:g}".format
             return [(t, form(t).replace("-", "−")) for t in self.axis.ticks if self.contains(t)]
