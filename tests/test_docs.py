@@ -60,6 +60,7 @@ SUBSTITUTIONS = {
 STARTS = {
     "README.md": "log items.parquet",
     "docs/any-log.md": "log items.parquet schema.toml",
+    "docs/cards.md": "dataset run",
     "docs/evaluate.md": "dataset run store new.csv",
     "docs/guides/budget-to-plan.md": "dataset study",
     "docs/guides/cluster.md": "dataset stage1.toml stage2.toml DATASET",
@@ -98,6 +99,7 @@ NOT_READ = ("docs/notebook.md", "docs/measurements/", "docs/decisions/", "docs/s
 PYTHON = {
     "README.md": "log items.parquet schema.toml study",
     "docs/api.md": "",
+    "docs/cards.md": "dataset run",
     "docs/evaluate.md": "dataset run-a run-b",
     "docs/finite-log.md": "STORE",
     "docs/laws.md": "laws.json",

@@ -1,4 +1,4 @@
-"""habitus train: recipes, overrides, both stages in a row, dry runs, exit codes; and trackers that read journals."""
+"""habitus train: recipes, overrides, both stages in a row, dry runs, exit codes."""
 
 import json
 import os
@@ -20,7 +20,6 @@ from habitus.errors import ConfigError, RunError
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training import TrainOptions, check_best, train
-from habitus.training.track import track
 
 
 def habitus(*arguments: object) -> Result:
@@ -126,23 +125,6 @@ def test_a_terminated_command_exits_with_143_and_goes_on(
     assert child.returncode == 143, stderr
     assert "--resume" in stderr
     assert len(list((out / "checkpoints").iterdir())) == 1
-
-
-def test_a_tracker_reads_the_journal(parent: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = tmp_path / "run"
-    run.mkdir()
-    lines = [{"step": 0, "loss": 5.0}, {"step": 1, "loss": 4.5}, {"step": 2, "metrics": {"batch/recall@10": 0.25}}]
-    (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2, "lo')
-    assert track(run, "tensorboard", follow=False) == 3
-    events = EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 5.0), (1, 4.5)]
-    assert events.Scalars("batch/recall@10")[0].value == 0.25
-    with pytest.raises(ConfigError, match="tensorboard"):
-        track(run, "tensorbord")
 
 
 def test_what_a_run_would_only_notice_at_its_end_is_refused_at_the_start(

@@ -3,11 +3,13 @@
 from habitus.api.laws import FittedLaw, Laws
 from habitus.api.run import Run
 from habitus.api.verbs import (
+    card,
     describe,
     embed,
     evaluate,
     export,
     fit,
+    load,
     plan,
     prepare,
     recommend,
@@ -25,11 +27,13 @@ __all__ = [
     "FittedLaw",
     "Laws",
     "Run",
+    "card",
     "describe",
     "embed",
     "evaluate",
     "export",
     "fit",
+    "load",
     "plan",
     "prepare",
     "recommend",

@@ -103,6 +103,7 @@ def train(
         raise ConfigError("no folder was given", expected="where the run is to be written, as in out='run'")
     if dataset is None:
         return _train_log(recipe, Path(out), options)
+    from habitus.cards import add_plan
     from habitus.training import TrainOptions
     from habitus.training import train as train_stage
 
@@ -120,6 +121,8 @@ def train(
         parsed = _recipe(stage, None if before is None else before.record.recipe_hash)
         path = None if before is None else before.path
         train_stage(parsed, data, folder, parent=path, options=train_options)
+        if isinstance(stage, str | Path):
+            add_plan(folder, Path(stage))
         before = Run(folder, data)
     assert before is not None
     return before
@@ -226,12 +229,29 @@ def recommend(
     return opened.recommend(history, k, exclude_seen=exclude_seen)
 
 
+def load(folder: str | Path, dataset: DatasetLike | None = None) -> Run:
+    """The model in a folder: of a run, or one that `export --hub` wrote, which needs no dataset."""
+    return Run(folder, dataset)
+
+
+def card(
+    folder: RunLike, *, dataset: DatasetLike | None = None, plan: str | Path | None = None, device: str = "auto"
+) -> Path:
+    """README.md of a run, a dataset or a study, written again; `dataset` adds a run's table on test users."""
+    from habitus.exporting import write_card
+
+    path = folder.path if isinstance(folder, Run) else folder
+    data = None if dataset is None else _dataset(dataset).path
+    return write_card(path, data=data, plan=plan, device=device)
+
+
 def export(
     run: RunLike, out: str | Path, *,
-    what: Literal["items", "users", "onnx"] = "items", dataset: DatasetLike | None = None,
+    what: Literal["items", "users", "onnx", "hub"] = "items", dataset: DatasetLike | None = None,
+    license_id: str | None = None,
 ) -> Path:  # fmt: skip
-    """Vectors of items or users as a Parquet file, or the model as a folder of ONNX files."""
-    from habitus.exporting import export_items, export_onnx, export_users
+    """Vectors of items or users as a Parquet file, or the model as a folder of ONNX files or for a hub."""
+    from habitus.exporting import export_hub, export_items, export_onnx, export_users
     from habitus.model import load_bundle
 
     opened = run if isinstance(run, Run) else Run(run, dataset)
@@ -241,8 +261,11 @@ def export(
         export_users(opened.retriever, out, data=opened.dataset.path)
     elif what == "items":
         export_items(opened.retriever, out)
+    elif what == "hub":
+        data = None if opened._dataset is None else opened.dataset.path
+        export_hub(opened.path, out, data=data, license_id=license_id)
     else:
-        raise ConfigError(f"what = {what!r}", expected="items, users or onnx")
+        raise ConfigError(f"what = {what!r}", expected="items, users, onnx or hub")
     return Path(out)
 
 

@@ -8,7 +8,11 @@ from typing import Any
 
 MOST_CHARACTERS = 80  # of a name in a table
 # All but letters, digits and what means nothing where it stands: an underline inside a word, a colon in a sentence.
-_MARKUP = re.compile(r"[^\w ,;%()'/….:=+-]|(?<![^\W_])_|_(?![^\W_])|^[-+=]|:(?=/)|(?<=[wW])\.|(?<=^\d)\.")
+_MARKUP = re.compile(
+    r"[^\w ,;%()'/….:=+@-]"
+    r"|@(?!\d+(?![\w.]))|:(?=/)|(?<=[wW])\."  # mentions and links that a host makes by itself
+    r"|(?<![^\W_])_|_(?![^\W_])|^[-+=]|(?<=^\d)\.(?= )"  # emphasis, lists, headings
+)
 _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\:;,'\"]+[/\\])*([^\s/\\:;,'\"]+)")
 
 

@@ -89,9 +89,9 @@ def run_card(record: Record, facts: CardFacts, *, name: str | None = None, licen
 
 
 def _opening(record: Record, facts: CardFacts) -> str:
-    items = "" if facts.data is None else f" of {facts.data.items:,} items"
+    items = "every item" if facts.data is None else f"each of {facts.data.items:,} items"
     return (
-        f"A behavioral foundation model: from a user's past events it scores every item{items} as the next one. "
+        f"A behavioral foundation model: from a user's past events it scores {items} as the next one. "
         "An item is read from its fields, so that new items are scored too. "
         f"Stage {record.recipe.train.stage}, trained by "
         f"habitus {escape(record.versions.get('habitus', '?'))}."

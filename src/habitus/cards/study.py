@@ -74,7 +74,8 @@ def _study_card(store: Path, facts: CardFacts) -> str:
 
 def _laws_part(laws: Laws, plan: Plan | None) -> Iterable[str]:
     wanted = {plan.metric, "batch/loss"} if plan is not None else set(laws.metrics)
-    entries = [one for one in laws.entries if one.name in LAW_NAMES and one.metric in wanted and one.law.values]
+    entries = [one for one in laws.entries if one.name in LAW_NAMES and one.metric in wanted]
+    entries.sort(key=lambda one: not one.law.values)
     yield "In brackets: 95%. A status other than ok means that the values are not to be relied on."
     yield table(("law", "metric", "status", "values"), [_law_row(entry) for entry in entries[:_MOST_LAWS]])
     if len(entries) > _MOST_LAWS:
@@ -88,7 +89,7 @@ def _law_row(entry: LawEntry) -> tuple[str, str, str, str]:
         for name, value in entry.law.values.items()
         if isinstance(value, float)
     ]
-    return escape(LAW_NAMES[entry.name].title) + at, entry.metric, entry.law.status, "; ".join(values[:6])
+    return escape(LAW_NAMES[entry.name].title) + at, entry.metric, entry.law.status, "; ".join(values[:6]) or "none"
 
 
 def _interval(entry: LawEntry, name: str) -> str:

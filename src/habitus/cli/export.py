@@ -14,15 +14,27 @@ EXAMPLE = """
 Example: `habitus export run --vectors items --out items.parquet`
 
 Users: `habitus export run --vectors users --data dataset --out users.parquet`; ONNX: `habitus export run --onnx folder`
+
+A folder to push to a hub of models: `habitus export run --hub folder --data dataset --license apache-2.0`
 """
 
 
-@app.command(help="Write the vectors of items or users as Parquet, or the model as ONNX files." + EXAMPLE)
+@app.command(
+    help="Write vectors of items or users as Parquet, or the model as ONNX files or a folder for a hub." + EXAMPLE
+)
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     vectors: Annotated[str | None, typer.Option(help="items or users.")] = None,
     out: Annotated[Path | None, typer.Option(help="Parquet file for the vectors.")] = None,
     onnx: Annotated[Path | None, typer.Option(help="Folder for embedder.onnx and contextualizer.onnx.")] = None,
+    hub: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the model and its card, to be pushed as it is; habitus.load opens it."),
+    ] = None,
+    license_id: Annotated[
+        str | None,
+        typer.Option("--license", help="With --hub: licence that the card states, as apache-2.0."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Prepared dataset: the users to export, and needed the first time a run is served."),
@@ -37,15 +49,20 @@ def export(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
-    from habitus.model import load_bundle
-
-    if (vectors is None) == (onnx is None):
+    given = [name for name, value in (("--vectors", vectors), ("--onnx", onnx), ("--hub", hub)) if value is not None]
+    if len(given) != 1:
         raise ConfigError(
-            "both --vectors and --onnx were given" if onnx else "neither --vectors nor --onnx was given",
-            expected="--vectors items or users with --out FILE.parquet, or --onnx FOLDER",
+            f"{' and '.join(given)} were given" if given else "neither --vectors nor --onnx nor --hub was given",
+            expected="--vectors items or users with --out FILE.parquet, or --onnx FOLDER, or --hub FOLDER",
         )
+    if license_id is not None and hub is None:
+        raise ConfigError("--license was given without --hub", expected="--hub FOLDER, whose card states a licence")
+    if hub is not None:
+        _export_hub(run, hub, data, license_id, device, as_json)
+        return
     if onnx is not None:
         from habitus.exporting import export_onnx
+        from habitus.model import load_bundle
 
         files = export_onnx(load_bundle(run, "cpu"), onnx)
         if as_json:
@@ -86,3 +103,26 @@ def export(
     typer.echo(f"{exported.path}: {exported.rows:,} vectors of width {exported.joint_dim}")
     if exported.left_out:
         typer.echo(f"  {exported.left_out:,} users left out: none of their items is known")
+
+
+def _export_hub(run: Path, folder: Path, data: Path | None, license_id: str | None, device: str, as_json: bool) -> None:
+    from habitus.exporting import export_hub
+    from habitus.units import format_bytes
+
+    with phases() as progress:
+        exported = export_hub(
+            run,
+            folder,
+            data=data,
+            license_id=license_id,
+            device=device,
+            note=lambda text: typer.echo(text, err=True),
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(exported.to_json())
+        return
+    typer.echo(f"{folder}: {len(exported.files)} files, {format_bytes(exported.bytes)}")
+    if license_id is None:
+        typer.echo("  its card states no licence: --license adds one")
+    typer.echo(f"  in Python: habitus.load({str(folder)!r})")

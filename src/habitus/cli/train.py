@@ -165,6 +165,7 @@ def _train_all(
     as_json: bool,
 ) -> bool:
     """Train the recipes in order; whether one of them ended in a failed Record."""
+    from habitus.cards import add_plan
     from habitus.evaluation import join_ranks
     from habitus.training import train as train_one
 
@@ -191,6 +192,7 @@ def _train_all(
                     note(f"habitus: {stopped}")
                     raise typer.Exit(143) from stopped
             if ranks.is_first:
+                add_plan(folder, Path(file))
                 _print_record(record, folder, as_json)
             if record.status == "failed":
                 return True

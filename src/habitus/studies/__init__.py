@@ -1,6 +1,7 @@
 """The verbs in a row: probe, sweep, fit, plan, report. An event log in; laws, a recipe and a page out."""
 
 from habitus.store import TestTable
+from habitus.studies.log_table import compare_on_test
 from habitus.studies.log_training import BEST, CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import StudyProgress
@@ -22,6 +23,7 @@ __all__ = [
     "StudyResult",
     "StudyState",
     "TestTable",
+    "compare_on_test",
     "study",
     "train_log",
 ]

@@ -12,7 +12,8 @@ from pathlib import Path
 from shlex import quote
 from types import FrameType
 
-from habitus.data import Dataset
+from habitus.cards import write_study_card
+from habitus.data import Dataset, data_facts
 from habitus.errors import ConfigError, FitError, Interrupted
 from habitus.laws import fit
 from habitus.planning import LogRegime, log_regime
@@ -145,6 +146,7 @@ class _Study:
         # The page is kept and passed on: it calls the program by its name.
         command = _train_command("habitus", recipes, self.dataset.path, out / "run")
         page = conclusion.write_report(out, out / STORE, self.metric, command)
+        write_study_card(out, data_facts(self.dataset.manifest))
         return StudyResult(
             out=out,
             state=state,
