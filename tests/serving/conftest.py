@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from habitus.data import Dataset, PrepareOptions
+from habitus.data import Dataset, PrepareOptions, prepare
 from habitus.data.from_world import prepare_world
+from habitus.events import Schema
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import schema_of
 from habitus.model import BehaviorModel, batch_tensors, item_tensors
-from habitus.model.bundle import save_bundle
+from habitus.model.bundle import load_bundle, save_bundle
 from habitus.model.copying import CopyMass, copy_mass, copying_loss
 from habitus.recipe import Recipe
 from habitus.serving import Retriever
@@ -101,6 +104,40 @@ def copying_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> P
     recipe = small_recipe(copying=True)
     save_bundle(trained(dataset, recipe), recipe, dataset, run / "bundle")
     Retriever.open(run, data=dataset.path, device="cpu")
+    return run
+
+
+MARKUP = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+@pytest.fixture(scope="session")
+def named_dataset(world: World, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The same world with names and pictures of its items, which the model does not read; each user's last event
+    tests, the one before it validates."""
+    folder = tmp_path_factory.mktemp("named-world")
+    table = pa.concat_tables(list(world.item_blocks()))
+    names = [f"Thing {row} é-{title}" for row, title in enumerate(table["title"].to_pylist())]
+    names[3], names[5] = MARKUP, "Endless " * 125_000
+    photos = [f"https://pictures.test/{row}.png" for row in range(len(names))]
+    photos[7] = "https://elsewhere.test/7.png"
+    table = table.append_column("name", pa.array(names)).append_column("photo", pa.array(photos))
+    pq.write_table(table, folder / "items.parquet")
+    pq.write_table(pa.concat_tables(list(world.event_blocks())), folder / "events.parquet")
+    values = schema_of(world).to_values()
+    values["items"]["display"] = ["name", "price", "photo"]
+    options = PrepareOptions(seq_len=64, text_len=6, vocabulary_size=400, split="last", threads=1)
+    tables = f"{folder}/events.parquet", f"{folder}/items.parquet"
+    prepare(*tables, Schema.parse(values, "test"), folder / "dataset", options)
+    return Dataset.open(folder / "dataset")
+
+
+@pytest.fixture(scope="session")
+def named_run(copying_run: Path, named_dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that copies, over items with names; not to be written to."""
+    run = tmp_path_factory.mktemp("named") / "run"
+    bundle = load_bundle(copying_run)
+    save_bundle(bundle.model, bundle.recipe, named_dataset, run / "bundle")
+    Retriever.open(run, data=named_dataset.path, device="cpu")
     return run
 
 

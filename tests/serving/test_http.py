@@ -162,6 +162,11 @@ def test_openapi_describes_every_endpoint(served: Served) -> None:
         "/v1/recommend": ["post"],
         "/v1/embed": ["post"],
         "/v1/items/{item_id}": ["delete", "get", "put"],
+        "/v1/rank": ["post"],
+        "/v1/similar": ["post"],
+        "/v1/search": ["get"],
+        "/v1/users": ["get"],
+        "/v1/users/{user_id}": ["get"],
         "/v1/schema": ["get"],
         "/v1/health": ["get"],
         "/v1/admin/swap": ["post"],
@@ -182,7 +187,27 @@ def test_answers_have_the_form_that_openapi_promises(served: Served) -> None:
     schemas.SchemaResponse.model_validate(served.ask("GET", "/v1/schema").body)
     schemas.HealthResponse.model_validate(served.ask("GET", "/v1/health").body)
     schemas.ItemResponse.model_validate(served.ask("GET", "/v1/items/1").body)
+    ranked = served.ask("POST", "/v1/rank", {"history": history, "item_ids": [1], "items": [{"title": "x"}]}).body
+    assert [item.item_id for item in schemas.RankResponse.model_validate(ranked).ranked] == [1, None]
+    schemas.SimilarResponse.model_validate(served.ask("POST", "/v1/similar", {"item_id": 1}).body)
+    assert len(schemas.SearchResponse.model_validate(served.ask("GET", "/v1/search?q=1&k=3").body).items) == 3
     schemas.ErrorResponse.model_validate(served.ask("GET", "/nowhere").body)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        ("/v1/search?k=0", 422, "k = 0"),
+        ("/v1/search?k=ten", 422, "k = 'ten'"),
+        ("/v1/search?query=shoe", 422, "the query names 'query'"),
+        ("/v1/search?q=" + "x" * 201, 422, "q has 201 characters"),
+        ("/v1/users", 403, "users are not shown here"),
+        ("/v1/users/1", 403, "users are not shown here"),
+    ],
+)
+def test_searches_that_cannot_be_answered(served: Served, path: str, status: int, error: str) -> None:
+    answer = served.ask("GET", path)
+    assert (answer.status, answer.body["error"]) == (status, error)
 
 
 def test_the_curl_examples_of_the_page_work(served: Served) -> None:

@@ -1,21 +1,40 @@
 """The page in a real browser: by keyboard alone, in light and dark, and with hostile text in the catalogue."""
 
+import base64
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from habitus.data import Dataset
 from tests.browser import Tab, launch_chromium, open_tab, sync_api
+from tests.serving.conftest import MARKUP, Log
 from tests.serving.served import Served, shared_server
 
 expect = sync_api.expect
+ELSEWHERE = re.compile("^https:")
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 @pytest.fixture(scope="module")
 def served(trained_run: Path) -> Served:
     return shared_server(trained_run)
+
+
+@pytest.fixture(scope="module")
+def named(named_run: Path, named_dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Items with names and pictures, and validation users, of a model that copies."""
+    folder = tmp_path_factory.mktemp("page")
+    options = ["--data", str(named_dataset.path), "--show-users", "--images", "https://pictures.test"]
+    server = Served(Path(shutil.copytree(named_run, folder / "run")), *options, logs=folder)
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +45,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def tab(browser: Any, served: Served) -> Iterator[Tab]:
-    """The server's page, once it has shown its examples."""
+    """The page of a run without names, once it has shown its examples."""
     with open_tab(browser, 1100, 800) as opened:
         opened.page.goto(served.url)
         expect(opened.page.locator("#examples")).to_be_visible()
@@ -34,85 +53,194 @@ def tab(browser: Any, served: Served) -> Iterator[Tab]:
         assert opened.hosts() == {served.host}
 
 
-def item_ids(tab: Tab) -> list[str]:
-    ids: list[str] = tab.page.locator("#answers .id").all_text_contents()
-    return ids
+@pytest.fixture
+def named_tab(browser: Any, named: Served) -> Iterator[Tab]:
+    """The page of a run with names; what it asks of other machines is answered here, and noted."""
+    with open_tab(browser, 1100, 900) as opened:
+        opened.page.route(ELSEWHERE, lambda route: route.fulfill(body=PIXEL, content_type="image/png"))
+        opened.page.goto(named.url)
+        expect(opened.page.locator("#examples")).to_be_visible()
+        yield opened
+        assert opened.hosts() <= {named.host, "pictures.test"}
+        assert opened.errors == []
 
 
-def name_focused(tab: Tab) -> str:
+def names(tab: Tab, where: str = "#answers") -> list[str]:
+    texts: list[str] = tab.page.locator(f"{where} .name").all_text_contents()
+    return texts
+
+
+def focused(tab: Tab) -> str:
     return str(tab.page.evaluate("document.activeElement.id || document.activeElement.textContent"))
 
 
-def submit(tab: Tab, history: str) -> None:
-    """Type a history over what is there, and ask by keyboard."""
-    tab.page.fill("#history", history)
-    tab.page.press("#history", "Control+Enter")
+def ask_in_lines(tab: Tab, history: str) -> None:
+    """Type a history as text over what is there, and ask by keyboard."""
+    if tab.page.get_attribute("#raw", "open") is None:
+        tab.page.click("#raw summary")
+    tab.page.fill("#lines", history)
+    tab.page.press("#lines", "Control+Enter")
 
 
 def expect_answers(tab: Tab, count: int = 10) -> None:
     expect(tab.page.locator("#answers li")).to_have_count(count)
 
 
-def test_a_history_is_typed_and_answered_by_keyboard_alone(tab: Tab, served: Served) -> None:
-    keyboard = tab.page.keyboard
-    assert "items, index exact" in tab.page.text_content("#who")
-    keyboard.press("Tab")
-    assert name_focused(tab) == "history"
-    keyboard.insert_text("17\n4\n987654321")
-    keyboard.press("Control+Enter")
+def test_a_history_is_composed_by_keyboard_alone(named_tab: Tab, named: Served) -> None:
+    tab, keyboard = named_tab, named_tab.page.keyboard
+    assert "300 items, index exact" in tab.page.text_content("#who")
+    keyboard.press("/")
+    assert focused(tab) == "search"
+    keyboard.type("thing 17")
+    options = tab.page.locator("#search-found [role=option]")
+    expect(options.first).to_contain_text("17")
+    expect(tab.page.locator("#search")).to_have_attribute("aria-activedescendant", "search-found-0")
+    keyboard.press("ArrowDown")
+    expect(tab.page.locator("#search")).to_have_attribute("aria-activedescendant", "search-found-1")
+    chosen = options.nth(1).locator(".name").text_content()
+    keyboard.press("Enter")
+    expect_answers(tab)
+    assert names(tab, "#history") == [chosen]
+    assert focused(tab) == "search"
+    item_id = named.ask("GET", "/v1/search?q=thing%2017&k=2").body["items"][1]["item_id"]
+    answer = named.recommend([{"item_id": item_id}]).body
+    assert names(tab) == [item["display"]["name"] for item in answer["items"]]
+    expect(tab.page.locator("#legend")).to_contain_text("copied from this history")
+    tab.page.focus("#answers button >> nth=0")
+    keyboard.press("Enter")  # adds the first answer
+    expect(tab.page.locator("#history li")).to_have_count(2)
+    expect(tab.page.locator("#status")).to_contain_text("after 2 events")
+    assert names(tab, "#history")[1] == answer["items"][0]["display"]["name"]
+    assert focused(tab) == "Add"  # the button that stands in the same place now
+    tab.page.focus("#history button >> nth=0")
+    keyboard.press("Enter")
+    expect(tab.page.locator("#history li")).to_have_count(1)
+    keyboard.press("Escape")
+    tab.page.press("#clear", "Enter")
+    expect_answers(tab, 0)
+    expect(tab.page.locator("#examples")).to_be_visible()
+    assert focused(tab) == "search"
+
+
+def test_similar_items_and_one_that_does_not_exist(named_tab: Tab, named: Served) -> None:
+    page = named_tab.page
+    page.click("#picks button >> nth=0")
+    expect_answers(named_tab)
+    page.click("#answers button:text-is('Similar') >> nth=0")
+    expect(page.locator("#neighbours li")).to_have_count(8)
+    assert page.text_content("#resembling") == f"Similar to {names(named_tab)[0]}"
+    page.click("#invent summary")
+    page.fill("#new-title", "walnut desk")
+    page.fill("#new-name", "Walnut Desk")
+    page.press("#new-name", "Enter")
+    first = named.ask("GET", "/v1/search?k=1").body["items"][0]["item_id"]
+    body = {"history": [{"item_id": first}], "items": [{"title": "walnut desk", "name": "Walnut Desk"}]}
+    ranked = named.ask("POST", "/v1/rank", body).body["ranked"][0]
+    expect(page.locator("#new-rank")).to_contain_text(f"rank {ranked['rank']} of 301")
+    page.click("#new-rank button")
+    expect(page.locator("#resembling")).to_have_text("Similar to Walnut Desk")
+    page.fill("#k", "100")
+    page.press("#k", "Enter")
+    expect_answers(named_tab, 100 + (ranked["rank"] <= 100))
+    page.fill("#new-price", "a lot")
+    page.press("#new-price", "Enter")
+    expect(page.locator("#status")).to_have_class("bad")
+    expect(page.locator("#status")).to_contain_text("price")
+    named_tab.clear()  # the browser reports the refusal itself
+
+
+def test_a_validation_user_is_followed_event_by_event(named_tab: Tab, named: Served, log: Log) -> None:
+    page = named_tab.page
+    page.fill("#user", "12")
+    expect(page.locator("#user-found [role=option]").first).to_have_text("12")
+    page.click("#user-found [role=option] >> nth=0")
+    events = log[12]
+    expect(page.locator("#cut-label")).to_have_text(f"The model has seen {len(events) - 2} of {len(events) - 1} events")
+    expect(page.locator("#came")).to_contain_text("What came: rank")
+    expect(page.locator("#came .more").last).to_contain_text(events[-2]["event_type"])
+    shown = page.locator("#history li").last.locator(".more").last
+    expect(shown).to_contain_text(str(events[-3]["timestamp"])[:16])
+    expect(shown).to_contain_text(events[-3]["event_type"])
+    history = [{**event, "timestamp": event["timestamp"].isoformat()} for event in events[:-2]]
+    ranked = named.ask("POST", "/v1/rank", {"history": history, "item_ids": [events[-2]["item_id"]]}).body["ranked"][0]
+    expect(page.locator("#came .badge")).to_contain_text(f"rank {ranked['rank']} of 300")
+    page.click("#back")
+    expect(page.locator("#cut-label")).to_contain_text(f"has seen {len(events) - 3} of")
+    expect(page.locator("#came .more").last).to_contain_text(events[-3]["event_type"])
+    expect(page.locator("#history li")).to_have_count(len(events) - 3)
+    page.click("#answers button >> nth=0")  # another history than the user's from here on
+    expect(page.locator("#came")).to_be_hidden()
+    expect(page.locator("#status")).to_contain_text(f"after {len(events) - 2} events")
+
+
+def test_names_are_shown_as_text_and_cut(named_tab: Tab) -> None:
+    page = named_tab.page
+    page.fill("#search", "onerror")
+    expect(page.locator("#search-found .name")).to_have_text(MARKUP)
+    page.press("#search", "Enter")
+    page.fill("#search", "endless")
+    page.press("#search", "ArrowDown")
+    page.press("#search", "Enter")
+    expect(page.locator("#history .name")).to_have_count(2)
+    assert names(named_tab, "#history")[0] == MARKUP
+    assert len(names(named_tab, "#history")[1]) == 1_000
+    assert page.locator("#history li").nth(1).bounding_box()["height"] < 120
+    assert page.locator("#history img[src^=x], main script").count() == 0
+    assert page.evaluate("window.hacked === undefined")
+
+
+def test_pictures_come_from_allowed_origins_alone(named_tab: Tab, named: Served, browser: Any) -> None:
+    page = named_tab.page
+    page.fill("#search", "thing 7")
+    expect(page.locator("#search-found .name").first).to_be_visible()
+    assert "img-src data: https://pictures.test;" in named.ask("GET", "/").headers["content-security-policy"]
+    addresses = page.locator("main img").evaluate_all("images => images.map(image => image.src)")
+    assert addresses
+    assert all(address.startswith("https://pictures.test/") for address in addresses)  # item 7's is from elsewhere
+    assert "pictures.test" not in page.text_content("main")
+
+
+def test_without_permission_no_picture_is_asked_for(named_run: Path, tmp_path: Path, browser: Any) -> None:
+    server = Served(Path(shutil.copytree(named_run, tmp_path / "run")), logs=tmp_path)
+    try:
+        with open_tab(browser, 1100, 800) as tab:
+            reached: list[str] = []
+            tab.page.route(ELSEWHERE, lambda route: (reached.append(route.request.url), route.abort()))
+            tab.page.goto(server.url)
+            tab.page.click("#picks button >> nth=0")
+            expect_answers(tab)
+            assert tab.page.locator("main img").count() == 0
+            assert tab.hosts() == {server.host}
+            assert tab.page.locator("#people").is_hidden()
+            assert server.ask("GET", "/v1/users").status == 403
+            tab.page.evaluate("document.body.append(Object.assign(new Image(), {src: 'https://pictures.test/1.png'}))")
+            tab.page.wait_for_function("document.querySelector('body > img').complete")
+            assert reached == []  # the policy refuses what the page would not ask for
+    finally:
+        server.kill()
+
+
+def test_a_run_without_names_shows_ids_and_categories(tab: Tab, served: Served) -> None:
+    ask_in_lines(tab, "17\n4\n987654321")
     expect_answers(tab)
     expected = served.recommend([{"item_id": 17}, {"item_id": 4}]).body["items"]
-    assert item_ids(tab) == [str(one["item_id"]) for one in expected]
+    assert names(tab) == [str(one["item_id"]) for one in expected]
     assert "Unknown, and left out: 987654321" in tab.page.text_content("#status")
-    order = []
-    for _ in range(30):
-        keyboard.press("Tab")
-        order.append(name_focused(tab))
-        if order[-1] == "Recommend":
-            break
-    assert order[0] == "0"  # the first example
-    assert [name for name in order if name in ("k", "seen", "Recommend")] == ["k", "seen", "Recommend"]
-    keyboard.press("Tab")
-    assert name_focused(tab) == "Add"
-    keyboard.press("Enter")
-    expect(tab.page.locator("#history")).to_have_value(f"17\n4\n987654321\n{expected[0]['item_id']}")
-    assert tab.errors == []
-
-
-def test_examples_and_options_are_used(tab: Tab, served: Served) -> None:
-    tab.page.press("#picks button >> nth=0", " ")
-    assert tab.page.input_value("#history") == "0"
+    assert "brand" in tab.page.text_content("#answers .more >> nth=0")
+    expect(tab.page.locator("#legend")).to_be_hidden()  # this model does not copy
     tab.page.fill("#k", "3")
     tab.page.press("#seen", " ")
-    tab.page.keyboard.press("Tab")
-    tab.page.keyboard.press("Enter")
     expect_answers(tab, 3)
-    expected = served.recommend([{"item_id": 0}], k=3, exclude_seen=True).body["items"]
-    assert item_ids(tab) == [str(one["item_id"]) for one in expected]
-
-
-def test_script_text_in_items_is_shown_as_text(tab: Tab, served: Served) -> None:
-    text = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
-    assert served.ask("PUT", "/v1/items/7200", {"fields": {"title": text}}).status == 200
-    try:
-        answers = served.recommend([{"item_id": 7200}], k=1_000).body["items"]
-        rank = [one["item_id"] for one in answers].index(7200) + 1
-        tab.page.fill("#k", str(rank))
-        submit(tab, "7200")
-        expect_answers(tab, rank)
-        assert tab.page.text_content("#answers li:last-child .fields") == f"title: {text}"
-        assert tab.page.locator("#answers img, #answers script").count() == 0
-        assert tab.page.evaluate("window.hacked === undefined")
-        assert tab.errors == []
-    finally:
-        assert served.ask("DELETE", "/v1/items/7200").status == 200
+    expected = served.recommend([{"item_id": 17}, {"item_id": 4}], k=3, exclude_seen=True).body["items"]
+    assert names(tab) == [str(one["item_id"]) for one in expected]
+    assert tab.errors == []
 
 
 def test_errors_are_shown_in_words_and_as_text(tab: Tab) -> None:
     status = tab.page.locator("#status")
     for history, message in (("<b>bold</b>", "<b>bold</b>"), ('{"item_id": 1', "not a JSON object"), ("", "empty")):
         status.evaluate("e => { e.textContent = ''; }")
-        submit(tab, history)
+        ask_in_lines(tab, history)
         expect(status).to_have_class("bad")
         expect(status).to_contain_text(message)
         assert status.locator("b").count() == 0
@@ -121,6 +249,7 @@ def test_errors_are_shown_in_words_and_as_text(tab: Tab) -> None:
 def test_the_policy_lets_nothing_else_run(tab: Tab, served: Served) -> None:
     policy = served.ask("GET", "/").headers["content-security-policy"]
     assert "default-src 'none'" in policy
+    assert "img-src data:;" in policy
     assert "unsafe" not in policy
     attempts = {
         "TrustedScript": "document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 1'}))",
@@ -134,29 +263,51 @@ def test_the_policy_lets_nothing_else_run(tab: Tab, served: Served) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_in_light_and_dark_and_on_a_phone(browser: Any, served: Served, scheme: str) -> None:
+def test_it_is_readable_in_light_and_dark_and_on_a_phone(browser: Any, named: Served, scheme: str) -> None:
     with open_tab(browser, 360, 740, color_scheme=scheme) as tab:
-        tab.page.goto(served.url)
-        submit(tab, "1")
+        tab.page.route(ELSEWHERE, lambda route: route.fulfill(body=PIXEL, content_type="image/png"))
+        tab.page.goto(named.url)
+        tab.page.click("#somebody button >> nth=0")
         expect_answers(tab)
+        expect(tab.page.locator("#came")).to_be_visible()
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 360
         for selector in (
             "h1",
             "#who",
             "#hint",
-            "#history",
-            "#answers .id",
+            "#search",
+            "#history .name",
+            "#history .more",
+            "#answers .name",
+            "#answers .more",
             "#answers button",
-            "button.main",
+            "#answers .came .badge" if tab.page.locator("#answers .came").count() else "#came .badge",
+            "#invent summary",
             "#status",
         ):
             assert contrast(tab, selector) >= 4.5, selector
         background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (brightness(numbers(background)) > 0.5) == (scheme == "light")
         if pictures := os.environ.get("HABITUS_PICTURES"):
-            tab.page.screenshot(path=Path(pictures) / f"page-{scheme}-phone.png")
-            tab.page.set_viewport_size({"width": 1100, "height": 800})
-            tab.page.screenshot(path=Path(pictures) / f"page-{scheme}.png")
+            tab.page.screenshot(path=Path(pictures) / f"page-{scheme}-phone.png", full_page=True)
+
+
+def test_every_control_has_a_name(named_tab: Tab) -> None:
+    page = named_tab.page
+    page.click("#somebody button >> nth=0")
+    expect_answers(named_tab)
+    page.click("#answers button:text-is('Similar') >> nth=0")
+    expect(page.locator("#neighbours li")).to_have_count(8)
+    for details in ("#raw", "#invent"):
+        page.click(f"{details} summary")
+    controls = page.locator("main :is(button, input, textarea)")
+    unnamed = controls.evaluate_all(
+        "all => all.filter(one => !(one.getAttribute('aria-label') || (one.labels && one.labels.length) "
+        "|| one.textContent.trim())).map(one => one.outerHTML)"
+    )
+    assert unnamed == []
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.locator("[role=status][aria-live=polite]").count() == 3
 
 
 @pytest.mark.slow
@@ -170,7 +321,7 @@ def test_the_token_is_asked_for_where_there_is_one(run: Path, tmp_path: Path, br
             tab.page.keyboard.insert_text("a-token-of-the-page")
             tab.page.keyboard.press("Tab")
             expect(tab.page.locator("#examples")).to_be_visible()
-            submit(tab, "1")
+            ask_in_lines(tab, "1")
             expect_answers(tab)
             assert tab.page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
     finally:

@@ -144,12 +144,15 @@ def _print_response(response: "RecommendResponse", as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    shown = list(dict.fromkeys(name for item in response.items for name in item.display or ()))
     table = Table(box=None)
-    for name in ("rank", "item", "score", "probability"):
-        table.add_column(name, justify="left" if name == "item" else "right")
+    for name in ("rank", "item", *shown, "score", "probability"):
+        is_number = name in ("rank", "score", "probability")
+        table.add_column(Text(name), justify="right" if is_number else "left", overflow="ellipsis", no_wrap=is_number)
     for rank, item in enumerate(response.items, 1):
         item_id = ", ".join(map(str, item.item_id.values())) if isinstance(item.item_id, dict) else str(item.item_id)
-        table.add_row(str(rank), Text(item_id), f"{item.score:.3f}", f"{item.probability:.4f}")
+        names = [Text((item.display or {}).get(name, "")) for name in shown]
+        table.add_row(str(rank), Text(item_id), *names, f"{item.score:.3f}", f"{item.probability:.4f}")
     Console().print(table)
     if response.unknown_items:
         typer.echo(f"left out, since unknown: {', '.join(map(str, response.unknown_items))}", err=True)

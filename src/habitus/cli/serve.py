@@ -15,6 +15,8 @@ EXAMPLE = """
 Example: `habitus serve run --data dataset`, then open http://127.0.0.1:8000
 
 `--data` is needed once per run. A token for others on the network: `HABITUS_TOKEN=… habitus serve run --host 0.0.0.0`
+
+What validation users did, beside what the model says: `habitus serve run --data dataset --show-users`
 """
 TOKEN_VARIABLE = "HABITUS_TOKEN"
 
@@ -37,6 +39,16 @@ def serve(
         Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
     ] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Refuse item updates.")] = False,
+    show_users: Annotated[
+        bool, typer.Option("--show-users", help="Show histories of validation users; on loopback only, with --data.")
+    ] = False,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin that the page may load pictures from, as https://images.example.org. Repeatable."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Divides scores before they become probabilities; evaluate --calibrate fits it.")
+    ] = 1.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     threads: Annotated[
         int, typer.Option(min=0, max=MAX_THREADS, help="CPU threads of a computation; 0 leaves it to torch.")
@@ -58,14 +70,17 @@ def serve(
 
     import torch
 
+    from habitus.data import Dataset
     from habitus.serving import (
         INDEX_KINDS,
         ItemStore,
         Limits,
         Retriever,
         Service,
+        ValidationUsers,
         address_of,
         bind,
+        check_image_origin,
         is_loopback,
         run_server,
     )
@@ -87,6 +102,13 @@ def serve(
         "the options",
     )
     kind = check_choice("index", index, INDEX_KINDS)
+    origins = tuple(map(check_image_origin, images or ()))
+    if show_users and data is None:
+        raise ConfigError(
+            "--show-users was given without --data",
+            expected="the prepared dataset, which holds the histories",
+            next_step=f"habitus serve {run} --data DATASET --show-users",
+        )
     token = _read_token(token_file)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("habitus").setLevel(logging.INFO)
@@ -94,7 +116,15 @@ def serve(
     if threads:
         torch.set_num_threads(threads)
     listener = bind(host, port)
-    if token is None and not is_loopback(listener.getsockname()[0]):
+    is_local = is_loopback(listener.getsockname()[0])
+    if show_users and not is_local:
+        listener.close()
+        raise ConfigError(
+            f"--show-users was given, and {host} can be reached from other machines",
+            expected="a loopback address: what people did stays on this machine",
+            next_step="leave out --host, or leave out --show-users",
+        )
+    if token is None and not is_local:
         typer.echo(
             f"habitus: warning: no token, and {host} can be reached from other machines: anyone there may send "
             f"requests and change items. Set {TOKEN_VARIABLE} or pass --token-file.",
@@ -113,10 +143,12 @@ def serve(
             items=store or items,
             read_only=read_only,
             limits=limits,
+            temperature=temperature,
             note=note,
         )
 
-    service = Service(run, open_run, share_items=items is not None)
+    users = ValidationUsers(Dataset.open(data, verify=False)) if show_users and data is not None else None
+    service = Service(run, open_run, share_items=items is not None, users=users, image_origins=origins)
     # One line on standard output once it answers, so that whoever started it knows the port.
     run_server(
         service,

@@ -68,12 +68,15 @@ class _Columns:
         self.pair = schema.events.pair_columns
         self.item = schema.items.item if schema.items.item != self.user else f"{schema.items.item}_recommended"
         self.is_integer = retriever.id_format.is_integer
-        self.names = [self.user, "rank", self.item, *self.pair, "score", "probability"]
+        names = [self.user, "rank", self.item, *self.pair, "score", "probability"]
+        self.display = schema.items.display or ()
+        self.names = [*names, *(name if name not in names else f"item_{name}" for name in self.display)]
 
     def rows(self, user: Any, response: RecommendResponse) -> Iterator[tuple[Any, ...]]:
         for rank, one in enumerate(response.items, 1):
             ids = tuple(one.item_id.values()) if self.pair else (one.item_id,)
-            yield (user, rank, *ids, one.score, one.probability)
+            shown = one.display or {}
+            yield (user, rank, *ids, one.score, one.probability, *(shown.get(name) for name in self.display))
 
 
 class _ParquetResults:
@@ -97,6 +100,7 @@ class _ParquetResults:
         names = self.columns.names
         item = pa.int64() if self.columns.is_integer else pa.string()
         kinds = [pa.int32(), item, *(pa.string() for _ in self.columns.pair), pa.float32(), pa.float64()]
+        kinds += [pa.string() for _ in self.columns.display]
         columns = list(zip(*self.held, strict=True)) if self.held else [() for _ in names]
         if self.writer is None:
             users = pa.array(columns[0]) if self.held else pa.array([], pa.string())

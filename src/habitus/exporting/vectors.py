@@ -105,14 +105,24 @@ def _items(retriever: Retriever) -> Iterator[_Part]:
     for start in range(0, candidates.num_trained, ROWS):
         rows = np.arange(start, min(start + ROWS, candidates.num_trained))
         rows = rows[~np.isin(rows, list(candidates.hidden))] if candidates.hidden else rows
-        ids = candidates.catalogue.ids.take(pa.array(rows))
+        ids = _with_names(candidates.catalogue.ids.take(pa.array(rows)), retriever, rows.tolist())
         yield ids, _numpy(candidates.vectors(rows)), (start + ROWS) / candidates.num_rows
     added = [row for row in range(candidates.num_trained, candidates.num_rows) if row not in candidates.hidden]
     if added:
         schema = candidates.catalogue.ids.schema
         items = candidates.ids_at(added)
         records = items if retriever.id_format.is_pair else [{schema.names[0]: item} for item in items]
-        yield pa.Table.from_pylist(records, schema), _numpy(candidates.vectors(np.array(added))), 1.0
+        ids = _with_names(pa.Table.from_pylist(records, schema), retriever, added)
+        yield ids, _numpy(candidates.vectors(np.array(added))), 1.0
+
+
+def _with_names(ids: pa.Table, retriever: Retriever, rows: list[int]) -> pa.Table:
+    """The ids of candidates with what the schema displays of them."""
+    display = retriever.candidates.display_at(rows)
+    for name in retriever.bundle.schema.items.display or ():
+        column = pa.array([shown.get(name) for shown in display], pa.string())
+        ids = ids.append_column("item_vector" if name == "vector" else name, column)
+    return ids
 
 
 def _dataset_users(retriever: Retriever, data: Path) -> Iterator[_Part]:

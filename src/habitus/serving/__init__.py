@@ -10,15 +10,20 @@ from habitus.serving.retriever import LIBRARY_LIMITS, Retriever
 from habitus.serving.schemas import (
     Event,
     Limits,
+    RankRequest,
+    RankResponse,
     RecommendedItem,
     RecommendRequest,
     RecommendResponse,
     RequestError,
+    SimilarRequest,
+    SimilarResponse,
     UnknownHistoryError,
 )
+from habitus.serving.users import ValidationUsers
 
 if TYPE_CHECKING:
-    from habitus.serving.server import address_of, bind, is_loopback, run_server
+    from habitus.serving.server import address_of, bind, check_image_origin, is_loopback, run_server
     from habitus.serving.service import Service
 
 # The HTTP side needs the `serve` extra (FastAPI, uvicorn, Prometheus), so it is imported when it is first used.
@@ -26,6 +31,7 @@ _HTTP = {
     "Service": "service",
     "address_of": "server",
     "bind": "server",
+    "check_image_origin": "server",
     "is_loopback": "server",
     "run_server": "server",
 }
@@ -37,15 +43,21 @@ __all__ = [
     "Event",
     "ItemStore",
     "Limits",
+    "RankRequest",
+    "RankResponse",
     "RecommendRequest",
     "RecommendResponse",
     "RecommendedItem",
     "RequestError",
     "Retriever",
     "Service",
+    "SimilarRequest",
+    "SimilarResponse",
     "UnknownHistoryError",
+    "ValidationUsers",
     "address_of",
     "bind",
+    "check_image_origin",
     "is_loopback",
     "pack_histories",
     "run_server",

@@ -31,13 +31,20 @@ from habitus.serving.schemas import (
     ItemResponse,
     Limits,
     PutItemRequest,
+    RankRequest,
+    RankResponse,
     RecommendRequest,
     RecommendResponse,
     RequestError,
     SchemaResponse,
+    SearchResponse,
+    SimilarRequest,
+    SimilarResponse,
     StorageError,
     SwapResponse,
     UpdateResponse,
+    UserResponse,
+    UsersResponse,
     parse_body,
     shorten,
 )
@@ -47,8 +54,15 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorResponse, "description": "The request is refused; the body says why."},
     "5XX": {"model": ErrorResponse, "description": "503 busy, 504 too late, 507 disk full, 500 a fault of ours."},
 }
-_ITEMS_PATH = b"/v1/items/"
 _ITEM_ID = {"parameters": [{"name": "item_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+_USER_ID = {"parameters": [{"name": "user_id", "in": "path", "required": True, "schema": {"type": "string"}}]}
+_SEARCH = {
+    "parameters": [
+        {"name": "q", "in": "query", "schema": {"type": "string", "default": ""}},
+        {"name": "k", "in": "query", "schema": {"type": "integer", "default": 10}},
+    ]
+}
+_MAX_SEARCH = 200  # characters of a text to search for
 _INLINE_BLOCK = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
@@ -110,19 +124,48 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     )
     async def put_item(request: Request) -> Response:
         """Add an item, or replace its fields; on disk before the answer."""
-        item_id = _item_id(request)
+        item_id = _path_id(request, "item")
         body = parse_body(PutItemRequest, await _read_body(request, limits))
         return _to_json(await service.put_item(item_id, body.fields, deadline(request)))
 
     @app.delete("/v1/items/{item_id:path}", response_model=UpdateResponse, openapi_extra=_ITEM_ID)
     async def delete_item(request: Request) -> Response:
         """Stop recommending an item; on disk before the answer."""
-        return _to_json(await service.delete_item(_item_id(request), deadline(request)))
+        return _to_json(await service.delete_item(_path_id(request, "item"), deadline(request)))
 
     @app.get("/v1/items/{item_id:path}", response_model=ItemResponse, openapi_extra=_ITEM_ID)
     async def get_item(request: Request) -> Response:
         """What is known of an item, and whether it may be recommended."""
-        return _to_json(await service.item(_item_id(request), deadline(request)))
+        return _to_json(await service.item(_path_id(request, "item"), deadline(request)))
+
+    @app.post("/v1/rank", response_model=RankResponse, openapi_extra=_describe_body(RankRequest))
+    async def rank(request: Request) -> Response:
+        """Where items stand among all that may come next; items that do not exist yet, too."""
+        body = parse_body(RankRequest, await _read_body(request, limits))
+        limits.check_rank(body)
+        return _to_json(await service.rank(body, deadline(request)))
+
+    @app.post("/v1/similar", response_model=SimilarResponse, openapi_extra=_describe_body(SimilarRequest))
+    async def similar(request: Request) -> Response:
+        """The items nearest to an item."""
+        body = parse_body(SimilarRequest, await _read_body(request, limits))
+        limits.check_similar(body)
+        return _to_json(await service.similar(body, deadline(request)))
+
+    @app.get("/v1/search", response_model=SearchResponse, openapi_extra=_SEARCH)
+    async def search(request: Request) -> Response:
+        """Items whose names or ids hold words that begin with those of q; popular ones first."""
+        return _to_json(await service.find_items(*_search_query(request, limits), deadline(request)))
+
+    @app.get("/v1/users", response_model=UsersResponse, openapi_extra=_SEARCH)
+    async def users(request: Request) -> Response:
+        """Validation users whose ids begin with q; with --show-users only."""
+        return _to_json(await service.find_users(*_search_query(request, limits), deadline(request)))
+
+    @app.get("/v1/users/{user_id:path}", response_model=UserResponse, openapi_extra=_USER_ID)
+    async def user(request: Request) -> Response:
+        """The events of a validation user; with --show-users only."""
+        return _to_json(await service.user(_path_id(request, "user"), deadline(request)))
 
     @app.get("/v1/schema", response_model=SchemaResponse)
     async def schema(request: Request) -> Response:
@@ -148,7 +191,7 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        html, policy = _load_page()
+        html, policy = _load_page(service.image_origins)
         headers = {
             "content-security-policy": policy,
             "cache-control": "no-cache",
@@ -192,16 +235,31 @@ def _require_json(request: Request) -> None:
         )
 
 
-def _item_id(request: Request) -> str:
+def _path_id(request: Request, what: str) -> str:
     """The id in the path, decoded once and strictly: it is a name, never a path on disk."""
-    path = request.scope["raw_path"].partition(b"?")[0]
+    path, prefix = request.scope["raw_path"].partition(b"?")[0], f"/v1/{what}s/".encode()
     try:
-        item_id = unquote_to_bytes(path[path.index(_ITEMS_PATH) + len(_ITEMS_PATH) :]).decode()
+        item_id = unquote_to_bytes(path[path.index(prefix) + len(prefix) :]).decode()
     except ValueError:
-        raise HttpError(400, "the item id in the path is not UTF-8", expected="percent-encoded UTF-8") from None
+        raise HttpError(400, f"the {what} id in the path is not UTF-8", expected="percent-encoded UTF-8") from None
     if not item_id:
-        raise RequestError("the item id is empty", expected="/v1/items/ID")
+        raise RequestError(f"the {what} id is empty", expected=f"/v1/{what}s/ID")
     return item_id
+
+
+def _search_query(request: Request, limits: Limits) -> tuple[str, int]:
+    """The text to search for, and how many results are wanted."""
+    query = request.query_params
+    unknown = sorted(query.keys() - {"q", "k"})
+    text, k = query.get("q", ""), query.get("k", "10")
+    if unknown:
+        raise RequestError(f"the query names {shorten(unknown[0])}", expected="q and k")
+    if len(text) > _MAX_SEARCH:
+        raise RequestError(f"q has {len(text):,} characters", expected=f"at most {_MAX_SEARCH}")
+    if not k.isdecimal() or len(k) > 9:
+        raise RequestError(f"k = {shorten(k)}", expected=f"1 to {limits.max_k:,}")
+    limits.check_count(int(k))
+    return text, int(k)
 
 
 def _to_json(response: BaseModel, status: int = 200) -> Response:
@@ -241,16 +299,17 @@ def _describe_body(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 @cache
-def _load_page() -> tuple[str, str]:
+def _load_page(image_origins: tuple[str, ...]) -> tuple[str, str]:
     """The demo page, and a content security policy that lets nothing but its own script run."""
     html = files("habitus.serving").joinpath("page.html").read_text(encoding="utf-8")
     hashes = {
         kind: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for kind, text in _INLINE_BLOCK.findall(html)
     }
+    pictures = " ".join(("data:", *image_origins))
     policy = (
         f"default-src 'none'; script-src 'sha256-{hashes['script']}'; style-src 'sha256-{hashes['style']}'; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        f"connect-src 'self'; img-src {pictures}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'"
     )
     return html, policy

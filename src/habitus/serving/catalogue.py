@@ -2,8 +2,8 @@
 
     V  rows of the trained catalogue      n  rows of items added at run time, after them
 
-RUN/serve/catalogue holds the raw ids and the category codes, copied once from the dataset that the run was trained on;
-the vectors are those of RUN/catalogue. With both, a run can be served without its dataset. The candidates are this
+RUN/serve/catalogue holds the raw ids, names and category codes, copied once from the dataset that the run was trained
+on; the vectors are those of RUN/catalogue. With both, a run can be served without its dataset. The candidates are this
 catalogue plus the items added since, minus those withdrawn.
 """
 
@@ -21,19 +21,22 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from habitus.data import Dataset, item_file
+from habitus.data import DISPLAY_FILE, Dataset, item_file
 from habitus.errors import ModelError
 from habitus.evaluation import cache_folder, check_dataset, find_cache
 from habitus.files import sha256_of, staged_folder
 from habitus.model import CACHE_MANIFEST, Bundle, CacheManifest, EmbeddingCache, batch_tensors, build_cache
 from habitus.progress import Note, Progress
 from habitus.serving.ids import IdFormat, IdLookup, Key
+from habitus.serving.names import ItemNames, matches, plain_texts
 from habitus.serving.scan import HIDDEN
 from habitus.store import SplitName
 from habitus.typed import Sealed
 
 _FORMAT_VERSION = 1
 _MANIFEST, _IDS, _QUERIES = "manifest.json", "ids.parquet", "queries.safetensors"
+# Catalogues that were written before these existed, or of a schema that displays nothing, are without them.
+_DISPLAY, _COUNTS = "display.parquet", "counts.npy"
 _SAMPLE_QUERIES, _SAMPLE_WINDOWS = 2_048, 64
 # On a CPU the catalogue is held as float32 up to this size; above it, it is read as stored and converted on the way.
 _RESIDENT_BYTES = 8 << 30
@@ -60,6 +63,7 @@ class TrainedCatalogue:
     id_format: IdFormat
     lookup: IdLookup
     sample_queries: Tensor  # float32 [n, joint_dim], of histories of the dataset
+    names: ItemNames
 
     @property
     def num_items(self) -> int:
@@ -122,6 +126,9 @@ def _write_catalogue(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache, fo
     try:
         with staged_folder(folder) as stage:
             _copy_file(dataset, f"items/{_IDS}", stage / _IDS)
+            _copy_file(dataset, "items/train_count.npy", stage / _COUNTS)
+            if DISPLAY_FILE in dataset.manifest.files:
+                _copy_file(dataset, DISPLAY_FILE, stage / _DISPLAY)
             categories = {}
             for number, spec in enumerate(dataset.fields.item):
                 if spec.kind == "category":
@@ -195,7 +202,10 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
     codes = {field: np.load(folder / name, mmap_mode="r") for field, name in manifest.categories.items()}
     id_format = IdFormat.from_schema(bundle.schema, ids)
     queries = load_file(folder / _QUERIES)["queries"]
-    return TrainedCatalogue(ids, codes, cache, id_format, IdLookup(id_format, ids), queries)
+    display = pq.read_table(folder / _DISPLAY).combine_chunks() if _DISPLAY in manifest.files else None
+    counts = np.load(folder / _COUNTS) if _COUNTS in manifest.files else None
+    names = ItemNames(ids, display, counts)
+    return TrainedCatalogue(ids, codes, cache, id_format, IdLookup(id_format, ids), queries, names)
 
 
 class CandidateItems:
@@ -214,6 +224,7 @@ class CandidateItems:
         self.num_added = 0
         self.added_keys: list[Key] = []  # by row
         self.added_categories: list[Mapping[str, Any]] = []  # by row, as texts
+        self.added_display: list[dict[str, str]] = []  # by row
         self.added_rows: dict[Key, int] = {}  # of withdrawn items too
         self.hidden: set[int] = set()  # rows that are withdrawn or replaced
         self._bias: Tensor | None = None
@@ -262,7 +273,7 @@ class CandidateItems:
             self._bias[torch.tensor(sorted(self.hidden), device=self.device)] = HIDDEN
         return self._bias
 
-    def put(self, key: Key, categories: Mapping[str, Any], vector: Tensor) -> None:
+    def put(self, key: Key, categories: Mapping[str, Any], display: dict[str, str], vector: Tensor) -> None:
         """Add an item, or give it another vector."""
         row = self.added_rows.get(key, -1)
         if row < 0:
@@ -279,6 +290,7 @@ class CandidateItems:
         # Rounded as the catalogue's vectors are, so that an item's score does not depend on where it stands.
         self.added_vectors[place] = vector.to(self.catalogue.cache.dtype).to(self.device, self.dtype)
         self.added_categories[place] = categories
+        self.added_display[place] = display
 
     def withdraw(self, key: Key) -> bool:
         """Stop recommending an item; False where it was not being recommended."""
@@ -301,6 +313,23 @@ class CandidateItems:
         to_id = self.catalogue.id_format.to_id
         return [ids[row] if row < self.num_trained else to_id(self.added_keys[row - self.num_trained]) for row in rows]
 
+    def display_at(self, rows: Iterable[int]) -> list[dict[str, str]]:
+        """What people see of rows beside their ids."""
+        rows = list(rows)
+        trained = [row for row in rows if row < self.num_trained]
+        display = dict(zip(trained, self.catalogue.names.at(trained), strict=True))
+        return [display[row] if row in display else self.added_display[row - self.num_trained] for row in rows]
+
+    def find(self, words: Sequence[str], limit: int) -> list[int]:
+        """Rows that may be recommended and whose names or ids hold the given words; without words popular ones."""
+        trained = self.catalogue.names.search(words, limit, self.hidden)
+        if not self.num_added:
+            return trained
+        texts = [" ".join(map(str, (key, *self.added_display[n].values()))) for n, key in enumerate(self.added_keys)]
+        places = np.flatnonzero(matches(plain_texts(pa.array(texts)), words))[::-1] + self.num_trained
+        added = [row for row in places.tolist() if row not in self.hidden]
+        return (added + trained if words else trained + added)[:limit]
+
     def _append(self, key: Key) -> int:
         if self.num_added == len(self.added_vectors):
             grown = self.added_vectors.new_empty(max(64, 2 * len(self.added_vectors)), self.added_vectors.shape[1])
@@ -310,6 +339,7 @@ class CandidateItems:
         self.num_added += 1
         self.added_keys.append(key)
         self.added_categories.append({})
+        self.added_display.append({})
         self.added_rows[key] = row
         return row
 

@@ -29,6 +29,7 @@ from habitus.data import (
     clock_fields,
     pack,
     to_categories,
+    to_display,
 )
 from habitus.events import GAP, HOUR, WEEKDAY, Schema, TimeUnit
 from habitus.model import EMBED_ROWS, Bundle, embed_features
@@ -184,6 +185,7 @@ class ItemEncoder:
         self.id_format = id_format
         self.limits = limits
         self.kinds = bundle.encoders.item_kinds
+        self.displayed = bundle.schema.items.display or ()  # some of them may be no fields: the model ignores those
         self.vector_sizes = {field.name: field.size for field in bundle.encoders.fields.item if field.kind == "vector"}
 
     def read_item(self, key: Key, fields: Mapping[str, Any]) -> Fields:
@@ -204,8 +206,9 @@ class ItemEncoder:
 
     def read_fields(self, fields: Mapping[str, Any]) -> Fields:
         """The same for an item without an id; if it has one, it is ignored."""
-        check_names("the item", fields, [*self.kinds, self.id_format.table_column])
-        values = {name: self._read(name, value) for name, value in fields.items() if name in self.kinds}
+        readable = {*self.kinds, *self.displayed}
+        check_names("the item", fields, [*readable, self.id_format.table_column])
+        values = {name: self._read(name, value) for name, value in fields.items() if name in readable}
         values = {name: value for name, value in values.items() if value is not None}
         own = set(self.kinds) - set(self.id_format.pair_columns)
         if not own & values.keys():
@@ -215,6 +218,18 @@ class ItemEncoder:
     def categories(self, fields: Mapping[str, Any]) -> dict[str, str | None]:
         """The values that filters look at."""
         return {name: fields.get(name) for name in self.bundle.encoders.item_values}
+
+    def display(self, fields: Mapping[str, Any]) -> dict[str, str]:
+        """What people see of an item beside its id."""
+        shown = {}
+        for name in self.displayed:
+            value = fields.get(name)
+            if value is not None:
+                is_time = self.kinds.get(name) == "time"
+                text = to_display(pa.array([datetime.fromisoformat(value) if is_time else value]))[0].as_py()
+                if text is not None:
+                    shown[name] = text
+        return shown
 
     def embed(self, items: Sequence[Fields]) -> Tensor:
         """The vectors [n, joint_dim] of items whose fields have been read."""
@@ -240,7 +255,7 @@ class ItemEncoder:
         if value is None:
             return None
         what, longest = f"field {name!r}", self.limits.max_text
-        match self.kinds[name]:
+        match self.kinds.get(name, "category"):
             case "text":
                 return _read_text(what, value, longest)
             case "category":

@@ -3,7 +3,6 @@
 M  requests of a call      h  joint_dim      k  items wanted
 """
 
-import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from habitus.errors import ConfigError
 from habitus.evaluation import resolve_device
 from habitus.model import Bundle, batch_tensors, load_bundle
 from habitus.progress import Note, Progress
@@ -21,18 +21,27 @@ from habitus.serving.encoding import EncodedHistory, HistoryEncoder, ItemEncoder
 from habitus.serving.ids import Key
 from habitus.serving.index import IndexInfo, IndexKind, SearchIndex, open_index
 from habitus.serving.item_store import ItemStore, JournalEntry
+from habitus.serving.names import words_of
 from habitus.serving.schemas import (
     EmbedRequest,
     Event,
     Fields,
     ItemResponse,
     Limits,
+    NamedItem,
     PutItemRequest,
+    RankedItem,
+    RankRequest,
+    RankResponse,
     ReadOnlyError,
     RecommendedItem,
     RecommendRequest,
     RecommendResponse,
     RequestError,
+    SearchResponse,
+    SimilarItem,
+    SimilarRequest,
+    SimilarResponse,
     UnknownHistoryError,
     UnknownItemError,
 )
@@ -81,6 +90,7 @@ class Retriever:
         items: str | Path | ItemStore | None = None,
         read_only: bool = False,
         limits: Limits = LIBRARY_LIMITS,
+        temperature: float = 1.0,
         note: Note | None = None,
         progress: Progress | None = None,
     ) -> "Retriever":
@@ -89,16 +99,23 @@ class Retriever:
         `data`, the prepared dataset, is needed the first time a run is served: the ids of its items are copied into
         RUN/serve/catalogue, and the catalogue is embedded if it is not yet. `items` is the folder of items added at
         run time, RUN/serve/items by default; another retriever's `store` shares it, so that a new run can take over
-        from an old one without losing an item. `limits` bound what one request may ask for. `note` is called with
+        from an old one without losing an item. `limits` bound what one request may ask for. Probabilities are
+        those of scores divided by `temperature`, which 'habitus evaluate --calibrate' fits. `note` is called with
         what a user should know.
         """
+        if not 0.01 <= temperature <= 100:
+            raise ConfigError(
+                f"the temperature is {temperature:g}", expected="0.01 to 100, as in 'habitus evaluate --calibrate'"
+            )
         note = note or (lambda _: None)
         bundle = load_bundle(run, resolve_device(device))
         catalogue = open_catalogue(bundle, None if data is None else Path(data), note, progress)
         candidates = CandidateItems(catalogue, bundle.device)
         search_index = open_index(index, bundle, candidates, note, progress)
         store = items if isinstance(items, ItemStore) else ItemStore(items or bundle.run_path / "serve" / "items")
-        return cls(bundle, candidates, search_index, store, read_only=read_only, limits=limits)
+        retriever = cls(bundle, candidates, search_index, store, read_only=read_only, limits=limits)
+        retriever._searcher.temperature = temperature
+        return retriever
 
     @property
     def num_items(self) -> int:
@@ -130,6 +147,57 @@ class Retriever:
                 self._respond(one, next(ranked), request.with_fields) if isinstance(one, EncodedRequest) else one
                 for request, one in zip(requests, encoded, strict=True)
             ]
+
+    def rank(self, request: RankRequest) -> RankResponse:
+        """Where items stand among all that may come next; ties count against an item, as in evaluation."""
+        self.limits.check_rank(request)
+        with self._mutex:
+            self.catch_up()
+            history = self.encode_history(request.history)
+            rows = [self._active_row(item_id) for item_id in request.item_ids]
+            new_items = [self._items.read_fields(fields) for fields in request.items]
+            queries, (past,) = self._compute_queries([history])
+            scores = self._searcher.score_all(queries[0], past)
+            known = zip(self._name_rows(rows), map(scores.of_row, rows), strict=True)
+            ranked = [RankedItem(**dict(item), **standing._asdict()) for item, standing in known]
+            for fields, vector in zip(new_items, self._embed_as_stored(new_items), strict=True):
+                standing = scores.of_new(float(vector @ queries[0].to(vector)))
+                ranked.append(RankedItem(display=self._items.display(fields) or None, **standing._asdict()))
+            return RankResponse(
+                ranked=tuple(ranked),
+                num_items=self.num_items,
+                events_used=len(history.rows),
+                unknown_items=history.unknown_ids,
+                model=self.checksum,
+            )
+
+    def similar(self, request: SimilarRequest) -> SimilarResponse:
+        """The items whose vectors are nearest to an item's, nearest first; but for rounding, all have one length."""
+        self.limits.check_similar(request)
+        with self._mutex:
+            self.catch_up()
+            own = -1
+            if request.fields is None:
+                own = self._active_row(request.item_id)
+                vector = self.candidates.vectors(np.array([own]))[0].float()
+            else:
+                vector = self._embed_as_stored([self._items.read_fields(request.fields)])[0]
+            rows = self._searcher.nearest(vector, request.k + 1)
+            rows = rows[rows != own][: request.k]
+            cosines = torch.cosine_similarity(self.candidates.vectors(rows).float(), vector, dim=1)
+            items = zip(self._name_rows(rows.tolist()), cosines.tolist(), strict=True)
+            return SimilarResponse(
+                items=tuple(SimilarItem(**dict(item), similarity=min(cosine, 1.0)) for item, cosine in items),
+                model=self.checksum,
+            )
+
+    def find_items(self, text: str, k: int) -> SearchResponse:
+        """Items whose names or ids hold words that begin with those of the text; popular ones first."""
+        self.limits.check_count(k)
+        with self._mutex:
+            self.catch_up()
+            rows = self.candidates.find(words_of(text), k)
+            return SearchResponse(items=tuple(self._name_rows(rows)), model=self.checksum)
 
     def embed_histories(self, histories: Sequence[Sequence[Event]]) -> np.ndarray:
         """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score.
@@ -191,14 +259,14 @@ class Retriever:
                 item_id=self.id_format.to_id(key),
                 recommended=row not in self.candidates.hidden,
                 fields=self._fields_of(key, row),
+                display=self.candidates.display_at([row])[0] or None,
                 model=self.checksum,
             )
 
     def some_items(self, count: int) -> list[Any]:
-        """The ids of some items that may be recommended, for examples."""
+        """The ids of some items that may be recommended, for examples: the most frequent in training."""
         with self._mutex:
-            rows = (row for row in range(self.candidates.num_rows) if row not in self.candidates.hidden)
-            return self.candidates.ids_at(itertools.islice(rows, count))
+            return self.candidates.ids_at(self.candidates.find((), count))
 
     def encode_history(self, history: Sequence[Event]) -> EncodedHistory:
         """A history as the model reads it; refused if it holds no event of a known item."""
@@ -231,7 +299,8 @@ class Retriever:
                 vector = vectors.get(key)
                 if vector is None:
                     vector = torch.from_numpy(np.frombuffer(entry.vector, np.float32).copy())
-                self.candidates.put(key, self._items.categories(entry.fields), vector)
+                categories, display = self._items.categories(entry.fields), self._items.display(entry.fields)
+                self.candidates.put(key, categories, display, vector)
             if entry.withdrawn:
                 self.candidates.withdraw(key)
         self._version = version
@@ -278,18 +347,57 @@ class Retriever:
         fields: list[Fields | None] = [None] * len(rows)
         if with_fields:
             fields = [self._fields_of(self.id_format.key(item), row) for item, row in zip(ids, rows, strict=True)]
-        probabilities = np.minimum(np.exp(ranked.scores.astype(np.float64) - ranked.lse), 1.0)
-        columns = zip(ids, ranked.scores.tolist(), probabilities.tolist(), fields, strict=True)
+        probabilities = ranked.probabilities()
+        copied = [None] * len(rows) if ranked.copied is None else ranked.copied.tolist()
+        columns = zip(
+            ids,
+            self.candidates.display_at(rows),
+            ranked.scores.tolist(),
+            probabilities.tolist(),
+            copied,
+            fields,
+            strict=True,
+        )
         return RecommendResponse(
             items=tuple(
-                RecommendedItem(item_id=item, score=score, probability=probability, fields=item_fields)
-                for item, score, probability, item_fields in columns
+                RecommendedItem(
+                    item_id=item,
+                    display=display or None,
+                    score=score,
+                    probability=probability,
+                    copied=share,
+                    fields=item_fields,
+                )
+                for item, display, score, probability, share, item_fields in columns
             ),
             events_used=len(request.history.rows),
             unknown_items=request.history.unknown_ids,
+            copied=ranked.total_copied,
             notes=request.notes,
             model=self.checksum,
         )
+
+    def _name_rows(self, rows: list[int]) -> list[NamedItem]:
+        """Ids and names of candidates."""
+        columns = zip(self.candidates.ids_at(rows), self.candidates.display_at(rows), strict=True)
+        return [NamedItem(item_id=item, display=display or None) for item, display in columns]
+
+    def _active_row(self, item_id: Any) -> int:
+        """The row of an item that may be recommended."""
+        key = self.id_format.key(item_id)
+        row = self.candidates.rows_of([key])[0]
+        if row < 0 or row in self.candidates.hidden:
+            raise UnknownItemError(
+                f"there is no item {str(self.id_format.to_id(key))[:100]!r}", expected="an item that is recommended"
+            )
+        return row
+
+    def _embed_as_stored(self, items: Sequence[Fields]) -> Tensor:
+        """The vectors [n, h] of items whose fields were read, rounded as the catalogue's are, in float32."""
+        if not items:
+            return torch.empty(0, self.bundle.recipe.model.joint_dim)
+        vectors = self._items.embed(items).to(self.candidates.catalogue.cache.dtype)
+        return vectors.to(self.candidates.device, self.candidates.dtype).float()
 
     def _fields_of(self, key: Key, row: int) -> Fields:
         """All fields of an item added at run time; of a trained one the categories, which is all that is stored."""

@@ -17,6 +17,7 @@ from habitus.typed import Typed, explain_error
 ItemId = Any  # an int or a text; for item×field pairs a mapping from column to value
 Event = dict[str, Any]  # by column of the event log; the user's column may be there and is not read
 Fields = dict[str, Any]  # by column of the item table
+Display = dict[str, str]  # by displayed column of the item table
 Events = Annotated[list[Event], FailFast()]  # stops at the first wrong event instead of collecting a million errors
 _MAX_KEYS = 256  # of an object in a body
 _MAX_PROBLEM = 500  # characters of an error's text
@@ -97,6 +98,22 @@ class RecommendRequest(_Request):
     )
 
 
+class RankRequest(_Request):
+    """Ask where items stand among all that may come next: known ones by id, others as if they were in the catalogue."""
+
+    history: Events = Field(description="Events in order, oldest first, with the columns of the event log.")
+    item_ids: list[ItemId] = Field([], description="Items of the catalogue.")
+    items: Annotated[list[Fields], FailFast()] = Field([], description="Items that are not, each with its fields.")
+
+
+class SimilarRequest(_Request):
+    """Ask for the items whose vectors are nearest to that of an item: a known one, or one described by its fields."""
+
+    item_id: ItemId = Field(None, description="An item of the catalogue.")
+    fields: Fields | None = Field(None, description="Instead: the fields of one that is not.")
+    k: Annotated[int, Strict()] = Field(10, description="How many items.")
+
+
 class EmbedRequest(_Request):
     """Ask for vectors, of histories or of items."""
 
@@ -110,10 +127,17 @@ class PutItemRequest(_Request):
     fields: Fields = Field(description="The item's fields, with the columns of the item table.")
 
 
-class RecommendedItem(Typed):
+class NamedItem(Typed):
     item_id: ItemId = Field(description="As in the log; for item×field pairs an object.")
+    display: Display | None = Field(None, description="What people see beside the id, where the schema displays any.")
+
+
+class RecommendedItem(NamedItem):
     score: float = Field(description="Dot product of the history's vector and the item's.")
     probability: float = Field(description="Of being the next event, among all items, whatever the filters.")
+    copied: float | None = Field(
+        None, description="Where the model copies: the share of the probability that the history's own events gave."
+    )
     fields: Fields | None = Field(None, description="With with_fields only.")
 
 
@@ -123,8 +147,60 @@ class RecommendResponse(Typed):
     items: tuple[RecommendedItem, ...]
     events_used: int = Field(description="The newest events of known items that the model read.")
     unknown_items: tuple[ItemId, ...] = Field((), description="Items of the history that are not in the catalogue.")
+    copied: float | None = Field(None, description="Where the model copies: the same share over all items.")
     notes: tuple[str, ...] = Field((), description="Such as a filter value that no item has.")
     model: str = Field(description="Checksum of the bundle that answered.")
+
+
+class RankedItem(Typed):
+    item_id: ItemId = Field(None, description="Absent for an item that was given by its fields.")
+    display: Display | None = None
+    rank: int = Field(description="1 is the best; items of the same score come before it.")
+    score: float
+    probability: float
+    copied: float | None = None
+
+
+class RankResponse(Typed):
+    """The items in the order of the request: item_ids, then items."""
+
+    ranked: tuple[RankedItem, ...]
+    num_items: int = Field(description="That may be recommended.")
+    events_used: int
+    unknown_items: tuple[ItemId, ...] = ()
+    model: str
+
+
+class SimilarItem(NamedItem):
+    similarity: float = Field(description="Cosine of the two items' vectors.")
+
+
+class SimilarResponse(Typed):
+    items: tuple[SimilarItem, ...]
+    model: str
+
+
+class SearchResponse(Typed):
+    items: tuple[NamedItem, ...]
+    model: str
+
+
+class UsersResponse(Typed):
+    users: tuple[Any, ...] = Field(description="Ids of validation users.")
+    num_users: int = Field(description="Of all validation users.")
+
+
+class UserEvent(NamedItem):
+    event: Event = Field(description="As the log has it, ready for a history.")
+    validates: bool = Field(description="Whether it is one of the events that validate.")
+
+
+class UserResponse(Typed):
+    """A validation user's events, oldest first, without those that test."""
+
+    user_id: Any
+    events: tuple[UserEvent, ...]
+    num_earlier: int = Field(description="Older events that are left out here.")
 
 
 class EmbedResponse(Typed):
@@ -136,6 +212,7 @@ class ItemResponse(Typed):
     item_id: ItemId
     recommended: bool = Field(description="False once it is withdrawn.")
     fields: Fields = Field(description="All fields of an item added at run time, else its categories.")
+    display: Display | None = None
     model: str
 
 
@@ -151,6 +228,10 @@ class SchemaResponse(Typed):
     event_fields: dict[str, str] = Field(description="Columns of an event and their kinds.")
     item_fields: dict[str, str] = Field(description="Columns of an item and their kinds.")
     window: int = Field(description="Events that the model reads.")
+    max_history: int = Field(description="Events of one history; the newest count.")
+    display: tuple[str, ...] = Field((), description="Columns that people see beside the id, the name first.")
+    image_origins: tuple[str, ...] = Field((), description="Where the page may load pictures from.")
+    shows_users: bool = Field(False, description="Whether validation users can be looked at.")
     examples: list[ItemId] = Field(description="Ids of some items.")
     model: str
 
@@ -186,7 +267,7 @@ class Limits(Typed):
     max_k: int = Field(1_000, ge=1, description="Recommendations in one response.")
     max_filter_values: int = Field(1_000, ge=1, description="Values in allow and deny together.")
     max_text: int = Field(100_000, ge=1, description="Characters of a text or of a category's value.")
-    max_rows: int = Field(256, ge=1, description="Histories or items of one embed request.")
+    max_rows: int = Field(256, ge=1, description="Histories or items of one embed request, items to rank.")
     timeout_s: float = Field(10.0, gt=0, description="From a request's headers to its response.")
     read_timeout_s: float = Field(10.0, gt=0, description="For headers, and for a body, to arrive.")
     max_batch: int = Field(64, ge=1, description="Requests computed together.")
@@ -197,8 +278,7 @@ class Limits(Typed):
 
     def check_recommend(self, request: RecommendRequest) -> None:
         self.check_history(request.history)
-        if not 1 <= request.k <= self.max_k:
-            raise RequestError(f"k = {shorten(request.k)}", expected=f"1 to {self.max_k:,}")
+        self.check_count(request.k)
         count = sum(len(values) for part in (request.allow, request.deny) for values in part.values())
         if count > self.max_filter_values:
             raise RequestError(
@@ -214,6 +294,21 @@ class Limits(Typed):
                 expected=f"at most {self.max_history:,}",
                 next_step="send the newest events only; the model reads no more than its window",
             )
+
+    def check_rank(self, request: RankRequest) -> None:
+        self.check_history(request.history)
+        count = len(request.item_ids) + len(request.items)
+        if not 1 <= count <= self.max_rows:
+            raise RequestError(f"{count:,} items to rank", expected=f"1 to {self.max_rows:,} in item_ids and items")
+
+    def check_similar(self, request: SimilarRequest) -> None:
+        if (request.item_id is None) == (request.fields is None):
+            raise RequestError("item_id and fields are both given or both absent", expected="one of the two")
+        self.check_count(request.k)
+
+    def check_count(self, k: int) -> None:
+        if not 1 <= k <= self.max_k:
+            raise RequestError(f"k = {shorten(k)}", expected=f"1 to {self.max_k:,}")
 
     def check_embed(self, request: EmbedRequest) -> None:
         if bool(request.histories) == bool(request.items):

@@ -6,6 +6,7 @@ M  requests      h  joint_dim      V  rows of the trained catalogue      n  dist
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,17 @@ class PastItems(NamedTuple):
     rows: np.ndarray  # int64 [n], rising
     added: np.ndarray  # float64 [n]
 
+    def active(self, hidden: set[int]) -> "PastItems":
+        """Those that may be recommended."""
+        places = np.array([row not in hidden for row in self.rows.tolist()], bool)
+        return PastItems(self.rows[places], self.added[places])
+
+    def shares(self, scores: np.ndarray | np.floating, rows: np.ndarray) -> np.ndarray:
+        """Of rows with their scores: the share of the exponential that the history's events added, float64."""
+        places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        added = np.where(self.rows[places] == rows, self.added[places], -np.inf)
+        return np.minimum(np.exp(added - scores), 1.0)
+
 
 @dataclass(frozen=True)
 class EncodedRequest:
@@ -66,11 +78,59 @@ class EncodedRequest:
 
 
 class RankedRows(NamedTuple):
-    """The best rows for one request, best first, and the log-sum-exp over all active rows."""
+    """The best rows for one request, best first, and the log-sum-exp over all active rows.
+
+    `copied` are the shares of the rows' exponentials that copying added, and `total_copied` that of all rows' sum;
+    None without copying.
+    """
 
     scores: np.ndarray
     rows: np.ndarray
     lse: float
+    copied: np.ndarray | None = None
+    total_copied: float | None = None
+    temperature: float = 1.0  # that scores are divided by in `lse` and in probabilities
+
+    def probabilities(self) -> np.ndarray:
+        """Of the rows being the next event, among all active rows."""
+        return np.minimum(np.exp(self.scores.astype(np.float64) / self.temperature - self.lse), 1.0)
+
+
+class Standing(NamedTuple):
+    """Where an item stands among all that may come next."""
+
+    rank: int  # 1 is the best; ties count against it
+    score: float
+    probability: float
+    copied: float | None  # as in RankedRows
+
+
+@dataclass(frozen=True)
+class AllScores:
+    """The scores of all rows for one history, float32 [V + added]; -inf for those that are hidden."""
+
+    scores: np.ndarray
+    past: PastItems
+    temperature: float = 1.0
+
+    @cached_property
+    def lse(self) -> float:
+        scaled = self.scores.astype(np.float64) / self.temperature
+        return float(scaled.max() + np.log(np.exp(scaled - scaled.max()).sum()))
+
+    def of_row(self, row: int) -> Standing:
+        """The standing of a row."""
+        score = self.scores[row]
+        copied = float(self.past.shares(score, np.array([row]))[0]) if len(self.past.rows) else None
+        rank = int(np.count_nonzero(self.scores >= score))
+        return Standing(rank, float(score), float(np.exp(score / self.temperature - self.lse)), copied)
+
+    def of_new(self, score: float) -> Standing:
+        """The standing of an item that is not among the rows, if it were."""
+        rank = 1 + int(np.count_nonzero(self.scores >= score))
+        scaled = score / self.temperature
+        probability = float(np.exp(scaled - np.logaddexp(self.lse, scaled)))
+        return Standing(rank, score, probability, 0.0 if len(self.past.rows) else None)
 
 
 class Searcher:
@@ -80,6 +140,7 @@ class Searcher:
         self.candidates = candidates
         self.index = index
         self.filters = FilterMasks(candidates, encoders.item_codes, limits)
+        self.temperature = 1.0  # of the probabilities; the order of items does not depend on it
 
     def search(
         self, vectors: Tensor, past_items: Sequence[PastItems], requests: Sequence[EncodedRequest]
@@ -101,17 +162,58 @@ class Searcher:
             else:
                 top = scores[number][places[: request.k]], rows[number][places[: request.k]]
             total = lse[number]
-            if len(past.rows):
-                top, total = self._add_past_items(top, total, queries[number], request, past)
-            ranked.append(RankedRows(*top, total))
-        return ranked
+            if not len(past.rows):
+                ranked.append(RankedRows(*top, total))
+                continue
+            top, total = self._add_past_items(top, total, queries[number], request, past)
+            mass = past.active(self.candidates.hidden).added
+            total_copied = float(np.exp(np.logaddexp.reduce(mass, initial=-np.inf) - total))
+            ranked.append(RankedRows(*top, total, past.shares(*top), min(total_copied, 1.0)))
+        return ranked if self.temperature == 1 else self._at_temperature(ranked, vectors, past_items)
+
+    def _at_temperature(
+        self, ranked: list[RankedRows], vectors: Tensor, past_items: Sequence[PastItems]
+    ) -> list[RankedRows]:
+        """The same rows, with the log-sum-exp of scores divided by the temperature."""
+        temperature = self.temperature
+        queries = (vectors / temperature).to(self.candidates.dtype)
+        sums = self.index.search(queries, 1, self.candidates).lse.cpu().numpy().tolist()
+        scaled = []
+        for one, query, lse, past in zip(ranked, queries, sums, past_items, strict=True):
+            rows, added = past.active(self.candidates.hidden)
+            if len(rows):
+                plain = (self.candidates.vectors(rows).double() @ query.double()).cpu().numpy()
+                copied = np.logaddexp(plain * temperature, added) / temperature
+                lse += float(np.log1p((np.exp(copied - lse) - np.exp(plain - lse)).sum()))
+            scaled.append(one._replace(lse=lse, temperature=temperature))
+        return scaled
+
+    def score_all(self, vector: Tensor, past: PastItems) -> AllScores:
+        """The scores of all rows for one query vector [h], whatever the index."""
+        query = vector.to(self.candidates.dtype).float()
+        scores = np.concatenate(
+            [
+                (piece[at : at + GATHER_ROWS].to(query.device).float() @ query).cpu().numpy()
+                for piece in self.candidates.pieces()
+                for at in range(0, len(piece), GATHER_ROWS)
+            ]
+        )
+        scores[past.rows] = np.logaddexp(scores[past.rows].astype(np.float64), past.added)
+        scores[list(self.candidates.hidden)] = -np.inf
+        return AllScores(scores, past, self.temperature)
+
+    def nearest(self, vector: Tensor, k: int) -> np.ndarray:
+        """The k rows whose vectors [h] have the largest product with the given one, best first."""
+        query = vector.to(self.candidates.device, self.candidates.dtype)[None]
+        result = self.index.search(query, min(k, self.candidates.num_rows), self.candidates)
+        rows: np.ndarray = result.rows[0].cpu().numpy()
+        return rows[rows >= 0]
 
     def _add_past_items(
         self, top: _Top, lse: float, query: Tensor, request: EncodedRequest, past: PastItems
     ) -> tuple[_Top, float]:
         """The best rows and the log-sum-exp, given those without the items of the history."""
-        active = np.array([row not in self.candidates.hidden for row in past.rows.tolist()], bool)
-        rows, added = past.rows[active], past.added[active]
+        rows, added = past.active(self.candidates.hidden)
         if not len(rows):
             return top, lse
         lse = float(np.logaddexp(lse, np.logaddexp.reduce(added)))

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import ipaddress
 import logging
+import re
 import signal
 import socket
 import time
@@ -80,6 +81,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def check_image_origin(text: str) -> str:
+    """The origin of a server that pictures may be loaded from, as a content security policy names it."""
+    if not re.fullmatch(r"https?://(\[[0-9a-f:]+\]|[a-z0-9.-]+)(:\d{1,5})?", text.lower()):
+        raise ConfigError(
+            f"--images {text[:100]!r} is not the origin of a server",
+            expected="scheme and host, perhaps a port, as in --images https://images.example.org",
+        )
+    return text.lower()
 
 
 class _Server(uvicorn.Server):

@@ -23,15 +23,23 @@ from habitus.serving.schemas import (
     HealthResponse,
     HttpError,
     ItemResponse,
+    RankRequest,
+    RankResponse,
     RecommendRequest,
     RecommendResponse,
     RequestError,
     SchemaResponse,
+    SearchResponse,
+    SimilarRequest,
+    SimilarResponse,
     StorageError,
     SwapResponse,
     UnknownItemError,
     UpdateResponse,
+    UserResponse,
+    UsersResponse,
 )
+from habitus.serving.users import ValidationUsers
 
 log = logging.getLogger(__name__)
 
@@ -59,12 +67,23 @@ class _Update(NamedTuple):
 class Service:
     """Answers through a retriever that one worker thread calls. `run` may be a link that points elsewhere later.
 
-    The limits are those of the retriever that `open_run` opens.
+    The limits are those of the retriever that `open_run` opens. `users` may be looked at, and pictures come from
+    `image_origins` only, where there are any.
     """
 
-    def __init__(self, run: Path, open_run: OpenRun, *, share_items: bool) -> None:
+    def __init__(
+        self,
+        run: Path,
+        open_run: OpenRun,
+        *,
+        share_items: bool,
+        users: ValidationUsers | None = None,
+        image_origins: tuple[str, ...] = (),
+    ) -> None:
         self.run = run
         self.share_items = share_items
+        self.users = users
+        self.image_origins = image_origins
         self.metrics = Metrics()
         self.stopping = False
         self._open_run = open_run
@@ -73,6 +92,7 @@ class Service:
         self._missed: list[_Update] | None = None  # updates while a new run is opened
         resolved = run.resolve()
         self._adopt(open_run(resolved, None), resolved)
+        _prepare_search(self.retriever)
         self.limits = limits = self.retriever.limits
         self.batcher = Batcher(
             {
@@ -121,6 +141,33 @@ class Service:
     async def item(self, item_id: str, deadline: float) -> ItemResponse:
         response: ItemResponse = await self.submit("read", lambda: self.retriever.item(item_id), deadline)
         return response
+
+    async def rank(self, request: RankRequest, deadline: float) -> RankResponse:
+        response: RankResponse = await self.submit("read", lambda: self.retriever.rank(request), deadline)
+        return response
+
+    async def similar(self, request: SimilarRequest, deadline: float) -> SimilarResponse:
+        response: SimilarResponse = await self.submit("read", lambda: self.retriever.similar(request), deadline)
+        return response
+
+    async def find_items(self, text: str, k: int, deadline: float) -> SearchResponse:
+        response: SearchResponse = await self.submit("read", lambda: self.retriever.find_items(text, k), deadline)
+        return response
+
+    async def find_users(self, text: str, k: int, deadline: float) -> UsersResponse:
+        users = self._shown_users()
+        response: UsersResponse = await self.submit("read", lambda: users.find(text, k), deadline)
+        return response
+
+    async def user(self, user_id: str, deadline: float) -> UserResponse:
+        users = self._shown_users()
+        response: UserResponse = await self.submit("read", lambda: users.history(user_id, self.retriever), deadline)
+        return response
+
+    def _shown_users(self) -> ValidationUsers:
+        if self.users is None:
+            raise HttpError(403, "users are not shown here", expected="a service started with --show-users on loopback")
+        return self.users
 
     async def describe(self, deadline: float) -> SchemaResponse:
         """The columns of events and items, and some items."""
@@ -230,6 +277,10 @@ class Service:
             event_fields={schema.events.timestamp: schema.events.time_unit, **schema.events.fields},
             item_fields=dict(schema.items.fields),
             window=self.retriever.window,
+            max_history=self.limits.max_history,
+            display=schema.items.display or (),
+            image_origins=self.image_origins,
+            shows_users=self.users is not None,
             examples=self.retriever.some_items(_NUM_EXAMPLES),
             model=self.model,
         )
@@ -270,6 +321,12 @@ def _try_out(retriever: Retriever) -> None:
     columns: Mapping[str, Any] = item_id if isinstance(item_id, dict) else {schema.items.item: item_id}
     event = {schema.events.item_column if name == schema.items.item else name: columns[name] for name in columns}
     retriever.recommend([RecommendRequest(history=[event], k=1)])
+    _prepare_search(retriever)
+
+
+def _prepare_search(retriever: Retriever) -> None:
+    """Build what the search for names reads, a second per million items, before a request would wait for it."""
+    retriever.find_items("a", 1)
 
 
 def _updates_of(retriever: Retriever) -> Iterator[_Update]:
