@@ -103,6 +103,29 @@ def test_likelihood_scores_vanish_at_the_true_weights_and_only_there() -> None:
         assert np.abs(scores(moved, alone)).max() > 10, part
 
 
+def test_topics_are_drawn_as_often_as_the_oracle_says() -> None:
+    """Scores of the two topical parts, as above: they vanish for the weights that the events were drawn with."""
+    weights = MixtureWeights(**dict.fromkeys(PARTS, 0.0) | {"topic_taste": 0.5, "topic_recent": 0.3, "popular": 0.2})
+    config = WorldConfig(
+        num_items=300, num_users=1_500, events_per_user=42, num_groups=30, num_brands=10, taste_prior=2.0,
+        num_topics=8, topic_sharpness=8.0, weights=weights,
+    )  # fmt: skip
+    items, starts = World(config).histories(0, config.num_users)
+    queries = Queries.of_events(items, starts, np.setdiff1d(np.arange(len(items)), starts))
+
+    def score(part: str, believed: MixtureWeights) -> float:
+        only = MixtureWeights(**{name: float(name == part) for name in PARTS})
+        alone, believed_law = (
+            World(config.model_copy(update={"weights": one})).oracle.log_probs(queries) for one in (only, believed)
+        )
+        terms = np.exp(alone - believed_law) - 1.0
+        return float(terms.sum() / np.sqrt((terms**2).sum()))
+
+    for part in ("topic_taste", "topic_recent"):
+        moved = {**weights.to_values(), part: getattr(weights, part) - 0.2, "popular": 0.4}
+        assert abs(score(part, weights)) < 4 < 10 < score(part, MixtureWeights(**moved))
+
+
 @pytest.mark.parametrize("off", [0.9, 1.1])
 @pytest.mark.parametrize("knob", ["taste_prior", "copy_exponent", "successor_exponent"])
 def test_events_are_likelier_under_the_true_knob_than_under_one_a_little_off(knob: str, off: float) -> None:

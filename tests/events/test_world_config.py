@@ -37,6 +37,7 @@ SMALL = ["--users", "30", "--items", "50", "--events-per-user", "12"]
         ({"taste_prior": 0.0}, "taste_prior = 0.0"),
         ({"num_successors": 1024}, "num_successors = 1024"),
         ({"seed": -1}, "seed = -1"),
+        ({"weights": WEIGHTS | {"kind_taste": 0.3, "topic_taste": 0.1}}, "but num_topics = 0"),
         ({"seed": 2**32}, "seed = 4294967296"),
         ({"missing_rate": 1.0}, "missing_rate = 1.0"),
     ],
@@ -159,6 +160,8 @@ def test_the_example_in_the_help_works(tmp_path: Path) -> None:
         (["{out}", "copy_window"], "has no '='"),
         (["{out}", "--users", "0"], "num_users = 0"),
         (["{out}", "--config", "nowhere.toml"], "nowhere.toml does not exist"),
+        (["{out}", "--like", "log"], "--like 'log' is not a choice"),
+        (["{out}", "--like", "logs", "--config", "nowhere.toml"], "--like and --config were both given"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -8,6 +8,8 @@ from habitus.errors import DataError
 from habitus.events.world import World, WorldConfig
 
 GOLDEN_ITEMS = [59, 27, 48, 65, 46, 27, 60, 72, 60, 27, 27, 27]
+GOLDEN_TOPICAL_ITEMS = [40, 69, 40, 88, 85, 56, 22, 56, 8, 40, 72, 60]
+GOLDEN_TOPICAL_TITLES = ["Roshimo zaloche bazifo dopeva shizili", "Nivala betoshe fefapi fegashe lasibo"]
 GOLDEN_TITLES = ["Sechigi shotishe bazifo gibeva teshopo", "Milodo rapacho fefapi toposho shosaza"]
 
 CONFIG = WorldConfig(num_users=3_000, num_items=500, events_per_user=30, seed=11)
@@ -58,6 +60,26 @@ def test_a_world_stays_the_same_from_release_to_release() -> None:
     world = World(WorldConfig(num_items=100, seed=1))
     assert world.events(0, 1).column("item_id").to_pylist()[:12] == GOLDEN_ITEMS
     assert world.items(0, 2).column("title").to_pylist() == GOLDEN_TITLES
+    topical = World(WorldConfig.like("logs", num_items=100, seed=1))
+    assert topical.events(0, 1).column("item_id").to_pylist()[:12] == GOLDEN_TOPICAL_ITEMS
+    assert topical.items(0, 2).column("title").to_pylist() == GOLDEN_TOPICAL_TITLES
+
+
+def test_fields_show_the_kinds_of_the_share_that_tells() -> None:
+    knobs = {"num_items": 20_000, "num_groups": 50, "num_brands": 40, "missing_rate": 0.0}
+    plain, told = (World(WorldConfig(**knobs, features_tell=share)) for share in (1.0, 0.7))
+    assert np.array_equal(plain.catalogue.kind_of_item, told.catalogue.kind_of_item)
+    shown, own = told.items(0, 20_000)["category"].to_numpy(), plain.items(0, 20_000)["category"].to_numpy()
+    shares = np.bincount(plain.catalogue.groups(np.arange(20_000))) / 20_000
+    assert np.mean(shown == own) == pytest.approx(0.7 + 0.3 * np.sum(shares**2), abs=0.012)
+
+
+def test_older_worlds_are_written_without_the_younger_knobs() -> None:
+    younger = {"num_topics", "topic_sharpness", "features_tell"}
+    values = WorldConfig().to_values()
+    assert not younger & set(values) and not {"topic_taste", "topic_recent"} & set(values["weights"])
+    like_logs = WorldConfig.like("logs")
+    assert younger <= set(like_logs.to_values()) and WorldConfig.parse(like_logs.to_values(), "again") == like_logs
 
 
 def test_histories_are_the_items_of_the_events(world: World) -> None:

@@ -142,6 +142,7 @@ def test_manifests_of_other_axes_know_a_preset_by_what_they_read_of_it(name: str
     preset = load_preset(name)
     values = preset.to_values()
     passes = values.pop("passes")
+    values["world"].pop("like", None)  # the dataset's to say
     assert preset.hash("share") == preset.hash("init") == content_hash(values)
     assert preset.hash("passes") == content_hash({**values, "passes": passes}) != preset.hash("share")
     changed = preset.model_copy(update={"passes": preset.passes.model_copy(update={"passes": (3.0,)})})

@@ -215,8 +215,13 @@ class Preset(Typed):
         return settings
 
     def hash(self, axis: str) -> str:
-        """What a manifest knows a preset by. The others do not read [passes], which is younger than they are."""
-        return content_hash({k: v for k, v in self.to_values().items() if k != LOG_AXIS or axis == LOG_AXIS})
+        """What a manifest knows a preset by. The others do not read [passes], which is younger than they are.
+
+        What the world is like is the dataset's to say: designs depend on its size alone.
+        """
+        values = {k: v for k, v in self.to_values().items() if k != LOG_AXIS or axis == LOG_AXIS}
+        world = {k: v for k, v in values["world"].items() if k != "like"}
+        return content_hash({**values, "world": world})
 
     def budgets_of(self, axis: str) -> tuple[float, ...]:
         """The budgets that an axis takes where the user names none; those of `passes` follow from its cells."""
