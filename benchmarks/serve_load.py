@@ -1,6 +1,6 @@
 """Serving under an open load: requests arrive when they arrive, whether or not earlier ones have been answered.
 
-    python benchmarks/serve_load.py [--items 1000000] [--seconds 200] [--folder DIR] [--keep FILE]
+    python benchmarks/serve_load.py [--items 1000000] [--seconds 200 20] [--folder DIR] [--keep FILE]
 
 Arrivals are a Poisson process. A latency counts from the moment when a request was due, so that a server which stalls
 is charged for those that queue up behind it. The capacity is measured first, with a few clients in a closed loop; then
@@ -39,7 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--index", default="exact")
-    parser.add_argument("--seconds", type=float, default=200.0, help="of each share of the capacity")
+    parser.add_argument(
+        "--seconds", type=float, nargs="+", default=[200.0], help="of each share of the capacity, one for each server"
+    )
     parser.add_argument("--servers", nargs="+", default=["habitus", "plain"])
     parser.add_argument("--folder", type=Path, default=Path("/tmp/habitus-serve-benchmark"))
     parser.add_argument("--keep", type=Path, help="write the JSON here too")
@@ -47,24 +49,25 @@ def main() -> None:
     folder = prepare(options.folder / str(options.items), options.items, [options.index])
     if len(os.sched_getaffinity(0)) > 1:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    rows = [row for name in options.servers for row in measure(name, folder, options)]
+    seconds = options.seconds + options.seconds[-1:] * len(options.servers)
+    rows = [row for name, s in zip(options.servers, seconds, strict=False) for row in measure(name, folder, options, s)]
     result = {"benchmark": "serve_load", **machine(), "items": options.items, "index": options.index, "rows": rows}
     print(json.dumps(result))
     if options.keep:
         options.keep.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(name: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(name: str, folder: Path, options: argparse.Namespace, long: float) -> list[dict[str, Any]]:
     """The rows of one server: capacity, shares of it, overload, recovery, and replacement of the model."""
     bodies = json.loads((folder / "bodies.json").read_text(encoding="utf-8"))
     server = Server(name, folder, options.index)
     rows = []
     try:
-        closed = asyncio.run(closed_loop(server.port, bodies, 16, max(5.0, options.seconds / 10), 10**9))
+        closed = asyncio.run(closed_loop(server.port, bodies, 16, max(5.0, long / 10), 10**9))
         capacity = float(closed["per_s"])  # type: ignore[arg-type]
         print(f"{name}: {capacity:.1f} requests/s with 16 clients")
-        short = options.seconds / 5
-        plan = [(f"{share:.0%}", share, options.seconds) for share in SHARES]
+        short = max(10.0, long / 5)
+        plan = [(f"{share:.0%}", share, long) for share in SHARES]
         plan += [(f"{OVERLOAD:.0%}", OVERLOAD, short), ("50% after it", 0.5, short)]
         plan += [("50%, model replaced", 0.5, short)] if name == "habitus" else []
         for label, share, seconds in plan:
@@ -73,7 +76,8 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> list[dict[s
             row = asyncio.run(open_loop(server.port, bodies, share * capacity, seconds, swap))
             row["cpu_ms"] = round(1e3 * (processor_seconds(server.process.pid) - cpu_s) / max(1, row["asked"]), 1)
             grown = (server.resident_bytes() - before) / 2**20
-            rows.append({"server": name, "load": label, "capacity": capacity, **row, "grown_mib": round(grown, 1)})
+            row |= {"seconds": seconds, "grown_mib": round(grown, 1)}
+            rows.append({"server": name, "load": label, "capacity": capacity, **row})
             show(rows[-1])
     finally:
         server.process.kill()

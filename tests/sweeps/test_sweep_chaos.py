@@ -15,8 +15,9 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.errors import RunError
+from habitus.sweeps.attempts import begin
 from habitus.sweeps.cells import DatasetFacts, PlannedRun
-from habitus.sweeps.lease import holder
+from habitus.sweeps.lease import LeaseLostError, holder, try_claim
 from habitus.sweeps.pool import Pool
 from habitus.sweeps.preset import Preset
 from habitus.sweeps.store import Store
@@ -216,6 +217,22 @@ def test_a_worker_that_wakes_up_too_late_changes_nothing(
     assert pool.tally().abandoned + pool.tally().duplicates == 1
     assert (store.cell(digest) / "record.json").read_bytes() == before
     assert store.settled(digest)
+
+
+def test_a_worker_that_finds_its_attempt_cleared_has_lost_the_cell(
+    tmp_path: Path, dataset: Dataset, tiny: Preset, facts: DatasetFacts
+) -> None:
+    """It went to sleep between its last look at the lease and the publication."""
+    cells = quick_cells(tiny, facts, 1)
+    store, jobs = store_with(tmp_path / "store", dataset, tiny, cells)
+    sleeper, other = (Worker(store, dataset, WorkerOptions(device="cpu", lease_seconds=0.0)) for _ in range(2))
+    lease = try_claim(store.cell(jobs[0].digest), sleeper.file)
+    assert lease is not None
+    attempt, _ = begin(lease)
+    lease.check()
+    assert other.work(jobs).published == 1
+    with pytest.raises(LeaseLostError):
+        sleeper._publish(jobs[0], lease, attempt)
 
 
 @pytest.mark.slow

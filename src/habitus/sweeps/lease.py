@@ -122,8 +122,8 @@ def holder(cell: Path) -> tuple[str, float] | None:
 
 
 def clear_claims(cell: Path) -> None:
-    """Remove all claims of a published cell."""
-    for number in range(latest_claim(cell), 0, -1):
+    """Remove all claims of a published cell, the latest last: until then earlier holders see that it is not theirs."""
+    for number in range(1, latest_claim(cell) + 1):
         (cell / _name(number)).unlink(missing_ok=True)
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from habitus.data import Dataset
-from habitus.errors import HabitusError, Interrupted, OutOfMemory, RunError
+from habitus.errors import ConfigError, HabitusError, Interrupted, OutOfMemory, RunError
 from habitus.progress import Note
 from habitus.record import Record
 from habitus.store import RECORD_FILE
@@ -216,8 +216,13 @@ class Worker:
             return self.store.settled(job.digest)
 
     def _publish(self, job: Job, lease: Lease, attempt: Path) -> bool:
-        record = Record.read(attempt / RECORD_FILE)
-        if not attempts.publish(attempt, lease.cell):
+        try:
+            record = Record.read(attempt / RECORD_FILE)
+            is_first = attempts.publish(attempt, lease.cell)
+        except (ConfigError, FileNotFoundError):
+            lease.check()  # another may have published the cell since the last look, and cleared all attempts
+            raise
+        if not is_first:
             same = attempts.same_measurement(record, Record.read(lease.cell / RECORD_FILE))
             self.tally.duplicates += 1
             self.file.write("duplicate", cell=job.digest, claim=lease.number, equal=same)
