@@ -20,7 +20,7 @@ from habitus.record import Record
 from habitus.store import INFO_FILE, Laws
 from habitus.training.track import track
 
-PACKAGES = ("mlflow==3.18.0", "wandb==0.31.0")
+PACKAGES = ("mlflow==3.17.2", "wandb==0.31.0")
 
 
 @pytest.fixture(scope="session")
