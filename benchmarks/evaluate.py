@@ -91,7 +91,7 @@ def evaluated(
             queries, table, target_rows, k, ranks=Ranks(), memory_bytes=MEMORY_BYTES, losses=losses
         )
         parts.append(PerQuery.of(batch, scores, counts, table.total))
-    values = PerQuery.joined(parts)
+    values = PerQuery.concatenate(parts)
     metrics = summarize("catalogue", values, CUTOFFS if "ranking" in groups else (), histories)
     if "coverage" in groups:
         metrics |= coverage_metrics("catalogue", values, CUTOFFS, table.total)

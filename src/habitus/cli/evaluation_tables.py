@@ -57,9 +57,9 @@ def _print_slices(console: "Console", scorer: str, table: "SliceTable") -> None:
     against = "" if table.reference is None else f", beside {table.reference}"
     console.print(_table(f"{Path(scorer).name} by {table.by} ({table.source}){against}", columns, rows))
     for one in table.examples:
-        said = f"; it said {' | '.join(one.first)}" if one.first else ""
+        said = f"; it said {'; '.join(one.first)}" if one.first else ""
         console.print(
-            f"  {table.by} = {table.worst}: user {one.user} after {' | '.join(one.history)}: "
+            f"  {table.by} = {table.worst}: user {one.user} after {' → '.join(one.history)}: "
             f"{one.target} came, rank {one.rank:,}{said}",
             highlight=False,
             markup=False,

@@ -95,12 +95,13 @@ def mean_over_lists(top: np.ndarray, item_values: np.ndarray, cutoffs: tuple[int
 
 def field_diversity(top: np.ndarray, codes: np.ndarray, cutoffs: tuple[int, ...]) -> np.ndarray:
     """The mean share of fields in which two items of a list differ, [cut-offs, Q]; 0 where it has fewer than two."""
-    listed = top >= 0
-    by_item = codes[np.maximum(top, 0)]  # [Q, k, F]
-    alike = np.zeros((len(top), top.shape[1] + 1))
-    for place in range(1, top.shape[1]):
-        same = (by_item[:, :place] == by_item[:, place : place + 1]).mean(axis=2) * listed[:, :place]
-        alike[:, place + 1] = same.sum(axis=1) * listed[:, place]
+    same = np.zeros((len(top), top.shape[1] + 1))  # fields that an item shares with those before it on the list
+    for column in codes.T:
+        # Empty places are like nothing: each has a code of its own.
+        by_place = np.where(top >= 0, column[np.maximum(top, 0)], -1 - np.arange(top.shape[1])).astype(np.int32)
+        for place in range(1, top.shape[1]):
+            same[:, place + 1] += np.count_nonzero(by_place[:, :place] == by_place[:, place : place + 1], axis=1)
+    alike = same / codes.shape[1]
     return _one_less_alike(alike.cumsum(axis=1)[:, 1:], top, cutoffs)
 
 

@@ -21,6 +21,7 @@ from habitus.record import Metric
 from habitus.store import QueryExample, SliceRow, SliceTable, direction_of
 
 MIN_USERS = 5  # of a row that is tested, and that may be called the worst
+_MIN_SHARE = 0.01  # of the queries, of a row that may be called the worst
 _EXAMPLES = 3
 _SHOWN_ITEMS = 3  # of a history and of a list
 _LONGEST_NAME = 50
@@ -103,9 +104,10 @@ def _compare(reference: Mean, difference: Mean, num_users: int) -> dict[str, flo
 
 
 def _worst_row(rows: Sequence[SliceRow], metric: str) -> int | None:
-    """The place of the row whose metric is worst, among those with enough users."""
+    """The place of the row whose metric is worst, among those with enough users and queries."""
     sign = 1 if direction_of(metric) == "max" else -1
-    candidates = [place for place, row in enumerate(rows) if row.users >= MIN_USERS]
+    least = _MIN_SHARE * sum(row.metric.n for row in rows)
+    candidates = [place for place, row in enumerate(rows) if row.users >= MIN_USERS and row.metric.n >= least]
     return min(candidates, key=lambda place: sign * rows[place].metric.value, default=None)
 
 

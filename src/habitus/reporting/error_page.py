@@ -293,7 +293,7 @@ def _calibration_table(calibration: Calibration, number: int, page: ErrorPage) -
     gap = calibration.plain.loss - calibration.plain.entropy
     confident = "overconfident" if gap > 0 else "too modest"
     reading = (
-        f"The loss exceeds the entropy by {gap:+.3f} nats: the run is {confident}. "
+        f"Loss less entropy is {gap:+.3f} nats: the run is {confident}. "
         f"To serve it so: habitus serve {page.run} --temperature {calibration.temperature:.3f}"
     )
     view = View(reading, table=Table(header, rows))
