@@ -10,7 +10,7 @@ from huggingface_hub import DatasetCard, ModelCard
 from typer.testing import CliRunner, Result
 
 import habitus as hb
-from habitus.cards import CardFacts
+from habitus.cards import CardFacts, add_plan, read_plan
 from habitus.cli import app
 from habitus.errors import ConfigError, ModelError, RunError
 from habitus.store import Plan, Quantity
@@ -133,6 +133,24 @@ def test_a_hub_folder_that_was_damaged_on_the_way_is_refused(exported: Path, tmp
         hb.load(copy).recommend(HISTORY)
 
 
+def test_a_plan_of_another_recipe_or_tool_is_left_alone(place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    before = (run / "README.md").read_bytes()
+    (run / "card.json").write_text("{}")  # as if nothing were known
+    for content in ("not JSON", "[]", '{"steps": ["a plan of another tool"]}'):
+        (tmp_path / "plan.json").write_text(content)
+        add_plan(run, tmp_path / "recipe" / "stage1.toml")
+        assert (run / "README.md").read_bytes() == before
+        with pytest.raises(ConfigError, match=r"plan\.json"):
+            hb.card(run, plan=tmp_path / "plan.json")
+    wider = {**RECIPE, "model": {**RECIPE["model"], "width": 32}}
+    plan = read_plan(place / "plan.json").model_copy(update={"stage1": hb.Recipe.parse(wider, "the recipe")})
+    plan.write(tmp_path / "plan.json")
+    with pytest.raises(ConfigError, match="does not plan the recipe"):
+        hb.card(run, plan=tmp_path / "plan.json")
+    assert "| params | 4000" in hb.card(run, plan=place / "plan.json").read_text()
+
+
 def test_a_study_introduces_itself_by_its_laws_and_plan(place: Path, tmp_path: Path) -> None:
     study = shutil.copytree(ROOT / "tests" / "fixtures" / "format1" / "study", tmp_path / "study")
     store = {path: path.read_bytes() for path in (study / "store").rglob("*") if path.is_file()}
@@ -162,6 +180,10 @@ def test_what_cannot_be_exported_is_refused(place: Path, exported: Path, tmp_pat
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="neither a run nor a dataset nor a study"):
         hb.card(tmp_path)
+    (tmp_path / "both" / "stage1").mkdir(parents=True)
+    shutil.copy(run / "record.json", tmp_path / "both" / "stage1")
+    with pytest.raises(ConfigError, match=r"name .*both/stage1"):
+        hb.card(tmp_path / "both")
     other = tmp_path / "other"
     hb.world(other, num_users=120, num_items=60, events_per_user=10, seq_len=32, seed=5)
     with pytest.raises(RunError, match="is not the dataset that"):

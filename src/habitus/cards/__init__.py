@@ -10,6 +10,7 @@ from habitus.cards.facts import (
     SearchFacts,
     SideFacts,
     Trial,
+    read_plan,
     shareable_plan,
 )
 from habitus.cards.run import add_plan, follows, run_card, update_run_card, write_run_card
@@ -27,6 +28,7 @@ __all__ = [
     "add_plan",
     "dataset_card",
     "follows",
+    "read_plan",
     "run_card",
     "shareable_plan",
     "update_run_card",

@@ -91,15 +91,20 @@ def _hide_paths_in(value: Any) -> Any:
     return [_hide_paths_in(inner) for inner in value] if isinstance(value, list) else value
 
 
+def read_plan(path: Path) -> Plan:
+    """A plan as `habitus plan --json` prints it, or as a study registers it."""
+    values = Plan.read_values(path)
+    kind = RegisteredPlan if "registered_hash" in values else Plan
+    return kind.parse(values, str(path))
+
+
 def find_plan(recipe_file: Path) -> Plan | None:
     """The plan that stands beside a recipe's file or a folder or two above it, as plan and study write it."""
     for folder in list(recipe_file.absolute().parents)[:3]:
         path = folder / "plan.json"
         if path.is_file():
-            values = Plan.read_values(path)
-            kind = RegisteredPlan if "registered_hash" in values else Plan
             try:
-                return kind.parse(values, str(path))
+                return read_plan(path)
             except ConfigError:  # another tool's plan.json
                 return None
     return None

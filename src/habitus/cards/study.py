@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from habitus.cards.dataset import data_limits, describe_data
-from habitus.cards.facts import CARD_FILE, FACTS_FILE, CardFacts, DataFacts, shareable_plan
+from habitus.cards.facts import CARD_FILE, FACTS_FILE, CardFacts, DataFacts, read_plan, shareable_plan
 from habitus.cards.markup import bullets, escape, front_matter, hide_paths, join, table
 from habitus.cards.run import describe_plan, describe_results
 from habitus.files import write_atomic
@@ -17,7 +17,6 @@ from habitus.store import (
     LawEntry,
     Laws,
     Plan,
-    RegisteredPlan,
     TestTable,
     read_records,
 )
@@ -34,7 +33,7 @@ def write_study_card(folder: Path, data: DataFacts | None = None) -> str:
         update={
             "data": data or facts.data,
             "table": TestTable.read(table_path) if table_path.exists() else None,
-            "plan": shareable_plan(RegisteredPlan.read(plan_path)) if plan_path.exists() else None,
+            "plan": shareable_plan(read_plan(plan_path)) if plan_path.exists() else None,
         }
     )
     card = _study_card(store, facts)

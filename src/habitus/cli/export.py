@@ -52,7 +52,9 @@ def export(
     given = [name for name, value in (("--vectors", vectors), ("--onnx", onnx), ("--hub", hub)) if value is not None]
     if len(given) != 1:
         raise ConfigError(
-            f"{' and '.join(given)} were given" if given else "neither --vectors nor --onnx nor --hub was given",
+            f"{'both ' * (len(given) == 2)}{' and '.join(given)} were given"
+            if given
+            else "neither --vectors nor --onnx nor --hub was given",
             expected="--vectors items or users with --out FILE.parquet, or --onnx FOLDER, or --hub FOLDER",
         )
     if license_id is not None and hub is None:

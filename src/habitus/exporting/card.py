@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from habitus.cards import CARD_FILE, CardFacts, follows, shareable_plan, update_run_card, write_study_card
+from habitus.cards import CARD_FILE, CardFacts, follows, read_plan, shareable_plan, update_run_card, write_study_card
 from habitus.data import Dataset, data_facts, write_dataset_card
 from habitus.errors import ConfigError, RunError
 from habitus.files import write_atomic
 from habitus.progress import Note
-from habitus.store import INFO_FILE, RECORD_FILE, Plan, RegisteredPlan, read_run_record
+from habitus.store import INFO_FILE, RECORD_FILE, Plan, read_run_record
 from habitus.studies import BEST, CHOICE_FILE, compare_on_test
 
 
@@ -32,10 +32,11 @@ def write_card(
     elif (folder / "manifest.json").exists():
         write_dataset_card(folder, Dataset.open(folder, verify=False).manifest)
     else:
+        stages = [str(folder / name) for name in ("stage2", "stage1") if (folder / name / RECORD_FILE).exists()]
         raise ConfigError(
             f"{folder} is neither a run nor a dataset nor a study",
             expected="a folder with record.json, manifest.json or store.json",
-            next_step="name the folder that train, prepare, study or sweep wrote",
+            next_step=f"name {' or '.join(stages or ['the folder that train, prepare, study or sweep wrote'])}",
         )
     return folder / CARD_FILE
 
@@ -61,8 +62,7 @@ def _write_run_card(folder: Path, dataset: Dataset | None, plan: str | Path | No
 
 
 def _read_plan(path: Path, run: Path) -> Plan:
-    values = Plan.read_values(path)
-    plan = (RegisteredPlan if "registered_hash" in values else Plan).parse(values, str(path))
+    plan = read_plan(path)
     if not follows(plan, read_run_record(run).recipe):
         raise ConfigError(
             f"{path} does not plan the recipe of {run}",

@@ -58,7 +58,7 @@ class TensorBoard:
 
         if parameters:
             for part in hparams(dict(parameters), dict(metrics)):
-                self._writer.file_writer.add_summary(part)
+                self._writer.file_writer.add_summary(part)  # type: ignore[attr-defined]  # None only once closed
         for file in files:
             if file.is_file():
                 text = file.read_text(encoding="utf-8", errors="replace")[:_MOST_TEXT]
