@@ -149,7 +149,7 @@ class EvaluateRecipe(Typed):
     batch_sequences: int = Field(64, ge=1, description="Windows that form one batch-local candidate pool.")
     catalogue_items: int | Literal["all"] = Field("all", description="Candidates of the catalogue regime.")
     every: int = Field(0, ge=0, description="Steps between evaluations during training; 0: only at the end.")
-    regimes: tuple[Regime, ...] = Field(("batch",), min_length=1)
+    regimes: tuple[Regime, ...] = Field(("batch",), min_length=1, description="Whom targets are ranked against.")
     metrics: tuple[MetricGroup, ...] = Field(
         METRIC_GROUPS,
         min_length=1,

@@ -22,7 +22,7 @@ def test_the_time_left_follows_the_pace_of_finished_axes() -> None:
     seen: list[StudyProgress] = []
     notes: list[str] = []
     monitor = StudyMonitor(Path("nowhere"), "batch/loss", seen.append, notes.append)
-    costs = tuple(SimpleNamespace(axis=axis, seconds=3600.0) for axis in ("share", "batch", "allocation"))
+    costs = tuple(SimpleNamespace(axis=axis, runs=3, seconds=3600.0) for axis in ("share", "batch", "allocation"))
     state: Any = SimpleNamespace(costs=costs, baseline=None)
     monitor.begin(state)
     sweep: Any = SimpleNamespace(axis="batch", done=1, total=4, failed=0, seconds_left=100.0)

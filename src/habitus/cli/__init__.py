@@ -15,6 +15,7 @@ from habitus import __version__
 from habitus.cli import (  # noqa: F401
     card,
     describe,
+    diff,
     embed,
     evaluate,
     export,
@@ -25,6 +26,7 @@ from habitus.cli import (  # noqa: F401
     report,
     runs,
     serve,
+    show,
     size,
     study,
     sweep,

@@ -1,9 +1,10 @@
 """The root of the command line, and what its commands share; each command has a module of its own."""
 
 import os
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from habitus import __version__
 from habitus.errors import ConfigError
@@ -18,6 +19,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+WatchOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="[PORT]",
+        help="Serve the page on this machine while runs end, at this port or any that is free; prints the address.",
+    ),
+]
+
+
+class WatchingCommand(TyperCommand):
+    """A command whose `--watch` may stand without a port, which means any that is free."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        args = [
+            "--watch=0" if argument == "--watch" and not after.lstrip("+-").isdigit() else argument
+            for argument, after in zip(args, following, strict=True)
+        ]
+        return super().parse_args(ctx, args)
 
 
 def check_choice(option: str, value: str, choices: tuple[Choice, ...]) -> Choice:

@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import WatchingCommand, WatchOption, app
 
-_EXAMPLE = "Example: `habitus report out/store --out out/report.html --png out/figures`"
+_EXAMPLE = (
+    "Examples: `habitus report out/store --out out/report.html --png out/figures`; "
+    "`habitus report out/study/store --watch` while a study or a sweep runs"
+)
 
 
-@app.command(epilog=_EXAMPLE)
+@app.command(epilog=_EXAMPLE, cls=WatchingCommand)
 def report(
     store: Annotated[Path, typer.Argument(help="A run store, or a flat CSV of runs.")],
     out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
@@ -19,8 +22,20 @@ def report(
         Path | None,
         typer.Option(help="A plan in JSON, for the recipe on top; default: STORE/plan.json where it exists."),
     ] = None,
+    watch: WatchOption = None,
 ) -> None:
-    """Write one HTML page with every figure and table that the store supports. It opens offline."""
+    """Write one HTML page with every figure and table that the store supports. It opens offline.
+
+    With `--watch` nothing is written: the page is served on this machine, and follows the runs as they end.
+    """
+    if watch is not None:
+        from habitus.errors import ConfigError
+        from habitus.studies import watch_store
+
+        if png is not None or plan is not None:
+            raise ConfigError("--watch was given with --png or --plan", expected="--watch alone: nothing is written")
+        watch_store(store, watch, lambda text: typer.echo(text, err=True))
+        return
     from habitus.reporting import report as write_report
 
     written = write_report(store, out, png=png, plan=plan)

@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import WatchingCommand, WatchOption, app
 
 if TYPE_CHECKING:
-    from habitus.studies import StudyProgress, StudyResult
+    from habitus.studies import StudyResult
 
 _EXAMPLE = (
-    "Examples: `habitus study --preset quick --out out/study`; "
+    "Examples: `habitus study --preset quick --out out/study --watch`; "
     "`habitus study --data dataset --out out/study --gpu-hours 8 --metric catalogue/recall@10`"
 )
 
 
-@app.command(epilog=_EXAMPLE)
+@app.command(epilog=_EXAMPLE, cls=WatchingCommand)
 def study(
     out: Annotated[Path, typer.Option(help="Folder of the study; give it again to continue.")],
     data: Annotated[Path | None, typer.Option(help="Prepared dataset; else the preset's own synthetic world.")] = None,
@@ -57,6 +57,7 @@ def study(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue; refused where there is nothing to continue.")
     ] = False,
+    watch: WatchOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print cells, cost and time, then stop.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -65,8 +66,11 @@ def study(
     It says first whether the compute or the log ends before the other, and does what that asks for (docs/study.md).
     Interrupt it at any time; the same command continues where it stopped and repeats nothing.
     """
+    from contextlib import nullcontext
+
+    from habitus.cli.study_screen import StudyScreen
     from habitus.errors import ConfigError, Interrupted
-    from habitus.studies import STATE_FILE, StudyOptions
+    from habitus.studies import STATE_FILE, StudyOptions, watch_study
     from habitus.studies import study as run_study
 
     if resume and not (out / STATE_FILE).exists() and not (out / "probes").exists():
@@ -75,6 +79,8 @@ def study(
             expected="the folder of a study that was begun",
             next_step="omit --resume to begin one",
         )
+    if watch is not None and dry_run:
+        raise ConfigError("both --watch and --dry-run were given", expected="one of them: a dry run runs nothing")
     options = StudyOptions(
         data=data,
         items=items,
@@ -96,9 +102,11 @@ def study(
         max_minutes=max_minutes,
         dry_run=dry_run,
     )
-    screen = _Screen(quiet=json_output)
+    screen = StudyScreen(quiet=json_output)
+    # The address is printed whatever else is not: without it nobody finds the page.
+    page = nullcontext() if watch is None else watch_study(out, watch, lambda text: typer.echo(text, err=True))
     try:
-        with screen:
+        with page, screen:
             result = run_study(out, options, progress=screen.progress, note=screen.note)
     except Interrupted as stopped:
         typer.echo(f"habitus: {stopped}", err=True)
@@ -107,48 +115,6 @@ def study(
         typer.echo(f"habitus: interrupted; what is finished stays in {out}. The same command continues.", err=True)
         raise typer.Exit(130) from None
     _print(result, json_output)
-
-
-class _Screen:
-    """A bar on a terminal; elsewhere a line when an axis begins and every half minute."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.quiet = quiet
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[status]}"))
-        self.live = self.console.is_terminal and not quiet
-        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.live)
-        self.task = self.bar.add_task("starting", total=1.0, status="")
-        self._axis, self._last_line = "", 0.0
-
-    def __enter__(self) -> "_Screen":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def note(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(text, markup=False)
-
-    def progress(self, now: "StudyProgress") -> None:
-        import time
-
-        from habitus.units import format_seconds
-
-        left = "" if now.seconds_left is None else f", {format_seconds(now.seconds_left)} left"
-        failed = f", {now.failed} failed" if now.failed else ""
-        status = f"{now.done} of {now.total} runs{failed}{f', best {now.best}' if now.best else ''}{left}"
-        title = f"{now.axis} ({now.number} of {now.axes - 1})" if now.number else now.axis
-        if self.live:
-            self.bar.update(self.task, description=title, completed=now.done / max(1, now.total), status=status)
-        elif not self.quiet and (now.axis != self._axis or time.monotonic() - self._last_line > 30):
-            self._axis, self._last_line = now.axis, time.monotonic()
-            self.console.print(f"{title}: {status}", markup=False)
 
 
 def _print(result: "StudyResult", json_output: bool) -> None:

@@ -19,6 +19,7 @@ from habitus.laws.forms import compare_approaches, compare_scaling, compare_vall
 from habitus.laws.frontier import frontier
 from habitus.laws.isoflop import depth_optimum, isoflop_optimum
 from habitus.laws.learning_rate import learning_rate_drift
+from habitus.laws.paired_users import PairedUsers
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
 from habitus.laws.recipe_value import RecipeLaws, RunValue
@@ -39,6 +40,7 @@ __all__ = [
     "NO_TREND",
     "FiniteLog",
     "MeasuredRun",
+    "PairedUsers",
     "Place",
     "RealisedCost",
     "RecipeLaws",

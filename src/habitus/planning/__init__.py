@@ -2,7 +2,7 @@
 
 from habitus.planning.best_run import plan_best_run, plan_of_run
 from habitus.planning.hardware import affordable_flops, busy_note
-from habitus.planning.knobs import stage1_metrics, stage2_metrics
+from habitus.planning.knobs import RATE_AT_512, stage1_metrics, stage2_metrics
 from habitus.planning.log_limits import log_limits
 from habitus.planning.neighbours import Change, combine, neighbours, passes_of
 from habitus.planning.plan import PlanOptions, plan
@@ -21,6 +21,7 @@ from habitus.planning.registration import check_plan, register_plan
 
 __all__ = [
     "LEAST_PASSES",
+    "RATE_AT_512",
     "SHAPES",
     "Change",
     "DeviceKind",

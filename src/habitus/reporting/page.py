@@ -26,8 +26,11 @@ _INLINE = 1_000_000  # characters of CSV that a page may hold; of a larger store
 _SMALL = 20_000
 
 
-def render_page(study: Study, contents: Contents, folder: str = "") -> tuple[str, dict[str, str]]:
-    """The report as HTML, and the sheets that are too large for it, by the file's name in `folder`."""
+def render_page(study: Study, contents: Contents, folder: str = "", live: str = "") -> tuple[str, dict[str, str]]:
+    """The report as HTML, and the sheets that are too large for it, by the file's name in `folder`.
+
+    `live` is the panel of a study that still runs; with it the page asks its server for news.
+    """
     sheets = {exhibit.key: csv_text(exhibit.sheet) for exhibit in contents.exhibits}
     sheets["all-runs"] = csv_text(_all_runs(study))
     too_much = sum(map(len, sheets.values())) > _INLINE
@@ -41,8 +44,9 @@ def render_page(study: Study, contents: Contents, folder: str = "") -> tuple[str
         release=_release(),
         folder=folder,
         beside={key: f"{folder}/{name}" for key, name in beside.items()},
-        style=Markup(_style(study)),
-        script=Markup(asset("page.js")),
+        live=Markup(live),
+        style=Markup(_style(study) + (asset("live.css") if live else "")),
+        script=Markup((asset("live.js") if live else "") + asset("page.js")),
         sheets=_as_json({key: text for key, text in sheets.items() if key not in beside}),
         runs=_as_json(_describe_drawn_runs(study, contents)),
     )
@@ -99,6 +103,8 @@ def _style(study: Study) -> str:
 
 
 def _about(study: Study) -> list[str]:
+    if not study.budgets:
+        return []  # of a study whose first run has not ended
     budgets = f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"
     dataset = study.tally["dataset checksum"]
     return [plural(len(study.runs), "run"), budgets, *([f"dataset {dataset[:12]}"] if dataset else [])]

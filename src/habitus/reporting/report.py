@@ -1,6 +1,6 @@
 """`habitus report`: a store in, one HTML page out. Which exhibits stand on it, and in which order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,10 +26,11 @@ from habitus.reporting.figure import Chapter, Contents, Exhibit, MissingExhibit
 from habitus.reporting.opening import opening
 from habitus.reporting.page import render_page
 from habitus.reporting.plan import plan_exhibit
-from habitus.reporting.study import Study, read_study
+from habitus.reporting.study import Study, read_study, study_name
 from habitus.reporting.valleys import DEPTH, NEGATIVES, SHARE, SIZE, Valley, curves, law_over_compute, optimum_table
-from habitus.store import Plan
+from habitus.store import Laws, Plan
 
+LIVE_FOLDER = "data"  # of the sheets beside a page that is served
 _Make = Callable[[Study], Exhibit | list[Exhibit] | None]
 
 
@@ -65,6 +66,21 @@ def report(
 
         write_pngs(study, contents, Path(png))
     return out
+
+
+def draw_unfinished(store: Path, metrics: Sequence[str], live: str) -> tuple[str, dict[str, str]]:
+    """The page of a store whose runs have not all ended, below a panel, and the sheets beside it.
+
+    Laws are fitted to the metrics named alone, as far as runs have them.
+    """
+    study = read_study(store, metrics=metrics)
+    return render_page(study, _list_contents(study), LIVE_FOLDER, live)
+
+
+def draw_empty(store: Path, live: str) -> str:
+    """The same page before the first run has ended."""
+    study = Study(study_name(store.resolve()), Laws(source="", seed=0, metrics=()), ())
+    return render_page(study, Contents((), ()), LIVE_FOLDER, live)[0]
 
 
 def _of(valley: Valley, make: Callable[[Study, Valley], Exhibit | None]) -> _Make:

@@ -1,7 +1,7 @@
 """What the page is about: laws, runs, Records and plan of one store, read once."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 from habitus.errors import ConfigError, FitError
 from habitus.laws import MeasuredRun, fit, predict_saturating, published_laws, read_runs
 from habitus.planning import log_limits
+from habitus.reporting.format import join_words
 from habitus.reporting.tally import Tally
 from habitus.store import (
     LAWS_FILE,
@@ -51,7 +52,7 @@ class Study:
         """The metric shown first: the plan's, or the first fitted."""
         if self.plan is not None and self.plan.metric in self.metrics:
             return self.plan.metric
-        return self.metrics[0]
+        return self.metrics[0] if self.metrics else ""
 
     @cached_property
     def budgets(self) -> tuple[float, ...]:
@@ -150,15 +151,18 @@ class Study:
         return [m for m in self.metrics if any(m in row.metrics for row in rows)]
 
 
-def read_study(store: Path, plan: Plan | str | Path | None = None) -> Study:
-    """The study of a store folder or a flat CSV. Laws come from laws.json, or are fitted where it is missing or old."""
+def read_study(store: Path, plan: Plan | str | Path | None = None, metrics: Sequence[str] = ()) -> Study:
+    """The study of a store folder or a flat CSV. Laws come from laws.json, or are fitted where it is missing or old.
+
+    With `metrics` they are fitted, to these alone: a study that still runs is read often.
+    """
     tally = Tally()
     runs = read_runs(store, tally.add)
-    laws, laws_source = _read_or_fit_laws(store)
+    laws, laws_source = _fit_some(store, metrics, runs) if metrics else _read_or_fit_laws(store)
     if not laws.metrics:
         raise FitError(f"{store}: its laws name no metric", expected="a laws.json written by `habitus fit`")
     return Study(
-        name=_study_name(store.resolve()),
+        name=study_name(store.resolve()),
         laws=laws,
         runs=tuple(runs),
         tally=tally,
@@ -169,7 +173,14 @@ def read_study(store: Path, plan: Plan | str | Path | None = None) -> Study:
     )
 
 
-def _study_name(store: Path) -> str:
+def _fit_some(store: Path, metrics: Sequence[str], runs: Iterable[MeasuredRun]) -> tuple[Laws, str]:
+    """Laws of those of the metrics that some run has; of all that there are where no run has one."""
+    measured = {metric for run in runs for metric in run.metrics}
+    laws = fit(store, [metric for metric in metrics if metric in measured], allow_repeats=True)
+    return laws, f"laws of {join_words(laws.metrics)} fitted for this page while the study runs"
+
+
+def study_name(store: Path) -> str:
     """The name of the store's folder; of the study's and the store's where that is just 'store'."""
     return f"{store.parent.name}/{store.name}" if store.name == "store" and store.parent.name else store.name
 

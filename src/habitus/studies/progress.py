@@ -1,31 +1,94 @@
 """What a study reports on the way: the plan, then axis, runs done, best so far, time left."""
 
+import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from habitus.errors import Interrupted
+from pydantic import Field
+
+from habitus.errors import HabitusError, Interrupted
 from habitus.progress import Note
 from habitus.sizing import pace
 from habitus.store import RECORD_FILE, direction_of, read_record
 from habitus.studies.state import StudyState
 from habitus.sweeps import SweepProgress, SweepResult
+from habitus.typed import Typed
 from habitus.units import format_seconds
 
+PROGRESS_FILE = "progress.json"  # in a study's folder while it runs
+_LOOK_SECONDS = 2.0
 
-@dataclass(frozen=True)
-class StudyProgress:
+
+class AxisProgress(Typed):
+    """How far one axis, or one kind of round of a search, is."""
+
+    axis: str
+    done: int
+    total: int
+    failed: int = 0
+
+
+class StudyProgress(Typed):
     """Where a study is."""
 
-    axis: str  # probes, share, depth, ...
-    number: int  # of the axis, the probes being 0
+    axis: str = Field(description="probes, share, depth, ...")
+    number: int = Field(description="Of the axis, the probes being 0.")
     axes: int
     done: int
     total: int
     failed: int
-    best: str  # metric and value of the best run so far, and of the best baseline
-    seconds_left: float | None  # of the whole study
+    best: str = Field(description="Metric and value of the best run so far, and of the best baseline.")
+    seconds_left: float | None = Field(None, description="Of the whole study.")
+    metric: str = ""
+    baseline: float | None = Field(None, description="The metric of the best baseline.")
+    per_axis: tuple[AxisProgress, ...] = ()
+    curve: tuple[float, ...] = Field((), description="The best value after each run that ended, in their order.")
+    at: float = Field(0.0, description="When this was so, in seconds since 1970.")
+    first_at: float | None = Field(None, description="When the time left was first estimated.")
+    first_left: float | None = Field(None, description="The seconds that were left then.")
+
+    def drift(self) -> float | None:
+        """How much longer the whole takes by now than was first said, as a share of it; None before that is known."""
+        if self.seconds_left is None or self.first_at is None or not self.first_left:
+            return None
+        return (self.at + self.seconds_left - self.first_at) / self.first_left - 1
+
+
+class BestSoFar:
+    """The best value of a metric among the runs of a store, as they end; every Record is read once."""
+
+    def __init__(self, store: Path, metric: str) -> None:
+        self.store, self.metric = store, metric
+        self.curve: list[float] = []
+        self._seen: set[str] = set()
+        self._last_look = 0.0
+
+    def look(self) -> list[float]:
+        """The best value after each run that has the metric; looked up every two seconds."""
+        if time.monotonic() - self._last_look <= _LOOK_SECONDS:
+            return self.curve
+        self._last_look = time.monotonic()
+        new = [path for path in self.store.glob(f"cells/*/{RECORD_FILE}") if path.parent.name not in self._seen]
+        better = min if direction_of(self.metric) == "min" else max
+        for path in sorted(new, key=modified_at):
+            self._seen.add(path.parent.name)
+            try:
+                record = read_record(self.store, path.parent.name)
+            except (HabitusError, OSError):
+                continue  # fit, plan and report refuse it by name
+            metric = None if record is None else record.metrics.get(self.metric)
+            if metric is not None:
+                self.curve.append(better([metric.value, *self.curve[-1:]]))
+        return self.curve
+
+
+def modified_at(path: Path) -> float:
+    """When a file was last written; 0 where it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 class StudyMonitor:
@@ -37,15 +100,20 @@ class StudyMonitor:
         metric: str,
         progress: Callable[[StudyProgress], None] | None,
         note: Note | None,
+        file: Path | None = None,
     ) -> None:
         self.store, self.metric = store, metric
         self.progress = progress or (lambda _progress: None)
         self.note = note or (lambda _text: None)
+        self.file = file  # where others look, while the study runs
         self._state: StudyState | None = None
         self.baseline = ""  # the best one and its value, in words
-        self._values: dict[str, float | None] = {}  # of the metric, by the cells that have a Record
-        self._last_look = 0.0
+        self._runs = BestSoFar(store, metric)
         self._finished: dict[str, tuple[float, float]] = {}  # axis: seconds stated and taken
+        self._per_axis: dict[str, AxisProgress] = {}
+        self._earlier: dict[str, AxisProgress] = {}  # rounds of a search that have the same name
+        self._first: tuple[float, float] | None = None
+        self._last: StudyProgress | None = None
 
     def report_plan(self, state: StudyState) -> None:
         """Note what was decided, then the plan of the study."""
@@ -57,24 +125,94 @@ class StudyMonitor:
     def begin(self, state: StudyState) -> None:
         """From here on the time left is that of all axes."""
         self._state = state
+        for cost in state.costs:
+            self._per_axis.setdefault(cost.axis, AxisProgress(axis=cost.axis, done=0, total=cost.runs))
         if state.baseline is not None:
             self.baseline = f"{state.baseline.scorer} {state.baseline.value:.4g}"
 
-    def sweep_progress(self, number: int, axes: int) -> Callable[[SweepProgress], None]:
-        """A callback for the sweep of one axis; the probes are number 0."""
+    def sweep_progress(
+        self, number: int, axes: int, left: Callable[[], float] | None = None
+    ) -> Callable[[SweepProgress], None]:
+        """A callback for the sweep of one axis; the probes are number 0. `left` knows the time left better."""
 
         def report(sweep: SweepProgress) -> None:
-            left = sweep.seconds_left
-            if self._state is not None and left is not None:
-                left += self._pace() * sum(cost.seconds for cost in self._state.costs[number:])
+            seconds = sweep.seconds_left
+            if left is not None:
+                seconds = left()
+            elif self._state is not None and seconds is not None:
+                seconds += self._pace() * sum(cost.seconds for cost in self._state.costs[number:])
             name = "probes" if number == 0 else sweep.axis
-            self.progress(StudyProgress(name, number, axes, sweep.done, sweep.total, sweep.failed, self._best(), left))
+            self._count(AxisProgress(axis=name, done=sweep.done, total=sweep.total, failed=sweep.failed))
+            self._report(name, number, axes, sweep, seconds)
 
         return report
+
+    def close(self) -> None:
+        """Nobody is to take what was reported for the present any more."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
+
+    def _count(self, now: AxisProgress) -> None:
+        """Note where an axis is; rounds of one name are added up. The axis before it has ended."""
+        before = None if self._last is None else self._per_axis.get(self._last.axis)
+        if before is not None and before.axis != now.axis:
+            self._per_axis[before.axis] = before.model_copy(update={"done": before.total})
+        last = self._per_axis.get(now.axis)
+        earlier = self._earlier.get(now.axis)
+        if last is not None and now.done < last.done - (earlier.done if earlier else 0):
+            earlier = self._earlier[now.axis] = last
+        if earlier is not None:
+            now = AxisProgress(
+                axis=now.axis,
+                done=earlier.done + now.done,
+                total=earlier.total + now.total,
+                failed=earlier.failed + now.failed,
+            )
+        self._per_axis[now.axis] = now
+
+    def _report(self, name: str, number: int, axes: int, sweep: SweepProgress, seconds: float | None) -> None:
+        now = time.time()
+        if self._first is None and seconds is not None and self._state is not None:
+            self._first = now, seconds
+        state = self._state
+        progress = StudyProgress(
+            axis=name,
+            number=number,
+            axes=axes,
+            done=sweep.done,
+            total=sweep.total,
+            failed=sweep.failed,
+            best=self._best(),
+            seconds_left=seconds,
+            metric=self.metric,
+            baseline=None if state is None or state.baseline is None else state.baseline.value,
+            per_axis=tuple(self._per_axis.values()),
+            curve=tuple(self._runs.curve),
+            at=now,
+            first_at=None if self._first is None else self._first[0],
+            first_left=None if self._first is None else self._first[1],
+        )
+        self._publish(progress)
+
+    def _publish(self, progress: StudyProgress) -> None:
+        self._last = progress
+        if self.file is not None:
+            with contextlib.suppress(HabitusError):  # a full disk is the runs' to notice
+                progress.write(self.file)
+        self.progress(progress)
 
     def finish_axis(self, result: SweepResult) -> None:
         """Note how the sweep of an axis ended."""
         failed, left_out = result.number("failed"), len(result.design.left_out)
+        runs = len(result.runs)
+        self._per_axis[result.axis] = AxisProgress(axis=result.axis, done=runs, total=runs, failed=failed)
+        if self._last is not None:
+            update = {
+                "best": self._best(),
+                "per_axis": tuple(self._per_axis.values()),
+                "curve": tuple(self._runs.curve),
+            }
+            self._publish(self._last.model_copy(update={**update, "at": time.time()}))
         published = result.counts.get("published", 0)
         text = f"{result.axis}: {len(result.runs)} runs, {published} of them now in {result.seconds:.0f} s"
         text += f", {failed} failed" if failed else ""
@@ -101,19 +239,11 @@ class StudyMonitor:
         return pace([stated for stated, _ in self._finished.values()], [took for _, took in self._finished.values()])
 
     def _best(self) -> str:
-        """The best value of the metric among the Records so far; looked up every two seconds."""
-        if time.monotonic() - self._last_look > 2.0:
-            self._last_look = time.monotonic()
-            for path in self.store.glob(f"cells/*/{RECORD_FILE}"):
-                if path.parent.name not in self._values:
-                    record = read_record(self.store, path.parent.name)
-                    metric = None if record is None else record.metrics.get(self.metric)
-                    self._values[path.parent.name] = None if metric is None else metric.value
-        values = [value for value in self._values.values() if value is not None]
-        if not values:
+        """The best value of the metric among the Records so far, in words."""
+        curve = self._runs.look()
+        if not curve:
             return ""
-        best = min(values) if direction_of(self.metric) == "min" else max(values)
-        return f"{self.metric} {best:.4g}" + (f" ({self.baseline})" if self.baseline else "")
+        return f"{self.metric} {curve[-1]:.4g}" + (f" ({self.baseline})" if self.baseline else "")
 
 
 def interruption(out: Path, where: str, why: str) -> Interrupted:

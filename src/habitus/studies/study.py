@@ -27,7 +27,7 @@ from habitus.studies.log_search import LogSearch
 from habitus.studies.log_table import TestTable
 from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES
-from habitus.studies.progress import StudyMonitor, StudyProgress, interruption
+from habitus.studies.progress import PROGRESS_FILE, StudyMonitor, StudyProgress, interruption
 from habitus.studies.search_state import Envelope, SearchState
 from habitus.studies.state import STATE_FILE, StudyState, add_seconds, load_state, request_values
 from habitus.sweeps import (
@@ -100,6 +100,7 @@ def study(
         with _stop_on_signal():
             return running.run()
     finally:
+        running.monitor.close()
         if not options.dry_run:
             running.count_seconds()
 
@@ -118,7 +119,8 @@ class _Study:
         self.out, self.options, self.metric = out, options, options.metric
         self.began = time.monotonic()
         self.preset = load_preset(options.preset)
-        self.monitor = StudyMonitor(out / STORE, self.metric, progress, note)
+        file = None if options.dry_run else out / PROGRESS_FILE
+        self.monitor = StudyMonitor(out / STORE, self.metric, progress, note, file)
         self.note = self.monitor.note
         self.dataset = _open_dataset(out, options, self.preset, self.note)
         self._counted = False
@@ -269,24 +271,30 @@ class _Study:
 
     def _search(self, state: StudyState) -> SearchState:
         """The best recipe of several passes, within what the axes left of the envelope."""
+        envelope, earlier = self._envelope(state), add_seconds(self.out, 0.0, calls=0).seconds
+
+        def left() -> float:
+            return max(0.0, envelope.limit - earlier - (time.monotonic() - self.began))
+
+        known = left if envelope.unit == "seconds" else None
         search = LogSearch(
             self.dataset,
             self.out,
-            self._runner(state, STORE),
-            lambda: self._runner(state, PROBES),
+            self._runner(state, STORE, known),
+            lambda: self._runner(state, PROBES, known),
             self.metric,
-            self._envelope(state),
+            envelope,
             note=self.note,
             pause_after=self._hours_left,
             began=self.began,
-            earlier_seconds=add_seconds(self.out, 0.0, calls=0).seconds,
+            earlier_seconds=earlier,
         )
         result = search.run()
         for line in conclusion.search_warnings(result, self._limit_seconds()):
             self.note(line)
         return result
 
-    def _runner(self, state: StudyState, folder: str) -> RecipeRunner:
+    def _runner(self, state: StudyState, folder: str, seconds_left: Callable[[], float] | None = None) -> RecipeRunner:
         number = 1 + len(state.axes)
         return RecipeRunner(
             self.dataset,
@@ -295,7 +303,7 @@ class _Study:
             device=self.options.device,
             workers=self.options.workers,
             threads=self.options.threads,
-            progress=self.monitor.sweep_progress(number, 1 + number),
+            progress=self.monitor.sweep_progress(number, 1 + number, seconds_left),
             note=self.note,
         )
 

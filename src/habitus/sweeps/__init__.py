@@ -9,7 +9,7 @@ from habitus.sweeps.preset import EvaluationSettings, Preset, load_preset, prese
 from habitus.sweeps.prior_results import PriorResults
 from habitus.sweeps.recipe_list import RecipeRunner
 from habitus.sweeps.request import SweepRequest, check_axis, parse_budgets
-from habitus.sweeps.run_list import RunList, check_state, list_runs
+from habitus.sweeps.run_list import ListedRun, RunList, check_state, list_runs
 from habitus.sweeps.store import Store
 from habitus.sweeps.sweep import sweep
 
@@ -17,6 +17,7 @@ __all__ = [
     "DatasetFacts",
     "Design",
     "EvaluationSettings",
+    "ListedRun",
     "PlannedRun",
     "Preset",
     "PriorResults",

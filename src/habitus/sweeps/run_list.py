@@ -64,13 +64,23 @@ def list_runs(
     state: str | None = None,
     budget: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
+    ended: dict[str, ListedRun] | None = None,
 ) -> RunList:
-    """The runs of a store that pass the filters, in the order of axis, budget and cell."""
+    """The runs of a store that pass the filters, in the order of axis, budget and cell.
+
+    Runs in `ended` are not read again, and those that have ended since are added: for callers that look often.
+    """
     opened = Store.open(store)
     rows = _rows_by_hash(load_manifests(opened.path))
     digests = sorted({*opened.digests(), *rows})  # a cell whose folder is gone waits to be run again
     now = _server_time(opened)
-    runs = [_listed_run(opened, digest, rows.get(digest, []), now, lease_seconds) for digest in digests]
+    runs = []
+    for digest in digests:
+        run = ended.get(digest) if ended else None
+        run = run or _listed_run(opened, digest, rows.get(digest, []), now, lease_seconds)
+        if ended is not None and run.state in ("done", "failed") and run.axes:
+            ended[digest] = run
+        runs.append(run)
     working = len({run.worker for run in runs if run.state == "running"})
     left = _seconds_left(runs, max(1, working))
     chosen = [

@@ -101,7 +101,9 @@
     tip.style.left = left + "px";
     tip.style.top = (top < 8 ? at.bottom + 8 : top) + "px";
   }
-  all(".panels").forEach(function (panels) {
+  function attach(panels) {
+    if (panels.attached) return;
+    panels.attached = true;
     panels.addEventListener("pointermove", function (event) {
       var svg = event.target.closest(".panel > svg"), best = null, least = 28 * 28;
       if (!svg) return hide();
@@ -123,7 +125,8 @@
       var at = marks.indexOf(active);
       show(marks[at < 0 ? (step > 0 ? 0 : marks.length - 1) : (at + step + marks.length) % marks.length]);
     });
-  });
+  }
+  all("article .panels").forEach(attach);
   addEventListener("scroll", hide, { passive: true });
 
   // Data: as a file, or as a table below the figure.
@@ -184,10 +187,13 @@
   // Sections: closed on small screens, the current one marked.
   var toc = document.getElementById("toc");
   if (innerWidth < 1180) toc.open = false;
-  if ("IntersectionObserver" in window) {
-    var links = {};
+  var links = {}, watch = null;
+  function observe() {
     all("nav a").forEach(function (a) { links[a.hash.slice(1)] = a; });
-    var watch = new IntersectionObserver(function (entries) {
+    all("section[id]").forEach(function (s) { watch.observe(s); });
+  }
+  if ("IntersectionObserver" in window) {
+    watch = new IntersectionObserver(function (entries) {
       entries.forEach(function (entry) {
         if (entry.isIntersecting && links[entry.target.id]) {
           all("nav a[aria-current]").forEach(function (a) { a.removeAttribute("aria-current"); });
@@ -195,8 +201,17 @@
         }
       });
     }, { rootMargin: "-20% 0px -70% 0px" });
-    all("section[id]").forEach(function (s) { watch.observe(s); });
+    observe();
   }
+
+  // A page whose study still runs (live.js) gets new figures.
+  document.addEventListener("report-changed", function () {
+    sheets = JSON.parse(document.getElementById("sheets").textContent);
+    runs = JSON.parse(document.getElementById("runs").textContent);
+    all("article .panels").forEach(attach);
+    if (watch) observe();
+    choose(select.value);
+  });
 
   var requested = query.get("metric");
   if (requested && all("option", select).some(function (o) { return o.value === requested; })) select.value = requested;
