@@ -211,6 +211,18 @@ def test_unknown_words_are_explained() -> None:
         learning_rate_drift([1, 1], [0.1, 0.2], [3, 4])
 
 
+def test_a_surface_without_one_of_its_terms_has_no_best_size() -> None:
+    sizes, budgets = np.geomspace(1e4, 1e6, 5).repeat(4), np.tile([1e12, 1e13, 1e14, 1e15], 5)
+    data = budgets / 6 / sizes
+    law = surface(sizes, data, 2 + 300 * data**-0.4 + 30 * sizes**-0.3)
+    assert surface_optimum(law, 1e16).values["size"] > 0
+    for term, size in (("size_coef", "0"), ("data_coef", "endless")):
+        one_term = law.model_copy(update={"values": {**law.values, term: 0.0}})
+        best = surface_optimum(one_term, 1e16)
+        assert (best.status, best.values) == ("monotone", {})
+        assert f"it is {size} at every budget" in best.warnings[0]
+
+
 def test_a_rate_at_the_edge_of_its_grid_is_named() -> None:
     drift = learning_rate_drift([1, 1, 1, 2, 2, 2], [1, 2, 4, 1, 2, 4], [3, 2, 3, 4, 3, 2])
     assert [best.bracketed for best in drift.best] == [True, False]

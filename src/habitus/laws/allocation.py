@@ -6,7 +6,7 @@ from scipy import optimize
 from habitus.errors import FitError
 from habitus.laws.checks import check_positive_number
 from habitus.laws.cost import SIX_ND, RealisedCost
-from habitus.laws.law_builders import make_intervals, widen_to_values
+from habitus.laws.law_builders import law_without_values, make_intervals, widen_to_values
 from habitus.laws.separable import region
 from habitus.laws.surface import FORM, Cost, SurfaceFit, evaluate, fit_surface, pseudo_fit
 from habitus.store import LEVELS, Law
@@ -30,6 +30,9 @@ def surface_optimum(law: Law, compute: float, cost: Cost | RealisedCost | None =
     linear, theta = _centred(law, fit)
     size = float(np.exp(line.log_size(theta, linear, fit)[0]))
     data = line.data(size)
+    if not (0 < size < np.inf and 0 < data < np.inf):
+        why = f"the surface has no best size: by its terms it is {'0' if size == 0 else 'endless'} at every budget"
+        return law_without_values("surface_optimum", FORM, "monotone", len(N), why, compute=compute, cost=line.name)
     values = {
         "size": size,
         "data": data,
@@ -102,7 +105,8 @@ class _IsoFlopLine:
         return np.interp(log_size, self.grid, self.grid_data)
 
     def data(self, size: float) -> float:
-        return float(np.exp(self.log_data(np.log([size]))[0]))
+        with np.errstate(divide="ignore", over="ignore"):  # the size may be 0, where the surface has no size term
+            return float(np.exp(self.log_data(np.log([size]))[0]))
 
     def log_size(self, theta: np.ndarray, linear: np.ndarray, fit: SurfaceFit) -> np.ndarray:
         """log N* of each surface."""

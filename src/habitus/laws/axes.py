@@ -285,7 +285,7 @@ def _surface_entries(fitted: Frontier, data: AxisData, metric: str) -> list[LawE
         executed = np.array([run.knobs["flops_executed"] for run in data.runs])
         by_executed = surface_optimum(law, 10 * float(executed.max()), realised_cost(data.x, slots, executed))
         entries.append(_entry("surface_optimum_executed_10x", "allocation", metric, by_executed))
-    if fitted.size.values:
+    if fitted.size.values and best.values:
         both = compare_approaches(
             fitted.size["exponent"], best["exponent"], fitted.size.interval("exponent"), best.interval("exponent")
         )
