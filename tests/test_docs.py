@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -66,6 +67,7 @@ STARTS = {
     "docs/guides/cluster.md": "dataset stage1.toml stage2.toml DATASET",
     "docs/guides/log-to-model.md": "events.csv items.csv",
     "docs/guides/serve.md": "dataset run",
+    "docs/guides/tomorrow.md": "dataset run items.parquet today.parquet",
     "docs/faq.md": "log items.parquet stage1.toml stage2.toml log.parquet new.csv",
     "docs/http.md": "dataset run current token",
     "docs/laws.md": "STORE runs.csv",
@@ -291,6 +293,7 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "stage2.toml").write_text(STAGE_2)
     (folder / "token").write_text("the-token-of-the-tests")
     pq.write_table(pq.read_table(readme / "log").slice(0, 500), folder / "log.parquet")
+    write_later_events(readme / "log", folder / "today.parquet")
     write_new_items(pq.read_table(readme / "items.parquet").slice(0, 10), folder / "new.csv")
     write_runs(readme / "study" / "store", folder / "runs.csv")
     for name in ("run-a", "run-b"):
@@ -318,6 +321,15 @@ def write_new_items(items: pa.Table, path: Path) -> None:
     """Items as a CSV, in which a vector is a JSON list."""
     columns = {name: [None if v is None else str(v) for v in items[name].to_pylist()] for name in items.column_names}
     pyarrow.csv.write_csv(pa.table({name: pa.array(column, pa.string()) for name, column in columns.items()}), path)
+
+
+def write_later_events(log: Path, path: Path) -> None:
+    """The log again, as if all of it had come after its end."""
+    events = pq.read_table(log)
+    times = events["timestamp"].cast(pa.int64())
+    span = pc.add(pc.subtract(pc.max(times), pc.min(times)), 1_000_000)
+    later = pc.add(times, span).cast(events["timestamp"].type)
+    pq.write_table(events.set_column(events.column_names.index("timestamp"), "timestamp", later), path)
 
 
 def write_runs(store: Path, path: Path) -> None:

@@ -81,6 +81,9 @@ class Record(Typed):
     queries_seen: int = 0
     unique_events: int = 0
     epochs: float = 0.0
+    trained_until: int | None = Field(
+        None, description="Time of the last training event, in microseconds since 1970; absent without real times."
+    )
 
     train: TrainLosses | None = None
     metrics: dict[str, Metric] = Field(default_factory=dict)

@@ -73,6 +73,17 @@ def test_both_stages_continue_a_run(dataset: Dataset, recipes: tuple[Path, Path]
     assert two.parent_hash == one.recipe_hash
 
 
+def test_a_run_is_continued_without_a_recipe(dataset: Dataset, parent: Path, tmp_path: Path) -> None:
+    before = Record.read(parent / "record.json")
+    printed("--data", dataset.path, "--from", parent, "--out", tmp_path / "run")
+    after = Record.read(tmp_path / "run" / "record.json")
+    assert after.parent_hash == before.recipe_hash
+    assert (after.recipe.model, after.recipe.data) == (before.recipe.model, before.recipe.data)
+    assert after.steps == 12  # of 40
+    assert after.recipe.train.learning_rate == before.recipe.train.learning_rate / 4
+    assert after.metrics["batch/loss"].value < before.metrics["batch/loss"].value + 0.05
+
+
 def test_a_dry_run_prints_sizes_and_writes_nothing(
     dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path
 ) -> None:

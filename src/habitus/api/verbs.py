@@ -40,7 +40,8 @@ def prepare(
     """The dataset prepared from an event log and an item table into the folder `out`.
 
     Both are paths or globs of Parquet, CSV or JSON lines, or tables of pandas, polars or Arrow. Without a schema one
-    is guessed from the columns; look at `dataset.schema`.
+    is guessed from the columns; look at `dataset.schema`. With `update`, these are the events that come after those of
+    that dataset, and `out` is the two together.
     """
     from habitus.data import PrepareOptions, guess_schema
     from habitus.data import prepare as prepare_files

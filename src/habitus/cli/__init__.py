@@ -13,6 +13,7 @@ from habitus import __version__
 
 # Importing a command's module registers it; the order is the order in `habitus --help`.
 from habitus.cli import (  # noqa: F401
+    age,
     card,
     describe,
     diff,

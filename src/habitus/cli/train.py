@@ -24,6 +24,8 @@ EXAMPLE = """
 
 Example, a good model for this log without a recipe: `habitus train --data dataset --out run`
 
+Going on when the log has grown: `habitus train --from run/refit-stage1 --data dataset-today --out run-today`
+
 Recipes of your own: `habitus train stage1.toml stage2.toml --data dataset --out run train.steps=500`
 
 Several processes: `torchrun --nproc-per-node 2 -m habitus train stage1.toml --data dataset --out run`
@@ -46,7 +48,9 @@ def train(
     ] = None,
     parent: Annotated[
         Path | None,
-        typer.Option("--from", help="Run to continue: by stage 2, or by stage 1 on a log that may have grown."),
+        typer.Option(
+            "--from", help="Run to continue: by stage 2, or by stage 1 on a log that may have grown, recipe or not."
+        ),
     ] = None,
     hours: Annotated[
         float | None, typer.Option(help="Without a recipe: time to train in; by default minutes, see docs/any-log.md.")
@@ -103,10 +107,12 @@ def train(
     from habitus.data import Dataset
     from habitus.training import TrainOptions, check_best
 
-    files = [one for one in recipes or [] if "=" not in one]
+    files: list[str | Recipe] = [one for one in recipes or [] if "=" not in one]
     overrides = [one for one in recipes or [] if "=" in one]
     if data is None:
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
+    if not files and parent is not None:
+        files = [_continuing_recipe(parent)]
     if not files and not overrides:
         from habitus.cli.train_log import train_without_recipe
         from habitus.studies import LogTrainingOptions
@@ -155,8 +161,22 @@ def train(
         raise typer.Exit(1)
 
 
+def _continuing_recipe(parent: Path) -> "Recipe":
+    """That of the run, shorter and slower, where no other is given."""
+    from habitus.store import read_run_record
+    from habitus.training import continuing_recipe
+
+    recipe = continuing_recipe(read_run_record(parent), parent)
+    typer.echo(
+        f"continuing {parent} for {recipe.train.steps:,} steps at a peak rate of {recipe.train.learning_rate:g}: "
+        "three tenths of its steps, a quarter of its rate",
+        err=True,
+    )
+    return recipe
+
+
 def _train_all(
-    files: list[str],
+    files: "list[str | Recipe]",
     overrides: list[str],
     dataset: "Dataset",
     folders: list[Path],
@@ -192,14 +212,17 @@ def _train_all(
                     note(f"habitus: {stopped}")
                     raise typer.Exit(143) from stopped
             if ranks.is_first:
-                add_plan(folder, Path(file))
+                if isinstance(file, str):
+                    add_plan(folder, Path(file))
                 _print_record(record, folder, as_json)
             if record.status == "failed":
                 return True
     return False
 
 
-def _read_recipe(file: str, overrides: list[str], parent_hash: str | None, *, continues: bool = False) -> "Recipe":
+def _read_recipe(
+    file: "str | Recipe", overrides: list[str], parent_hash: str | None, *, continues: bool = False
+) -> "Recipe":
     """The recipe in a file with the overrides, with the hash of the run before as parent.
 
     Stage 2 always has one; stage 1 where it `continues` a run.
@@ -209,6 +232,8 @@ def _read_recipe(file: str, overrides: list[str], parent_hash: str | None, *, co
     from habitus.recipe import Recipe
     from habitus.typed import apply_overrides
 
+    if isinstance(file, Recipe):
+        return Recipe.parse(apply_overrides(file.to_values(), overrides), "the recipe of the run")
     path = Path(file)
     if not path.exists():
         raise ConfigError(f"{path} does not exist", expected="a recipe, as 'habitus plan' writes it")
@@ -238,7 +263,7 @@ def _read_parent_hash(folder: Path) -> str:
     return read_run_record(folder).recipe_hash
 
 
-def _check_order(recipe: "Recipe", file: str, number: int, count: int) -> None:
+def _check_order(recipe: "Recipe", file: "str | Recipe", number: int, count: int) -> None:
     if count == 2 and recipe.train.stage != number + 1:
         raise ConfigError(
             f"{file} is a recipe of stage {recipe.train.stage} in place {number + 1}",

@@ -197,6 +197,15 @@ class Dataset:
             next_step="prepare the log again with --test-share above 0",
         )
 
+    @property
+    def trained_until(self) -> int | None:
+        """The time of the last training event, in microseconds since 1970; None without training events or times."""
+        users = self._training_parts()
+        last = (users.starts + users.train_lengths - 1)[users.train_lengths > 0]
+        if not len(last) or self.schema.events.time_unit == "order":
+            return None
+        return int(self.times[last].max())
+
     @cached_property
     def item_train_counts(self) -> np.ndarray:
         """How often each item occurs among the training events, int64 [num_items]."""

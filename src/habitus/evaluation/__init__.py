@@ -1,5 +1,6 @@
 """Runs and baselines on fixed queries: two regimes, one set of metrics."""
 
+from habitus.evaluation.ageing import Ageing, age_runs, measure_ageing
 from habitus.evaluation.error_analysis import ErrorOptions, error_pages, slice_evaluations
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.groups import GroupOptions
@@ -18,6 +19,7 @@ from habitus.evaluation.runs import (
 from habitus.evaluation.scores import Scorer, Scores
 
 __all__ = [
+    "Ageing",
     "ComputeOptions",
     "ErrorOptions",
     "EvaluateOptions",
@@ -30,6 +32,7 @@ __all__ = [
     "Ranks",
     "Scorer",
     "Scores",
+    "age_runs",
     "cache_folder",
     "catalogue_subset",
     "check_dataset",
@@ -38,6 +41,7 @@ __all__ = [
     "evaluate_runs",
     "find_cache",
     "join_ranks",
+    "measure_ageing",
     "metrics_table",
     "paired_difference",
     "query_set",

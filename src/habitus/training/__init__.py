@@ -1,5 +1,6 @@
 """Two-stage training: a Recipe and a dataset in, a run folder and its Record out."""
 
+from habitus.training.continuing import continuing_recipe
 from habitus.training.device_batches import keep_events_on_device
 from habitus.training.journal import TrainingProgress
 from habitus.training.loop import train
@@ -10,6 +11,7 @@ __all__ = [
     "TrainingProgress",
     "check_best",
     "check_recipe",
+    "continuing_recipe",
     "keep_events_on_device",
     "train",
 ]

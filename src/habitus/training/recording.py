@@ -93,6 +93,7 @@ def make_record(
         queries_seen=counts["queries"],
         unique_events=order.unique_events(outcome.steps),
         epochs=outcome.steps * recipe.train.batch_sequences / order.num_windows,
+        trained_until=dataset.trained_until,
         train=train,
         metrics=metrics,
         evaluation=evaluation,
