@@ -79,6 +79,18 @@ def test_the_table_is_of_test_users_and_pairs_every_baseline(
     assert "test users" in table.lines()[0]
 
 
+def test_the_card_tells_how_good_the_model_is_and_how_it_was_found(
+    trained: tuple[Path, LogTraining, list[str]],
+) -> None:
+    out, result, _ = trained
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card == (out / "best" / "README.md").read_text(encoding="utf-8")
+    recall = result.table.rows[1].metrics["recall@10"].value
+    assert f"| popularity | {recall:.4f} ±" in card
+    assert f"| {result.chosen.name} | {result.chosen.value:.4f} |" in card
+    assert "Trained on the validation events too" in card
+
+
 def test_a_finished_folder_is_refused(trained: tuple[Path, LogTraining, list[str]], dataset: Dataset) -> None:
     with pytest.raises(RunError, match="finished training"):
         train_log(dataset, trained[0], LogTrainingOptions(hours=0.05, device="cpu"))

@@ -45,6 +45,9 @@ def test_a_study_leaves_laws_recipe_plan_and_page(complete: Any) -> None:
     registered = RegisteredPlan.read(result.plan)
     assert registered.unchanged()
     assert registered.flops == 8e9  # ten times the largest budget
+    card = (result.out / "README.md").read_text(encoding="utf-8")
+    assert "A plan for `catalogue/recall@10` at 8e+09 FLOPs" in card
+    assert str(result.out) not in card
     assert any(line.startswith("together") for line in notes)
     assert any("learning rate" in line for line in notes)
     assert {p.axis for p in progress} >= {"probes", "allocation"}
@@ -58,6 +61,8 @@ def test_the_printed_next_command_works_as_printed(complete: Any) -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240, env=one_thread())
     assert done.returncode == 0, done.stderr
     two = len(result.recipes) == 2
+    card = (result.out / "run" / ("stage1" if two else "") / "README.md").read_text(encoding="utf-8")
+    assert "A plan for `catalogue/recall@10` at 8e+09 FLOPs" in card  # that of the study, found beside the recipe
     assert (result.out / "run" / ("stage2" if two else "") / "record.json").exists()
     checked = habitus("plan", "--check", result.out / "run", "--json")
     values = json.loads(checked.stdout)
