@@ -1,4 +1,4 @@
-"""`habitus fit` on a store of ten thousand runs: seconds and peak memory.
+"""`habitus fit` on a store of ten thousand runs: seconds, processor time and peak memory.
 
     python -m benchmarks.fit --runs 10101 --store /tmp/large-store
 
@@ -33,11 +33,16 @@ def main() -> None:
     command = [sys.executable, "-m", "habitus", "fit", str(options.store), "--bootstrap", str(options.bootstrap)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s, peak = used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
     laws_bytes = (options.store / "laws.json").stat().st_size
-    print(f"{options.runs:,} runs: {seconds:.1f} s, {peak / 1e9:.2f} GB, laws.json {laws_bytes / 1e6:.1f} MB")
+    print(
+        f"{options.runs:,} runs: {seconds:.1f} s, {cpu_s:.1f} s of processor time, {peak / 1e9:.2f} GB, "
+        f"laws.json {laws_bytes / 1e6:.1f} MB"
+    )
     values = {
         "benchmark": "fit", "runs": options.runs, "bootstrap": options.bootstrap, "seconds": round(seconds, 2),
+        "cpu_seconds": round(cpu_s, 2),
         "peak_bytes": peak, "laws_bytes": laws_bytes, "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(), "date": datetime.date.today().isoformat(),
     }  # fmt: skip

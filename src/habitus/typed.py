@@ -4,8 +4,9 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -166,23 +167,26 @@ def _format_json(values: Any) -> str:
 
 def _indent_json(value: Any, line: str) -> str:
     """What json.dumps(value, indent=2) writes, at C's speed: its own indenting is Python, entry by entry."""
-    encode = _flat_encoder(f",{line}  ").encode
-    if not value or not isinstance(value, dict | list):
-        return encode(value)
-    nested = any(isinstance(v, dict | list) for v in (value.values() if isinstance(value, dict) else value))
-    if not nested:
-        body = encode(value)[1:-1]
+    if type(value) is str:
+        return encode_basestring(value)
+    if not value or not isinstance(value, (dict, list)):
+        return _flat_encoder(",")(value)
+    inner = f"{line}  "
+    types = set(map(type, value.values() if isinstance(value, dict) else value))
+    if dict not in types and list not in types:
+        body = _flat_encoder(f",{inner}")(value)[1:-1]
     elif isinstance(value, dict):
-        body = f",{line}  ".join(f"{encode(k)}: {_indent_json(v, line + '  ')}" for k, v in value.items())
+        body = f",{inner}".join([f"{encode_basestring(k)}: {_indent_json(v, inner)}" for k, v in value.items()])
     else:
-        body = f",{line}  ".join(_indent_json(v, line + "  ") for v in value)
+        body = f",{inner}".join([_indent_json(v, inner) for v in value])
     left, right = "{}" if isinstance(value, dict) else "[]"
-    return f"{left}{line}  {body}{line}{right}"
+    return f"{left}{inner}{body}{line}{right}"
 
 
 @lru_cache
-def _flat_encoder(separator: str) -> json.JSONEncoder:
-    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(separator, ": "))
+def _flat_encoder(separator: str) -> Callable[[Any], str]:
+    """The JSON of what holds no list or mapping, or of one that holds none itself."""
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(separator, ": ")).encode
 
 
 def _toml_lines(values: Mapping[str, Any], prefix: str) -> list[str]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 Terms = Callable[[np.ndarray, np.ndarray], np.ndarray]  # log θ [G, k], x [d, n, B, 1] -> φ [m, n, B, G]
 ImpliedQuantity = Callable[[np.ndarray, np.ndarray], np.ndarray]  # θ [G, k], (E, c) [G, 1+m] -> [G]
@@ -178,8 +178,8 @@ def project(curves: Curves, log_theta: np.ndarray) -> Projection:
     floor = -(mean_phi * solved.c).sum(0) + (curves.ones * curves.weighted).sum(0) / curves.size
     m, num_curves, num_points = solved.c.shape
     inverse = np.zeros((m + 1, m + 1, num_curves, num_points))
-    inverse[1:, 1:] = solved.inverse
-    cross = -(mean_phi[:, None] * solved.inverse).sum(0)
+    inverse[1:, 1:] = _inverse(solved.squares, solved.product)
+    cross = -(mean_phi[:, None] * inverse[1:, 1:]).sum(0)
     inverse[0, 1:] = inverse[1:, 0] = cross
     if curves.floor is None:
         inverse[0, 0] = 1 / curves.size**2 - (cross * mean_phi).sum(0)
@@ -194,7 +194,8 @@ class _Solved(NamedTuple):
     """c ≥ 0 at each θ, and what it leaves."""
 
     c: np.ndarray  # [m, B, G]
-    inverse: np.ndarray  # [m, m, B, G]
+    squares: np.ndarray  # [m, B, G]: of each term, about its mean
+    product: np.ndarray | None  # [B, G]: of the two terms
     height: np.ndarray  # [m, B, G]: of each term, along the floor's direction
     missed: np.ndarray  # [n, B, G]: weighted residuals
 
@@ -203,20 +204,23 @@ def _solve(curves: Curves, log_theta: np.ndarray) -> _Solved:
     phi = curves.terms(log_theta, curves.x) * curves.weight
     height = (curves.ones * phi).sum(1)
     phi -= curves.ones * height[:, None]
-    c, inverse = _non_negative(phi, (phi * curves.centred).sum(1))
+    squares = np.maximum(np.einsum("mnbg,mnbg->mbg", phi, phi), 1e-300)
+    product = np.einsum("nbg,nbg->bg", *phi) if len(phi) == 2 else None
+    c = _non_negative(squares, product, (phi * curves.centred).sum(1))
     missed = curves.centred - c[0] * phi[0]
     for k in range(1, len(c)):
         missed -= c[k] * phi[k]
-    return _Solved(c, inverse, height, missed)
+    return _Solved(c, squares, product, height, missed)
 
 
 def region(best: SeparableFit, level: float) -> "Region":
     """All θ that the data allow at this level, with what the linear part may still do there."""
-    slack_allowed = best.sigma2 * float(stats.f.ppf(level, 1, best.dof))
+    allowed_f = float(special.fdtri(1, best.dof, level))
+    slack_allowed = best.sigma2 * allowed_f
     low, high = np.log(best.bounds).T
     center, axes = np.log(best.theta), best.axes
     k = len(center)
-    reach_low = np.full(k, -4.0 * np.sqrt(stats.f.ppf(level, 1, best.dof)))
+    reach_low = np.full(k, -4.0 * np.sqrt(allowed_f))
     reach_high = -reach_low
     for zoom in range(_ZOOMS):
         steps = [np.linspace(a, b, _WALK) for a, b in zip(reach_low, reach_high, strict=True)]
@@ -345,20 +349,26 @@ def _next_window(allowed_steps: np.ndarray, low: np.ndarray, high: np.ndarray) -
     )
 
 
-def _non_negative(phi: np.ndarray, rhs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """c ≥ 0 for one or two terms φ [m, n, B, G], in closed form, and the inverse Gram matrix of the free terms."""
-    inverse = np.empty((len(phi), len(phi), *rhs.shape[1:]))
-    squares = np.maximum(np.einsum("mnbg,mnbg->mbg", phi, phi), 1e-300)
+def _non_negative(squares: np.ndarray, product: np.ndarray | None, rhs: np.ndarray) -> np.ndarray:
+    """c ≥ 0 [m, B, G] for one or two terms, in closed form, from their Gram matrix and their products with y."""
     only = np.maximum(rhs / squares, 0.0)  # the best with one term alone
-    if len(phi) == 1:
-        inverse[0, 0] = 1 / squares[0]
-        return only, inverse
-    (pp, qq), pq = squares, np.einsum("nbg,nbg->bg", *phi)
-    det = np.maximum(pp * qq - pq**2, 1e-14 * pp * qq)
-    inverse[0, 0], inverse[1, 1] = qq / det, pp / det
-    inverse[0, 1] = inverse[1, 0] = -pq / det
-    both = (inverse * rhs).sum(1)
+    if product is None:
+        return only
+    both = (squares[::-1] * rhs - product * rhs[::-1]) / _determinant(squares, product)
     gain = only * rhs
     first = gain[0] >= gain[1]
     alone = np.where(np.stack([first, ~first]), only, 0.0)
-    return np.where((both > 0).all(0), both, alone), inverse
+    return np.where((both > 0).all(0), both, alone)
+
+
+def _inverse(squares: np.ndarray, product: np.ndarray | None) -> np.ndarray:
+    """The inverse Gram matrix [m, m, B, G] of one or two terms."""
+    if product is None:
+        return 1 / squares[None]
+    p, q = squares
+    return np.array([[q, -product], [-product, p]]) / _determinant(squares, product)
+
+
+def _determinant(squares: np.ndarray, product: np.ndarray) -> np.ndarray:
+    area = squares[0] * squares[1]
+    return np.maximum(area - product**2, 1e-14 * area)
