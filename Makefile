@@ -36,7 +36,9 @@ format: $(READY)
 audit:  ## known vulnerabilities of the pinned packages; fails where their database cannot be reached
 	test -x .venv-audit/bin/pip-audit || $(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --disable-pip --no-deps
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --disable-pip --no-deps || { echo \
+		"audit: a package has known vulnerabilities, or pypi.org/pypi, which lists them, does not answer" \
+		"(through a mirror without that list packages are 'not found on PyPI')" >&2; exit 1; }
 
 study: $(READY)  ## the main job on a synthetic shop: laws, a report and a recipe in minutes; run again to go on
 	$(BIN)/habitus study --preset quick --out out/study
