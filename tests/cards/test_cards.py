@@ -157,6 +157,19 @@ def test_a_card_holds_data_sizes_recipe_baselines_plan_limits_and_how_to_load() 
         assert part in text, part
 
 
+def test_a_card_says_which_baselines_the_model_is_not_shown_to_beat() -> None:
+    table = results()
+    even = {  # better, reaching zero; worse; a loss that is lower for sure
+        "recall@10": BaselineDifference(value=0.05, low=-0.01, high=0.11),
+        "ndcg@10": BaselineDifference(value=-0.05, low=-0.08, high=-0.02),
+        "loss": BaselineDifference(value=-0.5, low=-0.6, high=-0.4),
+    }
+    rows = (*table.rows, table.rows[1].model_copy(update={"scorer": "item to item", "differences": even}))
+    text = run_card(record(), CardFacts(table=table.model_copy(update={"rows": rows})))
+    assert "- Not shown to be better than item to item on recall@10, ndcg@10." in text
+    assert "- Not shown to be better than popularity on loss." in text  # +0.05 nats
+
+
 @pytest.mark.parametrize("name", NASTY)
 def test_what_users_named_stays_text_on_the_page_and_in_the_yaml(name: str, tmp_path: Path) -> None:
     text = run_card(record(), CardFacts(data=facts_of_data(name)), name=name)

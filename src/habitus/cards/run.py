@@ -247,7 +247,7 @@ def _limits(record: Record, facts: CardFacts) -> list[str]:
     elif facts.table.side != "test":
         lines.append("The dataset has no test side: the users above may have chosen the model.")
     else:
-        lines += [f"Not better than {_scorer(row.scorer)} on {', '.join(worse)}."
+        lines += [f"Not shown to be better than {_scorer(row.scorer)} on {', '.join(worse)}."
                   for row in facts.table.rows[1:] if (worse := _not_better(row)) and row.scorer != _ORACLE]  # fmt: skip
     if record.recipe.data.include_validation:
         lines.append("Trained on the validation events too: only the test side can score it.")
