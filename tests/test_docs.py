@@ -67,7 +67,7 @@ STARTS = {
     "docs/guides/cluster.md": "dataset stage1.toml stage2.toml DATASET",
     "docs/guides/log-to-model.md": "events.csv items.csv",
     "docs/guides/serve.md": "dataset run",
-    "docs/guides/tomorrow.md": "dataset run items.parquet today.parquet",
+    "docs/guides/tomorrow.md": "dataset trained items.parquet today.parquet",
     "docs/faq.md": "log items.parquet stage1.toml stage2.toml log.parquet new.csv",
     "docs/http.md": "dataset run current token",
     "docs/laws.md": "STORE runs.csv",
@@ -280,6 +280,7 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("log", "items.parquet", "schema.toml", "dataset", "study"):
         copy(readme / name, folder / name)
     copy(readme / "dataset", folder / "DATASET")
+    copy(readme / "run", folder / "trained")
     for name in ("run", "RUN", "current"):
         copy((readme / "run" / "best").resolve(), folder / name)  # the README serves it, so that it holds item ids
     copy(readme / "study" / "store", folder / "STORE")

@@ -24,7 +24,7 @@ EXAMPLE = """
 
 Example, a good model for this log without a recipe: `habitus train --data dataset --out run`
 
-Going on when the log has grown: `habitus train --from run/refit-stage1 --data dataset-today --out run-today`
+Going on when the log has grown: `habitus train --from run --data dataset-today --out run-today`
 
 Recipes of your own: `habitus train stage1.toml stage2.toml --data dataset --out run train.steps=500`
 
@@ -112,6 +112,7 @@ def train(
     if data is None:
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
     if not files and parent is not None:
+        parent = _stage_one(parent)
         files = [_continuing_recipe(parent)]
     if not files and not overrides:
         from habitus.cli.train_log import train_without_recipe
@@ -159,6 +160,15 @@ def train(
     failed = _train_all(files, overrides, dataset, folders, parent, options, as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def _stage_one(folder: Path) -> Path:
+    """The stage-1 run of a folder that training without a recipe left: the one that saw most; or the folder itself."""
+    from habitus.studies import REFIT
+
+    if (folder / "record.json").exists():
+        return folder
+    return next((run for name in (f"{REFIT}1", "stage1") if (run := folder / name).exists()), folder)
 
 
 def _continuing_recipe(parent: Path) -> "Recipe":

@@ -5,7 +5,15 @@ from habitus.studies.comparison import ComparedRuns, MetricDifference, compare
 from habitus.studies.knobs import Knob, KnobChange, describe_size, explain_recipe
 from habitus.studies.live_server import watch_store, watch_study
 from habitus.studies.log_table import compare_on_test
-from habitus.studies.log_training import BEST, CHOICE_FILE, DEFAULT_HOURS, LogTraining, LogTrainingOptions, train_log
+from habitus.studies.log_training import (
+    BEST,
+    CHOICE_FILE,
+    DEFAULT_HOURS,
+    REFIT,
+    LogTraining,
+    LogTrainingOptions,
+    train_log,
+)
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import AxisProgress, StudyProgress
 from habitus.studies.search_state import SEARCH_FILE, SearchState
@@ -17,6 +25,7 @@ __all__ = [
     "BEST",
     "CHOICE_FILE",
     "DEFAULT_HOURS",
+    "REFIT",
     "SEARCH_FILE",
     "STATE_FILE",
     "AxisProgress",
