@@ -40,14 +40,15 @@ def age(
 
     from habitus.data import Dataset
     from habitus.evaluation import age_runs
+    from habitus.store import EVALUATION_SIDES
 
     if data is None:
         raise ConfigError("no --data was given", expected="a prepared dataset with events after the runs' training")
-    check_choice("side", side, ("validation", "test"))
+    chosen = check_choice("side", side, EVALUATION_SIDES)
     dataset = Dataset.open(data)
     with phases() as progress:
         tables = age_runs(
-            runs, dataset, metric, _parse_days(days), side=side, queries=queries, device=device, progress=progress
+            runs, dataset, metric, _parse_days(days), side=chosen, queries=queries, device=device, progress=progress
         )
     if as_json:
         typer.echo(json.dumps([_to_values(table) for table in tables]))
