@@ -41,21 +41,25 @@ def print_evaluations(evaluations: "list[Evaluation]") -> None:
 
 def _print_slices(console: "Console", scorer: str, table: "SliceTable") -> None:
     """A metric by the values of a column, what the worst of them looks like, and how to read the stars."""
+    from rich.box import SIMPLE_HEAD
+
     columns = [table.by, "queries", "users", table.metric, "other", "difference [95%]", "p, Holm"]
     rows = [
         (
             row.value,
             f"{row.metric.n:,}",
             f"{row.users:,}",
-            f"{row.metric.value:.3f}",
-            "–" if row.reference is None else f"{row.reference:.3f}",
+            _three_digits(row.metric.value),
+            "–" if row.reference is None else _three_digits(row.reference),
             _difference(row),
-            "–" if row.p_value is None else f"{row.p_value:.3f}{' *' if row.is_significant else ''}",
+            _p_value(row),
         )
         for row in table.rows
     ]
     against = "" if table.reference is None else f", beside {table.reference}"
-    console.print(_table(f"{Path(scorer).name} by {table.by} ({table.source}){against}", columns, rows))
+    printed = _table(f"{Path(scorer).name} by {table.by} ({table.source}){against}", columns, rows)
+    printed.box, printed.show_edge, printed.pad_edge = SIMPLE_HEAD, False, False  # seven columns in 80 characters
+    console.print(printed)
     for one in table.examples:
         said = f"; it said {'; '.join(one.first)}" if one.first else ""
         console.print(
@@ -75,8 +79,21 @@ def _difference(row: "SliceRow") -> str:
     if row.difference is None:
         return "–"
     if row.low is None or row.high is None:
-        return f"{row.difference:+.3f}"
-    return f"{row.difference:+.3f} [{row.low:+.3f}, {row.high:+.3f}]"
+        return _three_digits(row.difference, "+")
+    low, high = (_three_digits(end, "+") for end in (row.low, row.high))
+    return f"{_three_digits(row.difference, '+')} [{low}, {high}]"
+
+
+def _p_value(row: "SliceRow") -> str:
+    if row.p_value is None:
+        return "–"
+    return ("<.001" if row.p_value < 0.001 else _three_digits(row.p_value)) + (" *" if row.is_significant else "")
+
+
+def _three_digits(value: float, sign: str = "") -> str:
+    """.503, or +.503 with a sign."""
+    text = f"{value:{sign}.3f}"
+    return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
 
 
 def _print_calibration(console: "Console", scorer: str, calibration: "Calibration") -> None:

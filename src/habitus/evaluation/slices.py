@@ -173,5 +173,7 @@ class _ItemNames:
         tokens = self.dataset.item_features(np.array([row])).tokens
         if tokens is None:
             return ""
-        pieces = [self.dataset.tokenizer.id_to_token(token) for token in tokens[0].tolist() if token != PADDING_TOKEN]
+        pieces = [
+            self.dataset.tokenizer.id_to_token(token) or "" for token in tokens[0].tolist() if token != PADDING_TOKEN
+        ]
         return " ".join("".join(pieces).replace(_SPACE, " ").split())

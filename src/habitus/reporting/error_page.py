@@ -1,17 +1,13 @@
 """`habitus evaluate --page`: where a run errs and how far its probabilities can be believed, as one HTML page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
 
 from habitus.errors import ConfigError
 from habitus.files import write_atomic
-from habitus.reporting.colours import asset
 from habitus.reporting.figure import Chapter, Contents, Exhibit, Line, Panel, PlotAxis, Points, Rule, Sheet, Table, View
 from habitus.reporting.format import plural
-from habitus.reporting.page import _as_json, _release, _style, _template, csv_text
+from habitus.reporting.page import Heading, render_exhibits
 from habitus.store import METRICS, Calibration, ErrorPage, Reliability, SliceRow, SliceTable
 
 _LONGEST_NAME = 26  # characters of a value beside a figure; its table has all of it
@@ -40,42 +36,15 @@ def error_report(pages: Sequence[ErrorPage], out: str | Path) -> Path:
         (),
     )
     first = pages[0]
-    heading = _Heading("Where it errs", (first.slices[0].metric if first.slices else "loss",))
+    metric = first.slices[0].metric if first.slices else "loss"
     about = [plural(len(pages), "run"), f"{first.queries:,} {first.side} queries", f"{first.candidates:,} candidates"]
-    sheets = {exhibit.key: csv_text(exhibit.sheet) for exhibit in contents.exhibits}
-    html = _template().render(
-        study=heading,
-        contents=contents,
-        about=about,
-        numbers=_number(contents),
-        glossary=_GLOSSARY,
-        release=_release(),
-        folder="",
-        beside={},
-        live=Markup(""),
-        style=Markup(_style(heading)),  # type: ignore[arg-type]
-        script=Markup(asset("page.js")),
-        sheets=_as_json({**sheets, "all-runs": csv_text(_all_metrics(pages))}),
-        runs=_as_json({}),
-    )
+    heading = Heading("Where it errs", (metric,), metric)
+    html = render_exhibits(heading, about, contents, _all_metrics(pages), _GLOSSARY)
     try:
         write_atomic(out, html.encode())
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}", expected="a file name in a folder") from error
     return out
-
-
-@dataclass(frozen=True)
-class _Heading:
-    """What the template asks of a study."""
-
-    name: str
-    metrics: tuple[str, ...]
-    budgets: tuple[float, ...] = ()
-
-    @property
-    def metric(self) -> str:
-        return self.metrics[0]
 
 
 def _chapters(page: ErrorPage, number: int, count: int) -> list[Chapter]:
@@ -307,10 +276,6 @@ def _all_metrics(pages: Sequence[ErrorPage]) -> Sheet:
         for name, metric in metrics.items()
     )
     return Sheet(("scorer", "metric", "value", "se", "n"), rows)
-
-
-def _number(contents: Contents) -> dict[str, str]:
-    return {exhibit.key: f"{place}." for place, exhibit in enumerate(contents.exhibits, 1)}
 
 
 def _with_error(row: SliceRow) -> str:

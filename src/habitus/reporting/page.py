@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -53,6 +53,39 @@ def render_page(study: Study, contents: Contents, folder: str = "", live: str = 
     return html, {name: sheets[key] for key, name in beside.items()}
 
 
+class Heading(NamedTuple):
+    """What the template asks of a page that has no study behind it."""
+
+    name: str
+    metrics: tuple[str, ...]
+    metric: str
+    budgets: tuple[float, ...] = ()
+
+
+def render_exhibits(
+    heading: Heading, about: list[str], contents: Contents, all_runs: Sheet, glossary: tuple[tuple[str, str], ...]
+) -> str:
+    """A page of exhibits without a study: the same template, all of its sheets inside."""
+    sheets = {exhibit.key: csv_text(exhibit.sheet) for exhibit in contents.exhibits}
+    return str(
+        _template().render(
+            study=heading,
+            contents=contents,
+            about=about,
+            numbers=_number_exhibits(contents),
+            glossary=glossary,
+            release=_release(),
+            folder="",
+            beside={},
+            live="",
+            style=Markup(_style(heading)),
+            script=Markup(asset("page.js")),
+            sheets=_as_json({**sheets, "all-runs": csv_text(all_runs)}),
+            runs=_as_json({}),
+        )
+    )
+
+
 def csv_text(sheet: Sheet) -> str:
     """A sheet as CSV, numbers with up to seven digits."""
     out = io.StringIO()
@@ -90,7 +123,7 @@ def _describe_thinning(exhibit: Exhibit) -> str:
     return " Of many runs at a budget some are drawn; the CSV has all." if exhibit.num_hidden else ""
 
 
-def _style(study: Study) -> str:
+def _style(study: Study | Heading) -> str:
     num = len(study.budgets)
     light, dark = style_variables(num), style_variables(num, dark=True)
     return (
