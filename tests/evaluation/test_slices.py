@@ -207,6 +207,8 @@ def test_a_run_is_taken_apart_against_baselines_and_against_another_run(
         (["--by", "repeat", "--by-bins", "1"], "1 bins"),
         (["--by", "repeat", "--by-file", "nowhere.parquet"], "nowhere.parquet"),
         (["--page", "errors.html"], "--page without --by or --calibrate"),
+        (["--by", "repeat", "--by-metric", "loss", "--metrics", "ranking"], "losses are not computed"),
+        (["--calibrate", "--exclude-history"], "over all candidates"),
         (["--by", "repeat", "--page", "errors.txt"], "unknown suffix"),
     ],
 )

@@ -109,11 +109,9 @@ def evaluate(
         ErrorOptions,
         EvaluateOptions,
         GroupOptions,
-        PerQuery,
         PerQueryFile,
         evaluate_runs,
         join_ranks,
-        slice_evaluations,
     )
     from habitus.store import EVALUATION_SIDES
     from habitus.units import parse_bytes
@@ -125,15 +123,14 @@ def evaluate(
     kept = None if keep is None else _kept_file(runs or [], keep, checkpoints)
     per_query = per_query or (kept.with_suffix(".parquet") if kept else None)
     _check_files(out, per_query, page)
-    dataset = Dataset.open(data)
+    if page is not None and by is None and not calibrate:
+        raise ConfigError("--page without --by or --calibrate has nothing to show", expected="one of them")
+    if calibrate and not runs:
+        raise ConfigError("--calibrate has no run to judge", expected="habitus evaluate RUN --data DATASET --calibrate")
     errors = None
     if by is not None:
         names = tuple(name.strip() for name in by.split(","))
         errors = ErrorOptions(names, by_file, by_metric, against, GroupOptions(by_bins, by_values))
-        errors.check(dataset)
-        runs = _with_reference(runs, errors.reference_run)
-    if page is not None and errors is None and not calibrate:
-        raise ConfigError("--page without --by or --calibrate has nothing to show", expected="one of them")
     options = EvaluateOptions(
         regimes=REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
         queries=queries,
@@ -147,33 +144,24 @@ def evaluate(
         seed=seed,
         side=check_choice("side", side, EVALUATION_SIDES),
     )
-    values: dict[tuple[str, str], PerQuery] = {}
-
-    def keep_values(scorer: str, regime: str, per_query_values: PerQuery) -> None:
-        if errors is not None:
-            values[scorer, regime] = per_query_values
-        if file is not None:
-            file.add(scorer, regime, per_query_values)
-
     with join_ranks(device) as (ranks, resolved_device), ExitStack() as stack:
         progress = stack.enter_context(phases()) if ranks.is_first else None
         file = stack.enter_context(PerQueryFile(per_query)) if per_query and ranks.is_first else None
         evaluations = evaluate_runs(
             runs or [],
-            dataset,
+            Dataset.open(data),
             options,
             ComputeOptions(resolved_device, other_dataset, parse_bytes(memory)),
-            with_baselines=baselines or (errors is not None and errors.reference_run is None),
+            with_baselines=baselines,
             checkpoints=checkpoints,
             with_calibration=calibrate,
+            errors=errors,
             progress=progress,
             note=lambda text: typer.echo(text, err=True) if ranks.is_first else None,
-            keep=keep_values,
+            keep=file.add if file else None,
         )
     if not ranks.is_first:
         return
-    if errors is not None:
-        evaluations = slice_evaluations(dataset, evaluations, values, errors)
     if page is not None:
         _write_page(evaluations, page)
     if out is not None:
@@ -186,15 +174,6 @@ def evaluate(
     from habitus.cli.evaluation_tables import print_evaluations
 
     print_evaluations(evaluations)
-
-
-def _with_reference(runs: list[Path] | None, reference: Path | None) -> list[Path]:
-    """The runs to score, that to compare with among them."""
-    runs = list(runs or [])
-    if not runs:
-        raise ConfigError("--by has no run to take apart", expected="habitus evaluate RUN --data DATASET --by COLUMNS")
-    known = reference is None or reference.resolve() in [run.resolve() for run in runs]
-    return runs if known or reference is None else [*runs, reference]
 
 
 def _write_page(evaluations: "list[Evaluation]", page: Path) -> None:

@@ -27,16 +27,7 @@ def calibrate(dataset: Dataset, scorer: ModelScorer, options: EvaluateOptions) -
 
     Over the catalogue, or over the batch's pool where the options have no other regime.
     """
-    if options.exclude_history:
-        raise ConfigError(
-            "probabilities are judged over all candidates", next_step="omit --exclude-history, or --calibrate"
-        )
-    if scorer.bundle.recipe.data.include_validation:
-        raise ConfigError(
-            f"{scorer.name} was trained on the validation events too, on which its temperature would be fitted",
-            expected="a run that has not seen them",
-            next_step="calibrate the run that it was refitted from, or omit --calibrate",
-        )
+    check_calibration(scorer, options)
     fitting = replace(options, side="validation", queries=min(options.queries, _FIT_QUERIES))
     temperature = fit_temperature(dataset, scorer, fitting)
     plain, scaled = (_reliability(dataset, scorer, options, one) for one in (1.0, temperature))
@@ -47,6 +38,20 @@ def calibrate(dataset: Dataset, scorer: ModelScorer, options: EvaluateOptions) -
         plain=plain,
         scaled=scaled,
     )
+
+
+def check_calibration(scorer: ModelScorer, options: EvaluateOptions) -> None:
+    """Refuse what cannot be calibrated, before anything is scored."""
+    if options.exclude_history:
+        raise ConfigError(
+            "probabilities are judged over all candidates", next_step="omit --exclude-history, or --calibrate"
+        )
+    if scorer.bundle.recipe.data.include_validation:
+        raise ConfigError(
+            f"{scorer.name} was trained on the validation events too, on which its temperature would be fitted",
+            expected="a run that has not seen them",
+            next_step="calibrate the run that it was refitted from, or omit --calibrate",
+        )
 
 
 def fit_temperature(dataset: Dataset, scorer: ModelScorer, options: EvaluateOptions) -> float:

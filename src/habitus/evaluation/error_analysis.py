@@ -6,7 +6,7 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.evaluation.evaluation import Evaluation
+from habitus.evaluation.evaluation import EvaluateOptions, Evaluation
 from habitus.evaluation.groups import GroupOptions, check_names, query_groups
 from habitus.evaluation.metrics import RANKING_METRICS
 from habitus.evaluation.paired import query_values
@@ -34,13 +34,27 @@ class ErrorOptions:
         """The run to compare with, where it is one."""
         return None if self.against in (BEST_BASELINE, *BASELINES) else Path(self.against)
 
-    def check(self, dataset: Dataset) -> None:
+    def with_reference(self, runs: Sequence[Path]) -> list[Path]:
+        """The runs to score, that to compare with among them."""
+        if not runs:
+            raise ConfigError("--by has no run to take apart", expected="a run, as in evaluate RUN --by COLUMNS")
+        reference = self.reference_run
+        if reference is None or reference.resolve() in [run.resolve() for run in runs]:
+            return list(runs)
+        return [*runs, reference]
+
+    def check(self, dataset: Dataset, options: EvaluateOptions) -> None:
         """Refuse columns, metrics and references before anything is scored."""
         name, _, cutoff = self.metric.partition("@")
         if self.metric != "loss" and (name not in RANKING_METRICS or not cutoff.isdigit() or int(cutoff) < 1):
             raise ConfigError(
                 f"--by-metric {self.metric} has no value per query",
                 expected=f"loss, or {', '.join(RANKING_METRICS)} with a cut-off, as in recall@10",
+            )
+        if self.metric == "loss" and ("loss" not in options.metrics or options.exclude_history):
+            raise ConfigError(
+                "--by-metric loss, and losses are not computed",
+                expected="--metrics with loss, and no --exclude-history",
             )
         if self.groups.bins < 2 or self.groups.most < 1:
             raise ConfigError(
@@ -53,6 +67,8 @@ class ErrorOptions:
                 f"({suggest_name(self.against, [BEST_BASELINE, *BASELINES])})",
                 expected=f"{BEST_BASELINE}, {', '.join(BASELINES)}, or a run",
             )
+        if self.against == "oracle" and dataset.schema.world is None:
+            raise ConfigError(f"--against oracle, and {dataset.path} is not a synthetic world, so it has none")
         check_names(dataset, self.by, self.file)
 
 

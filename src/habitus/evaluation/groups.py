@@ -184,8 +184,12 @@ def _by_popularity(dataset: Dataset, values: PerQuery, _: GroupOptions) -> tuple
     decile[order] = np.minimum(10 * before // max(int(counts.sum()), 1), 9)
     decile[counts == 0] = 10
     sizes = np.bincount(decile, minlength=11)
-    labels = [f"{number + 1} ({size:,} items)" for number, size in enumerate(sizes[:10].tolist())]
-    return [*labels, f"new ({int(sizes[10]):,} items)"], decile[values.target]
+    names = [*map(str, range(1, 11)), "new"]
+    labels = [
+        f"{name} ({size:,} {'item' if size == 1 else 'items'})"
+        for name, size in zip(names, sizes.tolist(), strict=True)
+    ]
+    return labels, decile[values.target]
 
 
 def _by_weekday(dataset: Dataset, values: PerQuery, _: GroupOptions) -> tuple[list[str], np.ndarray]:

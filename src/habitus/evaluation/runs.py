@@ -11,7 +11,8 @@ import torch
 from habitus.data import Dataset
 from habitus.errors import ConfigError, HabitusError, ModelError, RunError
 from habitus.evaluation.baselines import baselines
-from habitus.evaluation.calibration import calibrate
+from habitus.evaluation.calibration import calibrate, check_calibration
+from habitus.evaluation.error_analysis import ErrorOptions, slice_evaluations
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery
@@ -51,6 +52,7 @@ def evaluate_runs(
     with_baselines: bool = False,
     checkpoints: bool = False,
     with_calibration: bool = False,
+    errors: ErrorOptions | None = None,
     progress: Progress | None = None,
     note: Note | None = None,
     keep: Keep | None = None,
@@ -59,12 +61,16 @@ def evaluate_runs(
 
     Windows have the length of the runs' own `data.seq_len`, whatever that of `dataset` is.
     A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
-    a run stands for its checkpoints too, in the order of their steps. `with_calibration` judges the
-    probabilities of runs and fits a temperature. `note` is called with what a user should know, such as that a cache is
-    being built; `keep` with (scorer, regime, values per query).
+    a run stands for its checkpoints too, in the order of their steps. `with_calibration` judges the probabilities of
+    runs and fits a temperature; `errors` takes runs apart. `note` is called with what a user should know, such as that
+    a cache is being built; `keep` with (scorer, regime, values per query).
     """
     options, compute = options or EvaluateOptions(), compute or ComputeOptions()
     note = note or (lambda _: None)
+    if errors is not None:
+        errors.check(dataset, options)
+        paths = errors.with_reference([Path(path) for path in paths])
+        with_baselines = with_baselines or errors.reference_run is None
     runs = find_runs(paths, note, checkpoints=checkpoints)
     dataset = _with_seq_len_of(runs, dataset)
     # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
@@ -78,24 +84,29 @@ def evaluate_runs(
                 progress(phase if count == 1 else f"{number + 1}/{count} {phase}", done)
 
         def keep_values(regime: str, values: PerQuery) -> None:
+            if errors is not None:
+                values_by_scorer[scorer.name, regime] = values
             if keep is not None:
                 keep(scorer.name, regime, values)
 
         return evaluate(dataset, scorer, options, progress=report, keep=keep_values)
 
-    evaluations = []
+    evaluations: list[Evaluation] = []
+    values_by_scorer: dict[tuple[str, str], PerQuery] = {}
     scorers = baselines(dataset) if with_baselines else []
     count = len(runs) + len(scorers)
     for number, run in enumerate(runs):
         # One at a time: the model and the catalogue of the last run are gone before the next one is opened.
         scorer = open_scorer(run, dataset, options, compute, note, progress)
+        if with_calibration:
+            check_calibration(scorer, options)
         evaluation = evaluate_one(scorer, number, count)
         if with_calibration:
             evaluation = evaluation.model_copy(update={"calibration": calibrate(dataset, scorer, options)})
         evaluations.append(evaluation)
     for number, baseline in enumerate(scorers, len(runs)):
         evaluations.append(evaluate_one(baseline, number, count))
-    return evaluations
+    return evaluations if errors is None else slice_evaluations(dataset, evaluations, values_by_scorer, errors)
 
 
 def metrics_table(evaluations: Iterable[Evaluation]) -> pa.Table:
