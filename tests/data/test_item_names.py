@@ -79,6 +79,8 @@ def test_values_become_one_short_line() -> None:
     assert texts[1:] == ["two lines", "[31mred", "gnp.exe", None, None]
     assert to_display(pa.array(["x" * MAX_DISPLAY])).to_pylist() == ["x" * MAX_DISPLAY]
     assert to_display(pa.array([3.0, 12.5, float("nan"), None])).to_pylist() == ["3", "12.5", None, None]
+    assert to_display(pa.array([0.73999995, 2.39, 0.004], pa.float32())).to_pylist() == ["0.74", "2.39", "0.004"]
+    assert to_display(pa.array([1e-7, -1234567.891])).to_pylist() == ["1e-7", "-1234567.891"]
     times = [datetime(2024, 5, 31), datetime(2024, 5, 31, 12, 30), None]
     assert to_display(pa.array(times, pa.timestamp("us"))).to_pylist() == ["2024-05-31", "2024-05-31 12:30:00", None]
     assert to_display(pa.array([True, None])).to_pylist() == ["true", None]

@@ -37,8 +37,12 @@ def to_display(column: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         times = column.cast(pa.timestamp("s"), safe=False).cast(pa.string())
         return pc.replace_substring(times, " 00:00:00", "")
+    texts = to_categories(column)
+    if pa.types.is_floating(column.type):  # prices as 0.74, where sums or float32 made 0.73999995 of it
+        rounded = to_categories(pc.round(column.cast(pa.float64()), 4))
+        texts = pc.if_else(pc.greater(pc.abs(column), 0.01), rounded, texts)
     # Cut before it is cleaned, so that a text of a million characters costs no more than one of a few thousand.
-    texts = pc.utf8_slice_codeunits(to_categories(column), 0, 4 * MAX_DISPLAY)
+    texts = pc.utf8_slice_codeunits(texts, 0, 4 * MAX_DISPLAY)
     texts = pc.replace_substring_regex(texts, _UNSEEN, " ")
     texts = pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"\s+", " "))
     cut = pc.binary_join_element_wise(pc.utf8_slice_codeunits(texts, 0, MAX_DISPLAY - 1), "…", "")

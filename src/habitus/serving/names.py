@@ -54,10 +54,10 @@ class ItemNames:
     @cached_property
     def _plain_texts(self) -> pa.ChunkedArray:
         """What search reads, in the order of `popular_rows`."""
-        columns = [column.cast(pa.string()) for column in self.ids.columns]
+        columns = list(self.ids.columns)
         if self.display is not None:
             columns += [column for column in self.display.columns if not _is_address(column)]
-        filled = [pc.fill_null(column, "") for column in columns]
+        filled = [pc.fill_null(column.cast(pa.string()), "") for column in columns]
         texts = pc.binary_join_element_wise(*filled, " ").take(pa.array(self.popular_rows))
         return plain_texts(texts)
 
