@@ -8,16 +8,20 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from habitus.cli import app
 from habitus.errors import ConfigError, FitError
-from habitus.laws import fit
+from habitus.laws import MeasuredRun, fit
 from habitus.planning import PlanOptions, plan
 from habitus.reporting import report
+from habitus.reporting.figure import Line
 from habitus.reporting.format import significant
-from habitus.store import Laws, RegisteredPlan
+from habitus.reporting.share import flop_share, proxy
+from habitus.reporting.study import Study
+from habitus.store import Laws, RegisteredPlan, RunRow
 
 from .make_store import HOSTILE, planted_rows, small_plan, write_store
 from .reading import Page, read_page
@@ -124,8 +128,45 @@ def test_depth_and_training_losses_are_the_printed_ones(paper: Page) -> None:
     assert [row[1] for row in train[1:]] == ["920k", "1.95M", "10.9M", "31.9M", "251M"]
     assert [row[3] for row in train[1:]] == ["3.571", "3.087", "2.911", "2.809", "2.585"]
     init = paper.articles["init-table"].tables[0]
-    assert [row[2] for row in init[1:]] == ["4.626", "4.210", "3.594", "2.904", "5.547", "5.103", "4.516", "3.584"]
-    assert {row[5] for row in init[1:]} == {"0.70", "0.30"}
+    assert [row[2] for row in init[1:9]] == ["4.626", "4.210", "3.594", "2.904", "5.547", "5.103", "4.516", "3.584"]
+    assert {row[5] for row in init[1:9]} == {"0.70", "0.30"}
+    # 'raises the loss at every scale by 0.68 to 0.92 nats'
+    assert [row[:1] + row[2:3] for row in init[9:]] == [
+        ["default − mup_lr", difference] for difference in ("−0.921", "−0.893", "−0.922", "−0.680")
+    ]
+
+
+def test_what_the_paper_says_in_passing_is_on_the_page(paper: Page, paper_page: Path) -> None:
+    # one matrix per budget: 10¹⁵ to 10¹⁹ in stage 1
+    assert paper.articles["correlations-stage1"].drawings == 5
+    # 'the discrete-winner refit gives b_N = 0.609 ± 0.052', on the printed winners
+    assert "Refit on the best cells themselves: a_N 0.609 ± 0.052" in paper_page.read_text(encoding="utf-8")
+
+
+def test_the_cross_checks_of_the_share_are_fitted() -> None:
+    """Planted: loss = 3 + f + 0.16/f, best at f = 0.4 with 3.8; N/D is f, so its line is that of loss on log f."""
+    shares = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    laws = Laws(source="", seed=0, metrics=("batch/loss",), runs=tuple(map(share_run, shares)))
+    run = MeasuredRun(axis="share", budget=1e15, cell_id="s=0.1", learning_rate=1e-3, seed=0)
+    study = Study("planted", laws, (run,))
+    (view,) = flop_share(study).views
+    assert "two-term form fitted in f (dashed) has its optimum at 40% at 10¹⁵" in view.reading
+    curve = next(mark for mark in view.panels[0].marks if isinstance(mark, Line) and mark.dashed)
+    assert min(curve.y) == pytest.approx(3.8, abs=0.01)
+
+    (view,) = proxy(study).views
+    line = next(mark for mark in view.panels[1].marks if isinstance(mark, Line))
+    losses = [share_run(share).metrics["batch/loss"] for share in shares]
+    slope, level = np.polyfit(np.log(shares), losses, 1)
+    assert list(line.y) == pytest.approx([level + slope * np.log(0.1), level + slope * np.log(0.8)])
+
+
+def share_run(share: float) -> RunRow:
+    return RunRow(
+        axis="share", budget=1e15, cell_id=f"s={share}", learning_rate=1e-3, seed=0, init="default", chosen=True,
+        knobs={"embedder_flop_share": share, "embedder_share": share / 10, "params": 1e6 * share, "slots_seen": 1e6},
+        metrics={"batch/loss": 3 + share + 0.16 / share},
+    )  # fmt: skip
 
 
 def test_the_roll_out_shows_what_the_papers_own_losses_would_have_missed(paper: Page) -> None:

@@ -1,6 +1,9 @@
 """Tables of the allocation axis: winners, exponents with their nearest cells, accounting, the training surrogate."""
 
-from habitus.laws import NO_TREND, trend
+from collections.abc import Sequence
+from typing import Any
+
+from habitus.laws import NO_TREND, power_law, trend
 from habitus.reporting.curves import law_points
 from habitus.reporting.figure import Exhibit, Sheet, Table, View
 from habitus.reporting.format import (
@@ -71,9 +74,8 @@ def allocation_table(study: Study) -> Exhibit | None:
         ("flops_budget", "grid_size", "grid_slots", metric, "optimum_size", "status", "parabola_size", "data_6nd"),
         tuple(raw),
     )
-    table = Table(
-        header, tuple(rows), ("D = C/(6N) is the paper's convention; what a budget really buys is the realised D.",)
-    )
+    notes = ("D = C/(6N) is the paper's convention; what a budget really buys is the realised D.", *_refit_winners(raw))
+    table = Table(header, tuple(rows), notes)
     return Exhibit(
         "allocation-table", "Compute-optimal allocation", (View(sentence(reading, more), table=table),), sheet
     )
@@ -219,11 +221,27 @@ def train_surrogate(study: Study) -> Exhibit | None:
     sheet = Sheet(
         ("flops_budget", "grid_size", "grid_slots", "train/loss", "optimum_size", "optimum_loss", "status"), tuple(raw)
     )
-    view = View(sentence(reading), table=Table(header, tuple(rows), _train_surrogate_notes(study)))
+    view = View(
+        sentence(reading), table=Table(header, tuple(rows), _train_surrogate_notes(study) + _refit_winners(raw))
+    )
     how = (
         "Training losses of different batch sizes have different candidate pools and are not comparable across budgets."
     )
     return Exhibit("train-surrogate", "Allocation by training loss", (view,), sheet, how)
+
+
+def _refit_winners(rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
+    """Exponents of N and D of the best cells themselves, from (budget, N, D, ...): what a grid does to them."""
+    complete = [row[:3] for row in rows if None not in row[:3]]
+    if len({row[0] for row in complete}) < 3:
+        return ()
+    budgets, sizes, slots = zip(*complete, strict=True)
+    laws = [power_law(budgets, values) for values in (sizes, slots) if len(set(values)) > 1]
+    if len(laws) < 2 or not all("exponent_se" in law.values for law in laws):
+        return ()
+    size, data = (f"{law['exponent']:.3f} ± {law['exponent_se']:.3f}" for law in laws)
+    total = laws[0]["exponent"] + laws[1]["exponent"]
+    return (f"Refit on the best cells themselves: a_N {size}, a_D {data}, together {total:.3f}; ± is one SE.",)
 
 
 def _train_surrogate_notes(study: Study) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def correlation_by_budget(study: Study) -> Exhibit | None:
 
 
 def correlation_tables(study: Study) -> list[Exhibit]:
-    """The same as tables, with n, for the best rate only and for all evaluations."""
+    """The same as tables, with n, for the best rate only and for all evaluations, and every budget's whole matrix."""
     exhibits = []
     for stage, regime in CORRELATED_REGIMES.items():
         where = stage_title(stage)
@@ -160,7 +160,12 @@ def correlation_tables(study: Study) -> list[Exhibit]:
             continue
         header = ("budget", "runs", "n", *(f"ρ(loss, {bare(m)})" for m in others))
         reading = sentence(_describe_extremes(named[0].tables[-1], where))
-        view = View(reading, table=Table(header, tuple(rows)))
+        matrices = tuple(
+            matrix(table, f"{where} at {power_of_ten(float(table.label))}, n = {table.num_rows}")
+            for table in tables_of(study, stage)
+            if table.label != "pooled" and len(table.names) > 1
+        )
+        view = View(reading, panels=matrices, table=Table(header, tuple(rows)))
         exhibits.append(Exhibit(f"correlations-{stage}", f"Correlations, {where}", (view,), _pair_sheet(named)))
     return exhibits
 

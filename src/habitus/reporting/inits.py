@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
-from habitus.reporting.format import count, join_words, power_of_ten, rate, sentence, significant
+from habitus.reporting.format import count, join_words, power_of_ten, rate, sentence, significant, typeset_minus
 from habitus.reporting.study import Study
 from habitus.store import RateDrift, RunRow
 
@@ -93,14 +93,31 @@ def learning_rate_table(study: Study) -> Exhibit | None:
             raw.append(
                 (init, b.size, b.loss, b.learning_rate, b.vertex, "yes" if b.bracketed else "no", drift.span_decades)
             )
-    header = ("init", "N", "best loss", "best rate", "vertex", "span, decades", "paper's span")
+    table = Table(
+        ("init", "N", "best loss", "best rate", "vertex", "span, decades", "paper's span"),
+        (*rows, *_loss_differences(drifts)),
+    )
     sheet = Sheet(("init", "params", "best_loss", "best_rate", "vertex", "bracketed", "span_decades"), tuple(raw))
     return Exhibit(
         "init-table",
         "Initialisation: best loss and rate",
-        (View(_describe_drifts(study), table=Table(header, tuple(rows))),),
+        (View(_describe_drifts(study), table=table),),
         sheet,
     )
+
+
+def _loss_differences(drifts: Mapping[str, RateDrift]) -> list[tuple[str, ...]]:
+    """The default start's best loss less that of each other start, size by size; sizes are matched in order."""
+    if "default" not in drifts:
+        return []
+    rows: list[tuple[str, ...]] = []
+    for init, drift in drifts.items():
+        if init == "default" or len(drift.best) != len(drifts["default"].best):
+            continue
+        for own, other in zip(drifts["default"].best, drift.best, strict=True):
+            difference = typeset_minus(f"{own.loss - other.loss:+.3f}")
+            rows.append((f"default − {init}", count(own.size), difference, "–", "–", "–", "–"))
+    return rows
 
 
 def _describe_drifts(study: Study) -> str:

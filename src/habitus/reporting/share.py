@@ -1,8 +1,12 @@
 """The embedder's share of the parameters: cross-checks of the share axis. Its curves are in `valleys.py`."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, View
+from habitus.laws import two_term
+from habitus.reporting.curves import two_term as two_term_curve
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, View
 from habitus.reporting.format import join_words, percent, power_of_ten, sentence, significant
 from habitus.reporting.runs import (
     best_row,
@@ -16,6 +20,7 @@ from habitus.reporting.runs import (
 )
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import SHARE, SHARE_AXIS
+from habitus.store import RunRow, direction_of
 
 FLOP_SHARE = PlotAxis("embedder's share of FLOPs f", kind="percent")
 
@@ -61,23 +66,42 @@ def flop_share(study: Study) -> Exhibit | None:
     def view(metric: str) -> View | None:
         marks: list[Mark] = []
         best = {}
+        optima: dict[float, float] = {}
         for budget in study.budgets:
             rows = study.best_rate_runs("share", budget, ["embedder_flop_share", metric])
             if rows:
                 marks += joined_runs(study, rows, "embedder_flop_share", metric)
                 best[budget] = best_row(rows, metric).knobs["embedder_flop_share"]
+                if metric in ("batch/loss", study.metric):
+                    marks += _flop_share_fit(study, rows, metric, optima)
         if not marks:
             return None
         shares = join_words(f"{percent(f)} at {power_of_ten(b)}" for b, f in best.items())
         reading = (
             f"The best cells for {metric} spend this share of their FLOPs on the embedder and its softmax: {shares}"
         )
-        return View(sentence(reading), metric, (Panel(better(metric), FLOP_SHARE, PlotAxis(metric), tuple(marks)),))
+        fitted = join_words(f"{percent(f)} at {power_of_ten(b)}" for b, f in optima.items())
+        more = f"the two-term form fitted in f (dashed) has its optimum at {fitted}" if fitted else ""
+        return View(
+            sentence(reading, more), metric, (Panel(better(metric), FLOP_SHARE, PlotAxis(metric), tuple(marks)),)
+        )
 
     views = make_views(metrics, view)
     sheet = run_sheet(study.best_rate_runs("share"), metrics, SHARE.knobs)
     how = "f = (t·p_e + 3·B·L·h) / (t·p_e + p + 3·B·L·h): the same runs on the axis of compute instead of parameters."
     return Exhibit("flop-share", "Metrics against the embedder's share of FLOPs", views, sheet, how) if views else None
+
+
+def _flop_share_fit(study: Study, rows: Sequence[RunRow], metric: str, optima: dict[float, float]) -> list[Mark]:
+    """The two-term curve of one budget over f; its optimum goes to `optima` where it is one."""
+    shares = values_of_runs(rows, "embedder_flop_share")
+    if len(set(shares)) < 6:
+        return []
+    law = two_term(shares, values_of_runs(rows, metric), direction_of(metric))
+    curve = two_term_curve(law, min(shares), max(shares))
+    if law.ok:
+        optima[rows[0].budget] = float(law["x_opt"])
+    return [Line(*curve, study.colour(rows[0].budget), dashed=True)] if curve else []
 
 
 def proxy(study: Study) -> Exhibit | None:
@@ -97,6 +121,10 @@ def proxy(study: Study) -> Exhibit | None:
         right.append(run_points(study, rows, ratio, loss, metric, label=label))
         if np.ptp(np.log(ratio)) > 1e-6 and np.ptp(loss) > 0:
             explained[budget] = float(np.corrcoef(np.log(ratio), loss)[0, 1] ** 2)
+            slope, level = np.polyfit(np.log(ratio), loss, 1)
+            ends = [min(ratio), max(ratio)]
+            heights = [float(level + slope * np.log(end)) for end in ends]
+            right.append(Line(ends, heights, study.colour(budget), dashed=True))
     if not left:
         return None
     ratio_axis = PlotAxis("N / D", log=True)
@@ -105,7 +133,10 @@ def proxy(study: Study) -> Exhibit | None:
         Panel("batch/loss against N/D", ratio_axis, PlotAxis(metric), tuple(right)),
     )
     by_budget = join_words(f"{significant(r, 2)} at {power_of_ten(b)}" for b, r in explained.items())
-    reading = f"N/D alone explains this share (R²) of the loss along the share axis: {by_budget}" if by_budget else (
+    reading = (
+        "N/D alone, by least squares in its logarithm (dashed), explains this share (R²) of the loss along the share "
+        f"axis: {by_budget}"
+    ) if by_budget else (
         "N/D is the same in all cells of a budget, so it explains nothing along the share axis"
     )  # fmt: skip
     sheet = run_sheet(study.best_rate_runs("share"), [metric], SHARE.knobs)

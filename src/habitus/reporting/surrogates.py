@@ -169,6 +169,9 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
                 clauses.append(
                     f"{stage_title(stage)}: ρ of loss and {name} is " + join_words(f"{r:+.2f} at {b}" for b, r in rhos)
                 )
+        across, clause = _batch_loss_panel(study, f"catalogue/{name}")
+        panels += across
+        clauses += clause
         reading = sentence(*clauses).replace("-0", "−0").replace("-1", "−1") or "Too few runs to correlate."
         return View(reading, f"batch/{name} catalogue/{name}", tuple(panels)) if panels else None
 
@@ -180,6 +183,25 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
         if views
         else None
     )
+
+
+def _batch_loss_panel(study: Study, catalogue: str) -> tuple[list[Panel], list[str]]:
+    """What is cheap to watch, batch/loss, against what is served, over the catalogue, for runs that have both."""
+    loss = "batch/loss"
+    marks: list[Mark] = []
+    clauses = []
+    for budget in study.budgets:
+        axes = correlated_axes("stage1")
+        rows = [r for axis in axes for r in study.best_rate_runs(axis, budget, [loss, catalogue])]
+        if rows:
+            marks.append(run_points(study, rows, loss, catalogue, loss, catalogue, label=power_of_ten(budget)))
+        if len(rows) >= 3:
+            columns = {metric: [r.metrics[metric] for r in rows] for metric in (loss, catalogue)}
+            pair = spearman_matrix(columns, seed=study.laws.seed).pairs[0]
+            if pair.rho is not None:
+                clauses.append(f"{pair.rho:+.2f} at {power_of_ten(budget)}")
+    panels = [Panel("across regimes", PlotAxis(loss), PlotAxis(catalogue), tuple(marks), labels="margin")]
+    return (panels if marks else []), [f"ρ of {loss} and {catalogue} is {join_words(clauses)}"] if clauses else []
 
 
 def _agrees(metric: str, rho: float) -> bool:
