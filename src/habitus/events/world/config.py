@@ -40,7 +40,7 @@ _LIKE_LOGS: dict[str, Any] = {
 }
 # Larger catalogues have more kinds of items, and more of their events on few of them.
 _SMALL = {"zipf_exponent": 0.78, "zipf_offset": 0.002, "num_groups": 60, "num_brands": 60, "num_topics": 32}
-_LARGE = {"zipf_exponent": 0.95, "zipf_offset": 0.001, "num_groups": 120, "num_brands": 600, "num_topics": 64}
+_LARGE = {"zipf_exponent": 0.92, "zipf_offset": 0.001, "num_groups": 120, "num_brands": 600, "num_topics": 64}
 _LARGE_CATALOGUE = 50_000  # items
 
 
