@@ -7,7 +7,8 @@ from scipy import optimize
 from habitus.laws.correlation import _chance_interval, spearman_matrix
 from habitus.laws.frontier import frontier, shared_shape
 from habitus.laws.saturating import decay_terms
-from habitus.laws.separable import Curve, Curves, Terms, _merge_replicates, _total_rss, fit_separable, project
+from habitus.laws.separable import Curve, Curves, Terms, _merge_replicates, _total_rss, fit_separable, project, region
+from habitus.laws.surface import _surface_terms
 from habitus.laws.two_term import EXPONENTS, valley_terms
 
 
@@ -134,3 +135,14 @@ def test_chance_of_a_pair_depends_on_its_ties_and_not_on_the_other_pairs() -> No
     # Ranks of 8 ties and one above them: ρ with nine others is 4.5·r/√(60·18), r from −4 to 4, each as likely.
     assert by_name["a", "tied"].chance_high == pytest.approx(np.sqrt(0.3))
     assert by_name["a", "tied"].chance_high != by_name["a", "b"].chance_high
+
+
+def test_region_of_exact_data_holds_the_best_point() -> None:
+    """Whose RSS, mere rounding, may come out larger when many points are evaluated at once."""
+    rng = np.random.default_rng(6)
+    for _ in range(40):
+        size = int(rng.integers(6, 12))
+        u, v = rng.uniform(-2, 2, (2, size * 3))
+        y = 1.5 + np.exp(-rng.uniform(0.2, 0.6) * u) + 0.5 * np.exp(-rng.uniform(0.2, 0.6) * v)
+        best = fit_separable([Curve(_surface_terms, np.stack([u, v]), y, 1 / y)], ((0.02, 2.5), (0.02, 2.5)))
+        assert np.isclose(region(best, 0.95).theta, best.theta).all(1).any()

@@ -229,6 +229,7 @@ def region(best: SeparableFit, level: float) -> "Region":
         inside = ((log_theta >= low - 1e-12) & (log_theta <= high + 1e-12)).all(1)
         log_theta = log_theta[inside]
         rss = _total_rss(best.curves, log_theta)
+        rss[0] = min(rss[0], best.rss)  # the best point itself, beyond rounding
         allowed = rss - best.rss <= slack_allowed
         allowed_steps = np.concatenate([np.zeros((1, k)), walk])[inside][allowed]
         if zoom < _ZOOMS - 1:
