@@ -33,5 +33,5 @@ def test_the_time_left_follows_the_pace_of_finished_axes() -> None:
     )  # fmt: skip
     monitor.finish_axis(result)
     monitor.sweep_progress(2, 3)(sweep)
-    assert [one.seconds_left for one in seen] == pytest.approx([100 + 3600, 100 + 3600 * 28 / 61])
+    assert [one.seconds_left for one in (seen[0], seen[-1])] == pytest.approx([100 + 3600, 100 + 3600 * 28 / 61])
     assert any("the rest should take" in note for note in notes)

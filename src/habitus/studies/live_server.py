@@ -5,6 +5,7 @@ its standard input is a pipe from the study, whose end is the end of the study, 
 """
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -123,7 +124,7 @@ class LiveServer(ThreadingHTTPServer):
         self._panel, self._problem = Live("running"), ""
         self._drawn: tuple[int, str, dict[str, str]] = 0, draw_empty(store, _PANEL), {}  # number, page, sheets
         self._over, self._fetched = threading.Event(), threading.Event()
-        self._asked = time.monotonic()
+        self._asked = -math.inf
         for work in (self._look, self._draw):
             threading.Thread(target=work, daemon=True).start()
 
