@@ -156,7 +156,8 @@ def test_a_validation_user_is_followed_event_by_event(named_tab: Tab, named: Ser
     page.click("#user-found [role=option] >> nth=0")
     events = log[12]
     expect(page.locator("#cut-label")).to_have_text(f"The model has seen {len(events) - 2} of {len(events) - 1} events")
-    expect(page.locator("#came")).to_contain_text("What came: rank")
+    again = " again" if events[-2]["item_id"] in {event["item_id"] for event in events[:-2]} else ""
+    expect(page.locator("#came")).to_contain_text(f"What came{again}: rank")
     expect(page.locator("#came .more").last).to_contain_text(events[-2]["event_type"])
     shown = page.locator("#history li").last.locator(".more").last
     expect(shown).to_contain_text(str(events[-3]["timestamp"])[:16])
@@ -199,6 +200,7 @@ def test_pictures_come_from_allowed_origins_alone(named_tab: Tab, named: Served,
     assert "pictures.test" not in page.text_content("main")
 
 
+@pytest.mark.slow
 def test_without_permission_no_picture_is_asked_for(named_run: Path, tmp_path: Path, browser: Any) -> None:
     server = Served(Path(shutil.copytree(named_run, tmp_path / "run")), logs=tmp_path)
     try:

@@ -325,7 +325,7 @@ def _try_out(retriever: Retriever) -> None:
 
 
 def _prepare_search(retriever: Retriever) -> None:
-    """Build what the search for names reads, a second per million items, before a request would wait for it."""
+    """Build what the search for names reads, seconds for millions of items, before a request would wait for it."""
     retriever.find_items("a", 1)
 
 
