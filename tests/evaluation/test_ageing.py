@@ -60,7 +60,7 @@ def test_ages_and_differences_by_hand(tmp_path: Path) -> None:
     old = answers(dataset, np.array([1, 1, 1, 2, 2, 1, 1, 2, 2, 2]))
     new = answers(dataset, np.array([1, 1, 1, 1, 2, 1, 1, 1, 1, 1]))
     runs = {"new": (first + 36 * HOUR_US, new), "old": (first + 12 * HOUR_US, old)}
-    before, after = measure_ageing(dataset, runs, "recall@1", [1, 2])
+    before, after = measure_ageing(dataset, runs, "recall@1", [1, 2], min_users=2)
     assert (before.run, after.run) == ("old", "new")
     assert [(row.days, row.mean.n, row.users) for row in before.rows] == [((0, 1), 4, 2), ((1, 2), 4, 2)]
     assert [row.mean.value for row in before.rows] == [3 / 4, 0.0]
@@ -70,6 +70,7 @@ def test_ages_and_differences_by_hand(tmp_path: Path) -> None:
     assert before.rows[1].lost.value == -3 / 4
     assert [row.mean.value for row in after.rows] == [3 / 4]
     assert after.rows[0].lost is None
+    assert measure_ageing(dataset, runs, "recall@1", [1, 2])[0].updates == ()  # two users are too few
     [every_day] = before.updates
     assert (every_day.every_days, every_day.value) == (1, 3 / 4)
     assert every_day.gain.value == 3 / 4 - 3 / 8

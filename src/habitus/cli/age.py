@@ -83,10 +83,8 @@ def _print(tables: "list[Ageing]", dataset: "Dataset", side: str) -> None:
                 f"  {ages:>14} {row.mean.n:>9,} {row.users:>7,}  {row.mean.value:.4f}{spread:12} {lost}".rstrip()
             )
         for update in table.updates:
-            typer.echo(
-                f"  replaced every {update.every_days:g} days: {update.value:.4f}, "
-                f"{_difference(update.gain)} against never"
-            )
+            every = "day" if update.every_days == 1 else f"{update.every_days:g} days"
+            typer.echo(f"  replaced every {every}: {update.value:.4f}, {_difference(update.gain)} against never")
     if len(tables) == 1:
         typer.echo(
             "Days differ in more than age: add a run that was trained until later, and differences are paired by query."

@@ -24,6 +24,7 @@ from habitus.store import EvaluationSide, MetricGroup, read_run_record
 
 _NORMAL_95 = 1.959964
 _DRAWS = 1000
+MIN_USERS = 5  # whose mean says something about replacing a model
 
 
 class AgeRow(NamedTuple):
@@ -97,12 +98,13 @@ def measure_ageing(
     runs: Mapping[str, tuple[int, PerQuery]],
     metric: str,
     edges: Sequence[float] | None = None,
+    min_users: int = MIN_USERS,
 ) -> list[Ageing]:
     """A table per run, empty where no query is later than its training.
 
     `runs` has the last training time of each and its answers to the same queries. Queries up to that time are left out:
-    such a run has seen what others bought then. `edges` are days; by default a day, a week, four weeks and so on, as
-    far as the log reaches.
+    such a run has seen what others bought then. What replacing a model is worth needs `min_users` with queries of that
+    age. `edges` are days; by default a day, a week, four weeks and so on, as far as the log reaches.
     """
     target_times = {name: dataset.times[values.event + 1] for name, (_, values) in runs.items()}
     ages = {name: (target_times[name] - until) / MICROSECONDS_PER_DAY for name, (until, _) in runs.items()}
@@ -132,7 +134,7 @@ def measure_ageing(
         updates = tuple(
             _update_row(values.user[later], scores[name][later], ages[name][later], days)
             for days in bins[1:-1]
-            if (ages[name][later] <= days).any()
+            if len(np.unique(values.user[later][ages[name][later] <= days])) >= min_users
         )
         tables.append(Ageing(name, until, metric, rows, updates))
     return tables
