@@ -8,7 +8,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from habitus.reporting.colours import asset
-from habitus.reporting.figure import Line, Mark, Panel, PlotAxis, Points, Rule
+from habitus.reporting.figure import Line, Mark, Panel, PlotAxis, Rule
 from habitus.reporting.format import significant
 from habitus.reporting.runs import better
 from habitus.reporting.svg import draw
@@ -96,8 +96,10 @@ def _curve_panel(live: Live) -> Panel:
         if not ys or value != ys[-1] or number == len(live.curve):
             xs.append(number)
             ys.append(value)
-    marks: list[Mark] = [Line(xs, ys, "main", thick=True), Points(xs[-1:], ys[-1:], "main")]
+    marks: list[Mark] = [Line(xs, ys, "main")]
     if live.baseline is not None:
         marks.append(Rule(live.baseline, "y", "paper", "best baseline"))
-    ends = PlotAxis("runs that ended", kind="count", low=1.0, high=float(max(2, len(live.curve))))
+    last = max(2, len(live.curve))
+    ticks = tuple(float(number) for number in range(-(-last // 6), last + 1, -(-last // 6)))
+    ends = PlotAxis("runs that ended", kind="count", low=1.0, high=float(last), ticks=ticks)
     return Panel(f"Best so far: {better(live.metric)}", ends, PlotAxis(live.metric), tuple(marks))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from habitus.errors import HabitusError, Interrupted
+from habitus.errors import ConfigError, HabitusError, Interrupted
 from habitus.progress import Note
 from habitus.sizing import pace
 from habitus.store import RECORD_FILE, direction_of, read_record
@@ -75,6 +75,8 @@ class BestSoFar:
             self._seen.add(path.parent.name)
             try:
                 record = read_record(self.store, path.parent.name)
+            except Interrupted:  # a signal may arrive anywhere
+                raise
             except (HabitusError, OSError):
                 continue  # fit, plan and report refuse it by name
             metric = None if record is None else record.metrics.get(self.metric)
@@ -197,7 +199,7 @@ class StudyMonitor:
     def _publish(self, progress: StudyProgress) -> None:
         self._last = progress
         if self.file is not None:
-            with contextlib.suppress(HabitusError):  # a full disk is the runs' to notice
+            with contextlib.suppress(ConfigError):  # a full disk is the runs' to notice
                 progress.write(self.file)
         self.progress(progress)
 
