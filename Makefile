@@ -20,7 +20,7 @@ test: $(READY)  ## the suite, a few minutes on two cores
 slow: $(READY)  ## the longer tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) -m 'slow and not soak and not gpu'
 
-soak: $(READY)  ## fault tests at full counts
+soak: $(READY)  ## fault tests at full counts, and what installs large packages
 	$(BIN)/python -m pytest -q -m 'soak and not gpu'
 
 check: $(READY)  ## format, lint, types, layering

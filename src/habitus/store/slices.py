@@ -42,7 +42,7 @@ class SliceTable(Typed):
     reference: str | None = None
     comparisons: int = Field(0, description="Rows over which p values are adjusted, those of other columns included.")
     rows: tuple[SliceRow, ...]
-    worst: str | None = Field(None, description="The value whose metric is worst, among those with enough users and queries.")
+    worst: str | None = Field(None, description="The value whose metric is worst, of those with enough users.")
     examples: tuple[QueryExample, ...] = Field((), description="Its worst queries.")
 
 
