@@ -144,9 +144,20 @@ def test_similar_items_and_one_that_does_not_exist(named_tab: Tab, named: Served
     expect_answers(named_tab, 100 + (ranked["rank"] <= 100))
     page.fill("#new-price", "a lot")
     page.press("#new-price", "Enter")
-    expect(page.locator("#status")).to_have_class("bad")
-    expect(page.locator("#status")).to_contain_text("price")
+    expect(page.locator("#new-rank")).to_have_class("bad")
+    expect(page.locator("#new-rank")).to_contain_text("price")
+    expect(page.locator("#status")).to_contain_text("100 items after 1 event")
+    expect_answers(named_tab, 100)
     named_tab.clear()  # the browser reports the refusal itself
+    page.click("#answers button >> nth=0")
+    expect(page.locator("#status")).to_contain_text("after 2 events")
+    expect(page.locator("#new-rank")).to_be_empty()
+    page.click("#somebody button >> nth=0")
+    expect(page.locator("#came .badge")).to_be_visible()
+    page.press("#new-price", "Enter")
+    expect(page.locator("#new-rank")).to_have_class("bad")
+    expect(page.locator("#came .badge")).to_contain_text("rank")  # what came is ranked without it
+    named_tab.clear()
 
 
 def test_a_validation_user_is_followed_event_by_event(named_tab: Tab, named: Served, log: Log) -> None:
@@ -172,6 +183,23 @@ def test_a_validation_user_is_followed_event_by_event(named_tab: Tab, named: Ser
     page.click("#answers button >> nth=0")  # another history than the user's from here on
     expect(page.locator("#came")).to_be_hidden()
     expect(page.locator("#status")).to_contain_text(f"after {len(events) - 2} events")
+
+
+def test_times_of_every_unit_are_dates_and_tiny_shares_have_no_exponent(tab: Tab) -> None:
+    for unit, time, text in (
+        ("s", 978300760, "2000-12-31 22:12:40"),
+        ("s", "978300720.5", "2000-12-31 22:12"),
+        ("ms", 978300760123, "2000-12-31 22:12:40"),
+        ("us", 978300760123456, "2000-12-31 22:12:40"),
+        ("s", -1, "1969-12-31 23:59:59"),
+        ("s", "soon", "soon"),
+        ("datetime", "2024-05-01T10:00:00", "2024-05-01 10:00"),
+        ("order", 978300760, "978300760"),
+    ):
+        shown = "([unit, at]) => { schema = { ...schema, event_fields: { at: unit } }; return eventText({ at }); }"
+        assert tab.page.evaluate(shown, [unit, time]) == text, (unit, time)
+    shares = tab.page.evaluate("[0, 1e-9, 1e-5, 0.0123, 0.5].map(percent)")
+    assert shares == ["0.0 %", "< 0.001 %", "0.0010 %", "1.2 %", "50.0 %"]
 
 
 def test_names_are_shown_as_text_and_cut(named_tab: Tab) -> None:
