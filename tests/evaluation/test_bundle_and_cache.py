@@ -13,9 +13,10 @@ import torch
 
 from habitus.data import Dataset
 from habitus.errors import DataError, ModelError
+from habitus.evaluation import EvaluateOptions, evaluate_runs
 from habitus.events.world import World
 from habitus.files import sha256_of
-from habitus.model.bundle import BundleManifest, load_bundle
+from habitus.model.bundle import BundleManifest, chosen_run, load_bundle
 from habitus.model.cache import EmbeddingCache, build_cache, embed_rows
 from habitus.model.embed_table import embed_table
 
@@ -78,6 +79,24 @@ def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
         load_bundle(tmp_path)
     (tmp_path / "stage2" / "bundle").mkdir(parents=True)
     with pytest.raises(ModelError, match=r"name one of its stages: .*stage2"):
+        load_bundle(tmp_path)
+
+
+def test_the_folder_of_a_search_stands_for_its_best_stage(dataset: Dataset, make_run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(make_run(1) / "bundle", tmp_path / "stage1" / "bundle")
+    assert chosen_run(tmp_path) == tmp_path
+    (tmp_path / "best").symlink_to("stage1")
+    bundle = load_bundle(tmp_path)
+    assert (bundle.run_path, bundle.checksum) == (tmp_path / "stage1", load_bundle(make_run(1)).checksum)
+    assert chosen_run(tmp_path / "best") == tmp_path / "best"
+    options = EvaluateOptions(queries=200, batch_sequences=8, regimes=("batch",))
+    other = dataset.with_seq_len(2 * dataset.seq_len)  # the recipe's own length is found behind the link too
+    [found], [of_stage] = (evaluate_runs([path], other, options) for path in (tmp_path, tmp_path / "stage1"))
+    assert (found.scorer, found.specification) == (of_stage.scorer, of_stage.specification)
+    assert found.metrics["batch/loss"] == of_stage.metrics["batch/loss"]
+    (tmp_path / "best").unlink()
+    (tmp_path / "best").symlink_to("stage2")
+    with pytest.raises(ModelError, match=r"name one of its stages: .*stage1"):
         load_bundle(tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from habitus.model import (
     EmbeddingCache,
     build_cache,
     check_same_fields,
+    chosen_run,
     load_bundle,
 )
 from habitus.progress import Note, Progress
@@ -67,11 +68,14 @@ def evaluate_runs(
     """
     options, compute = options or EvaluateOptions(), compute or ComputeOptions()
     note = note or (lambda _: None)
+    chosen = [chosen_run(path) for path in paths]
     if errors is not None:
         errors.check(dataset, options)
-        paths = errors.with_reference([Path(path) for path in paths])
+        if errors.reference_run is not None:
+            errors = replace(errors, against=str(chosen_run(errors.reference_run)))
+        chosen = errors.with_reference(chosen)
         with_baselines = with_baselines or errors.reference_run is None
-    runs = find_runs(paths, note, checkpoints=checkpoints)
+    runs = find_runs(chosen, note, checkpoints=checkpoints)
     dataset = _with_seq_len_of(runs, dataset)
     # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
     queries = query_set(dataset, options)

@@ -15,7 +15,7 @@ from habitus.cards import CARD_FILE, FACTS_FILE, CardFacts, run_card
 from habitus.data import Dataset, data_facts
 from habitus.errors import ConfigError, RunError
 from habitus.files import sha256_of, staged_folder
-from habitus.model import Bundle
+from habitus.model import Bundle, chosen_run
 from habitus.progress import Note, Progress
 from habitus.record import Record
 from habitus.serving import Retriever
@@ -65,7 +65,7 @@ def export_hub(
 
     `data`, the prepared dataset, is needed where the run was never served. Items added at run time stay behind.
     """
-    run, folder = Path(run), Path(folder)
+    run, folder = chosen_run(run), Path(folder)
     _check(run, folder, license_id)
     record = read_run_record(run)
     if record.status != "done":

@@ -2,7 +2,15 @@
 
 from habitus.model.attention import MaskedWindows
 from habitus.model.behavior import BehaviorModel
-from habitus.model.bundle import Bundle, BundleManifest, autocast, bundle_in_memory, load_bundle, save_bundle
+from habitus.model.bundle import (
+    Bundle,
+    BundleManifest,
+    autocast,
+    bundle_in_memory,
+    chosen_run,
+    load_bundle,
+    save_bundle,
+)
 from habitus.model.cache import (
     CACHE_DTYPES,
     CACHE_MANIFEST,
@@ -60,6 +68,7 @@ __all__ = [
     "build_cache",
     "bundle_in_memory",
     "check_same_fields",
+    "chosen_run",
     "copy_mass",
     "copying_loss",
     "draw_dropout_mask",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FORMAT_VERSION = 1
 _TOKENIZER = "tokenizer.json"
+_BEST = "best"  # in the folder of `habitus train --data`: a link to the stage that validation chose
 
 
 class BundleManifest(Sealed):
@@ -115,8 +116,11 @@ def bundle_in_memory(model: BehaviorModel, recipe: Recipe, dataset: Dataset, pat
 
 
 def load_bundle(path: str | Path, device: torch.device | str = "cpu") -> Bundle:
-    """The bundle in a folder, or in the folder `bundle` of a run; a file that has changed is refused by name."""
-    path = _bundle_folder(Path(path))
+    """The bundle in a folder, or in the folder `bundle` of a run; a file that has changed is refused by name.
+
+    The folder of `habitus train --data` stands for its best stage.
+    """
+    path = _bundle_folder(chosen_run(path))
     manifest = BundleManifest.read(path / "bundle.json")
     if manifest.format_version != _FORMAT_VERSION:
         raise ModelError(f"{path} has format version {manifest.format_version}", expected=f"version {_FORMAT_VERSION}")
@@ -135,10 +139,23 @@ def load_bundle(path: str | Path, device: torch.device | str = "cpu") -> Bundle:
     return Bundle(path, manifest, recipe, Schema.read(path / "schema.toml"), encoders, model.to(device).eval())
 
 
+def chosen_run(path: str | Path) -> Path:
+    """The run that a folder stands for: itself, or, where only its link `best` leads to a bundle, that stage's."""
+    path = Path(path)
+    best = path / _BEST
+    if _find_bundle(path) is not None or _find_bundle(best) is None:
+        return path
+    return path / best.readlink() if best.is_symlink() else best
+
+
+def _find_bundle(path: Path) -> Path | None:
+    return next((folder for folder in (path, path / "bundle") if (folder / "bundle.json").exists()), None)
+
+
 def _bundle_folder(path: Path) -> Path:
-    for folder in (path, path / "bundle"):
-        if (folder / "bundle.json").exists():
-            return folder
+    folder = _find_bundle(path)
+    if folder is not None:
+        return folder
     stages = [str(path / stage) for stage in ("stage2", "stage1") if (path / stage / "bundle").exists()]
     raise ModelError(
         f"{path} holds no bundle",

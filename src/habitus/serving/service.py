@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from habitus.errors import HabitusError
+from habitus.model import chosen_run
 from habitus.serving.batching import Batcher, DeadlineError, Lane, QueueFullError, StoppedError
 from habitus.serving.item_store import ItemStore
 from habitus.serving.middleware import Metrics, internal_error
@@ -90,7 +91,7 @@ class Service:
         self._began = time.monotonic()
         self._swapping = False
         self._missed: list[_Update] | None = None  # updates while a new run is opened
-        resolved = run.resolve()
+        resolved = chosen_run(run).resolve()
         self._adopt(open_run(resolved, None), resolved)
         _prepare_search(self.retriever)
         self.limits = limits = self.retriever.limits
@@ -228,7 +229,7 @@ class Service:
             raise HttpError(409, "another swap is under way", next_step="wait for it", retry_after_s=5)
         self._swapping, self._missed = True, []
         try:
-            resolved = self.run.resolve()
+            resolved = chosen_run(self.run).resolve()
             shared = self.share_items or self.retriever.read_only or resolved == self._resolved
             new = await asyncio.to_thread(self._open_new, resolved, shared)
             response: SwapResponse = await self.submit("install", (new, resolved, shared), math.inf)
