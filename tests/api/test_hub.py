@@ -172,6 +172,13 @@ def test_what_cannot_be_exported_is_refused(place: Path, exported: Path, tmp_pat
         ((run, "--hub", tmp_path / "x", "--license", "My Licence!"), ConfigError, "apache-2.0, mit or other"),
         ((run, "--hub", tmp_path / "x", "--onnx", tmp_path / "y"), ConfigError, "--onnx and --hub were given"),
         ((run, "--onnx", tmp_path / "y", "--license", "mit"), ConfigError, "--license was given without --hub"),
+        ((run, "--hub", tmp_path / "x", "--replace"), ConfigError, "--replace was given with --hub"),
+        (
+            (run, "--hub", tmp_path / "x", "--out", tmp_path / "y", "--items", tmp_path, "--histories", "z"),
+            ConfigError,
+            "--out and --histories and --items were given with --hub",
+        ),
+        ((run, "--onnx", tmp_path / "x", "--replace"), ConfigError, "--replace was given with --onnx"),
         ((place, "--hub", tmp_path / "x"), RunError, r"holds no record\.json"),
     ]
     for arguments, error, message in cases:

@@ -59,6 +59,13 @@ def export(
         )
     if license_id is not None and hub is None:
         raise ConfigError("--license was given without --hub", expected="--hub FOLDER, whose card states a licence")
+    of_vectors = {"--out": out, "--histories": histories, "--items": items, "--replace": replace or None}
+    ignored = [name for name, value in of_vectors.items() if value is not None]
+    if ignored and vectors is None:
+        raise ConfigError(
+            f"{' and '.join(ignored)} {'was' if len(ignored) == 1 else 'were'} given with {given[0]}",
+            expected=f"{given[0]} FOLDER, a new folder; {', '.join(of_vectors)} belong to --vectors",
+        )
     if hub is not None:
         _export_hub(run, hub, data, license_id, device, as_json)
         return
