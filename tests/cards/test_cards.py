@@ -141,7 +141,7 @@ def test_a_card_holds_data_sizes_recipe_baselines_plan_limits_and_how_to_load() 
     facts = CardFacts(data=facts_of_data("genre"), table=results(), plan=shareable(plan()), search=found)
     text = run_card(record(), facts)
     for part in (
-        "104,519 events of 610 users on 9,742 items, 1996-03-29 to 2018-09-24",
+        "104,519 events of 610 users on 9,742 items, 1996-03-29 to 2018-09-24; windows of 32 events",  # the recipe's
         "| genre | item | category | 50% |",
         "4,000: embedder 1,000, contextualizer 3,000; tables of tokens and categories 500",
         "1.5e+09 nominal",

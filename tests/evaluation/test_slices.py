@@ -9,17 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from scipy.stats import t
 from typer.testing import CliRunner
 
 from habitus.cli.app import app
-from habitus.data import Dataset
+from habitus.cli.evaluation_tables import _print_slices
+from habitus.data import Dataset, PrepareOptions, prepare
 from habitus.errors import ConfigError, DataError
 from habitus.evaluation.baselines import Popularity
 from habitus.evaluation.evaluation import EvaluateOptions, evaluate
 from habitus.evaluation.groups import NO_VALUE, GroupOptions, Groups, bin_numbers, query_groups
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.slices import holm, slice_tables
+from habitus.events import Schema
+from habitus.record import Metric
+from habitus.store import SliceRow, SliceTable
 
 SMALL = ["--queries", "600", "--batch-sequences", "8", "--device", "cpu"]
 
@@ -109,6 +114,56 @@ def test_rows_are_paired_over_users_with_students_interval(dataset: Dataset) -> 
     assert table.worst == "a" and table.examples[0].rank == 20
 
 
+@pytest.mark.parametrize("pool", [NO_VALUE, "(others: 7 values)"])
+def test_the_worst_row_is_of_one_value(dataset: Dataset, pool: str) -> None:
+    run = per_query([1, 1, 1, 1, 20, 20, 20, 20, 20, 20], list(range(10)))
+    groups = Groups("side", "by hand", ("a", pool), np.repeat([0, 1], 5))
+    [table] = slice_tables(dataset, run, [groups], "recall@10")
+    assert table.rows[1].metric.value < table.rows[0].metric.value
+    assert table.worst == "a"
+
+
+def test_times_are_binned_by_day(tmp_path: Path) -> None:
+    users, items = np.repeat(np.arange(40), 10), np.tile(np.arange(10), 40)
+    moments = pa.array(np.arange(400) * 3_600_000_000, pa.timestamp("us"))
+    days = [datetime(2024, 2, 28 if item < 5 else 29, item, tzinfo=UTC) for item in range(9)]
+    write(tmp_path / "events.parquet", user=users, item=items, timestamp=moments, due=moments)
+    write(tmp_path / "items.parquet", item=np.arange(10), released=pa.array([*days, None], pa.timestamp("us")))
+    schema = Schema.parse(
+        {
+            "events": {"user": "user", "item": "item", "timestamp": "timestamp", "fields": {"due": "time"}},
+            "items": {"item": "item", "fields": {"released": "time"}},
+        },
+        "the test's schema",
+    )
+    options = PrepareOptions(seq_len=16, threads=1)
+    prepare(str(tmp_path / "events.parquet"), str(tmp_path / "items.parquet"), schema, tmp_path / "dataset", options)
+    dataset = Dataset.open(tmp_path / "dataset")
+    kept: list[PerQuery] = []
+    evaluate(dataset, Popularity(dataset), EvaluateOptions(("catalogue",)), keep=lambda _, one: kept.append(one))
+    ids = dataset.item_ids().column(0).to_pylist()
+    for label, rows in groups_of(dataset, kept[0], "released").items():
+        of_label = {ids[target] for target in kept[0].target[rows]}
+        assert of_label <= {"2024-02-28": set(range(5)), "2024-02-29": set(range(5, 9)), NO_VALUE: {9}}[label]
+    assert all(label.startswith("1970-01-") for label in groups_of(dataset, kept[0], "due"))
+
+
+@pytest.mark.parametrize("by", ["popularity", "weekday"])
+def test_the_name_of_a_column_is_one_piece_in_80_characters(by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    row = SliceRow(
+        value="10 (12,345 items)", users=12_345, metric=Metric(value=0.5, se=0.01, n=20_000), reference=0.4,
+        difference=0.1, low=0.05, high=0.15, p_value=0.0001,
+    )  # fmt: skip
+    table = SliceTable(
+        by=by, source="by hand", metric="recall@10", reference="popularity", comparisons=1, rows=(row,), worst=None,
+        examples=(),
+    )  # fmt: skip
+    _print_slices(Console(width=80), "run", table)
+    shown = capsys.readouterr().out
+    [head] = [line for line in shown.splitlines() if "p, Holm" in line]
+    assert head.startswith(f"{by} ") and "<.001 *" in shown and "difference [95%]" in head
+
+
 def write(path: Path, **columns: object) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
@@ -183,7 +238,7 @@ def test_a_run_is_taken_apart_against_baselines_and_against_another_run(
     make_run: Callable[[int], Path], dataset: Dataset, tmp_path: Path
 ) -> None:
     command = ["evaluate", make_run(60), "--data", dataset.path, "--regime", "batch", *SMALL]
-    shown = " ".join(habitus(*command, "--by", "repeat,history", "--page", tmp_path / "errors.html").split())
+    shown = " ".join(habitus(*command, "--by", "repeat,history,", "--page", tmp_path / "errors.html").split())
     assert "by repeat (whether the target is in the visible history), beside repeat recent" in shown
     assert "Holm's adjustment over 7 rows" in shown
     assert "recall@10 by history" in (tmp_path / "errors.html").read_text()
@@ -202,7 +257,14 @@ def test_a_run_is_taken_apart_against_baselines_and_against_another_run(
     ("arguments", "message"),
     [
         (["--by", "popularty"], "--by popularty is not a column here .*'popularity'"),
+        (["--by", "title"], "--by title is an item field of kind text"),
+        (["--by", " ,"], "names no column"),
+        (["--by-file", "nowhere.parquet"], "--by-file was given without --by"),
+        (["--against", "best"], "--against was given without --by"),
         (["--by", "repeat", "--by-metric", "coverage@10"], "coverage@10 has no value per query"),
+        (["--by", "repeat", "--by-metric", "hit_rate@10"], "(?s)no value per query.*use recall@10, which it equals"),
+        (["--by", "repeat", "--by-metric", "precision@5"], "(?s)use recall@5: .* divided by 5"),
+        (["--by", "repeat", "--by-metric", "map@10"], "(?s)use mrr@10, which it equals"),
         (["--by", "repeat", "--against", "randomness"], "neither a baseline nor a folder"),
         (["--by", "repeat", "--by-bins", "1"], "1 bins"),
         (["--by", "repeat", "--by-file", "nowhere.parquet"], "nowhere.parquet"),

@@ -14,11 +14,13 @@ from habitus.recipe import Recipe
 from habitus.training import TrainOptions, train
 
 
-def prepared(folder: Path, **world: Any) -> Dataset:
+def prepared(folder: Path, *, test_share: float = 0, **world: Any) -> Dataset:
     """The dataset of a world with windows of 32 events and texts of 6 tokens."""
     shop = World(WorldConfig(**{"num_users": 500, "num_items": 300, "events_per_user": 24, "seed": 2} | world))
     schema = WORLD_SCHEMA.model_copy(update={"world": shop.config})
-    options = PrepareOptions(seq_len=32, text_len=6, vocabulary_size=400, validation_share=0.2, test_share=0, threads=1)
+    options = PrepareOptions(
+        seq_len=32, text_len=6, vocabulary_size=400, validation_share=0.2, test_share=test_share, threads=1
+    )
     prepare_world(shop, schema, folder, options, lambda *_: None)
     return Dataset.open(folder)
 

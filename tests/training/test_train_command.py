@@ -20,6 +20,7 @@ from habitus.errors import ConfigError, RunError
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training import TrainOptions, check_best, train
+from tests.training.conftest import prepared
 
 
 def habitus(*arguments: object) -> Result:
@@ -158,6 +159,14 @@ def test_every_metric_of_a_record_may_choose_the_best_checkpoint(parent: Path) -
     assert len(record.metrics) > 50
     for metric in record.metrics:
         check_best(record.recipe, metric)
+
+
+def test_the_card_comes_next_where_there_are_test_users(recipes: tuple[Path, Path], tmp_path: Path) -> None:
+    data = prepared(tmp_path / "dataset", num_users=200, test_share=0.2)
+    common = (recipes[0], "--data", data.path, "--device", "cpu", "--threads", 1, "train.steps=2")
+    result = habitus(*common, "--out", tmp_path / "run")
+    assert f"Next: habitus card {tmp_path / 'run'} --data {data.path}\n" in result.stderr
+    assert "Next:" not in result.stdout + habitus(*common, "--out", tmp_path / "again", "--json").output
 
 
 def test_resuming_where_there_is_nothing_says_so(dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def dataset_card(data: DataFacts, license_id: str | None = None) -> str:
     )
 
 
-def describe_data(data: DataFacts) -> str:
-    """Counts, sides, fields and what was left out."""
+def describe_data(data: DataFacts, seq_len: int | None = None) -> str:
+    """Counts, sides, fields and what was left out; `seq_len` where a run's windows are not the dataset's."""
     when = "" if data.days is None else f", {data.days[0]} to {data.days[1]}"
     sides = [
         (name, f"{side.users:,}", f"{side.events:,}", f"{side.queries:,}")
@@ -49,8 +49,8 @@ def describe_data(data: DataFacts) -> str:
     fields += [_field_row("event", one) for one in data.event_fields]
     dropped = ", ".join(f"{count:,} {escape(reason.replace('_', ' '))}" for reason, count in data.dropped.items())
     return join(
-        f"{data.events:,} events of {data.users:,} users on {data.items:,} items{when}; windows of {data.seq_len} "
-        f"events. Split {_SPLITS.get(data.split, escape(data.split))}.",
+        f"{data.events:,} events of {data.users:,} users on {data.items:,} items{when}; windows of "
+        f"{seq_len or data.seq_len} events. Split {_SPLITS.get(data.split, escape(data.split))}.",
         table(("side", "users", "events", "queries"), sides),
         table(("field", "of", "kind", "filled"), fields),
         f"Rows left out: {dropped}." if dropped else "",

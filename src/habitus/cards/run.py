@@ -75,7 +75,7 @@ def run_card(record: Record, facts: CardFacts, *, name: str | None = None, licen
         "## How good it is",
         *_results(record, facts),
         "## Data",
-        "Not on record." if facts.data is None else describe_data(facts.data),
+        "Not on record." if facts.data is None else describe_data(facts.data, record.recipe.data.seq_len),
         "## Size and cost",
         table(("what", "how much"), _size_rows(record)),
         *_recipe_part(record),

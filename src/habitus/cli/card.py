@@ -11,7 +11,9 @@ EXAMPLE = """
 
 Example: `habitus card run --data dataset`
 
-A dataset or a study: `habitus card dataset`
+A dataset: `habitus card dataset`
+
+A study: `habitus card study`
 """
 
 

@@ -20,11 +20,14 @@ Where it errs, as a page: `habitus evaluate run --data dataset --by popularity,r
 
 Several processes share the catalogue: `torchrun --nproc-per-node 2 -m habitus evaluate run --data dataset`
 """
+# What has no meaning where --by takes nothing apart.
+_OF_BY = ("by_file", "by_metric", "by_bins", "by_values", "against")
 REGIMES = {"batch": ("batch",), "catalogue": ("catalogue",), "both": ("batch", "catalogue")}
 
 
 @app.command(help="Score runs against their batch's targets and against the whole catalogue." + EXAMPLE)
 def evaluate(
+    context: typer.Context,
     runs: Annotated[
         list[Path] | None,
         typer.Argument(help="Runs or checkpoints; a store stands for all of its cells. All get the same queries."),
@@ -128,8 +131,12 @@ def evaluate(
     if calibrate and not runs:
         raise ConfigError("--calibrate has no run to judge", expected="habitus evaluate RUN --data DATASET --calibrate")
     errors = None
-    if by is not None:
-        names = tuple(name.strip() for name in by.split(","))
+    if by is None:
+        _refuse_without_by(context)
+    else:
+        names = tuple(name.strip() for name in by.split(",") if name.strip())
+        if not names:
+            raise ConfigError(f"--by {by!r} names no column", expected="one or more, as in --by popularity,repeat")
         errors = ErrorOptions(names, by_file, by_metric, against, GroupOptions(by_bins, by_values))
     options = EvaluateOptions(
         regimes=REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
@@ -174,6 +181,18 @@ def evaluate(
     from habitus.cli.evaluation_tables import print_evaluations
 
     print_evaluations(evaluations)
+
+
+def _refuse_without_by(context: typer.Context) -> None:
+    """An option that would have no effect is not ignored."""
+    for name in _OF_BY:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"--{name.replace('_', '-')} was given without --by",
+                expected="the columns to take runs apart by, as in --by popularity",
+                next_step="add --by COLUMNS, or omit it",
+            )
 
 
 def _write_page(evaluations: "list[Evaluation]", page: Path) -> None:

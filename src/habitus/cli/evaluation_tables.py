@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from habitus.store import Calibration, SliceRow, SliceTable
 
 SHOWN_CUTOFF = 10
+_LONGEST_HEAD = 12  # of a column's name that is not wrapped
 
 
 def print_evaluations(evaluations: "list[Evaluation]") -> None:
@@ -58,7 +59,9 @@ def _print_slices(console: "Console", scorer: str, table: "SliceTable") -> None:
     ]
     against = "" if table.reference is None else f", beside {table.reference}"
     printed = _table(f"{Path(scorer).name} by {table.by} ({table.source}){against}", columns, rows)
-    printed.box, printed.show_edge, printed.pad_edge = SIMPLE_HEAD, False, False  # seven columns in 80 characters
+    # Seven columns in 80 characters, and the name of the first in one piece.
+    printed.box, printed.show_edge, printed.pad_edge, printed.padding = SIMPLE_HEAD, False, False, (0, 1, 0, 0)
+    printed.columns[0].min_width = min(len(table.by), _LONGEST_HEAD)
     console.print(printed)
     for one in table.examples:
         said = f"; it said {'; '.join(one.first)}" if one.first else ""

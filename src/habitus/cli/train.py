@@ -195,6 +195,8 @@ def _train_all(
     as_json: bool,
 ) -> bool:
     """Train the recipes in order; whether one of them ended in a failed Record."""
+    from shlex import quote
+
     from habitus.cards import add_plan
     from habitus.evaluation import join_ranks
     from habitus.training import train as train_one
@@ -227,6 +229,8 @@ def _train_all(
                 _print_record(record, folder, as_json)
             if record.status == "failed":
                 return True
+        if not as_json and "test" in dataset.manifest.sides():
+            note(f"Next: habitus card {quote(str(folders[-1]))} --data {quote(str(dataset.path))}")
     return False
 
 

@@ -50,6 +50,7 @@ class ErrorOptions:
             raise ConfigError(
                 f"--by-metric {self.metric} has no value per query",
                 expected=f"loss, or {', '.join(RANKING_METRICS)} with a cut-off, as in recall@10",
+                next_step=_instead(name, cutoff),
             )
         if self.metric == "loss" and ("loss" not in options.metrics or options.exclude_history):
             raise ConfigError(
@@ -70,6 +71,18 @@ class ErrorOptions:
         if self.against == "oracle" and dataset.schema.world is None:
             raise ConfigError(f"--against oracle, and {dataset.path} is not a synthetic world, so it has none")
         check_names(dataset, self.by, self.file)
+
+
+def _instead(name: str, cutoff: str) -> str:
+    """The metric per query that says the same as a classic one."""
+    if not cutoff.isdigit():
+        return ""
+    equal = {
+        "hit_rate": f"use recall@{cutoff}, which it equals with one target",
+        "precision": f"use recall@{cutoff}: with one target it is that divided by {cutoff}",
+        "map": f"use mrr@{cutoff}, which it equals with one target",
+    }
+    return equal.get(name, "")
 
 
 def slice_evaluations(

@@ -18,6 +18,7 @@ from habitus.typed import suggest_name
 from habitus.units import format_seconds
 
 NO_VALUE = "(no value)"
+OTHERS = "(others: "  # begins the label of the values that are not shown
 _DAY_US = 86_400_000_000
 _EPOCH_WEEKDAY = 3  # 1 January 1970 was a Thursday
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -91,6 +92,13 @@ class _Columns:
             choices = ", ".join(f"{place}.{name}" for place in places)
             raise ConfigError(f"--by {name} is a column of several tables", expected=f"one of {choices}")
         if not places:
+            field_kind = self.dataset.encoders.item_kinds.get(name)
+            if field_kind is not None:
+                raise ConfigError(
+                    f"--by {name} is an item field of kind {field_kind}",
+                    expected="a field of kind category, number or time",
+                    next_step="group its values in a table of your own: --by-file TABLE.parquet",
+                )
             known = list(dict.fromkeys([*_DERIVED, *(column for columns in offered.values() for column in columns)]))
             raise ConfigError(
                 f"--by {name} is not a column here ({suggest_name(name, known)})",
@@ -104,27 +112,29 @@ class _Columns:
         item_kinds, event_kinds = self.dataset.encoders.item_kinds, schema.events.fields
         offered: dict[str, dict[str, tuple[str, _Make]]] = {"item": {}, "event": {}, "file": {}}
         for spec in fields.item:
-            if spec.kind in ("category", "number") and item_kinds.get(spec.name) != "time":
-                offered["item"][spec.name] = "item field of the target", self._item_field(spec.name)
+            if spec.kind in ("category", "number"):
+                is_time = item_kinds.get(spec.name) == "time"
+                offered["item"][spec.name] = "item field of the target", self._item_field(spec.name, is_time)
         for spec in fields.event:
-            if event_kinds.get(spec.name) != "time" and spec.name != WEEKDAY:
-                offered["event"][spec.name] = "event field of the target event", self._event_field(spec.name)
+            if spec.name != WEEKDAY:
+                is_time = event_kinds.get(spec.name) == "time"
+                offered["event"][spec.name] = "event field of the target event", self._event_field(spec.name, is_time)
         if self.table is not None:
             for column in self.table.columns:
                 offered["file"][column] = self.table.source, self._file_column(column)
         return offered
 
-    def _item_field(self, name: str) -> "_Make":
+    def _item_field(self, name: str, is_time: bool) -> "_Make":
         def make(values: PerQuery, options: GroupOptions) -> tuple[list[str], np.ndarray]:
             column = self.dataset.item_features(values.target).fields[name]
-            return _encoded(column, self.dataset.encoders.item_values.get(name), options.bins)
+            return _encoded(column, self.dataset.encoders.item_values.get(name), options.bins, is_time)
 
         return make
 
-    def _event_field(self, name: str) -> "_Make":
+    def _event_field(self, name: str, is_time: bool) -> "_Make":
         def make(values: PerQuery, options: GroupOptions) -> tuple[list[str], np.ndarray]:
             column = self.dataset.event_fields[name][values.event + 1]  # the target is the next row
-            return _encoded(column, self.dataset.encoders.event_values.get(name), options.bins)
+            return _encoded(column, self.dataset.encoders.event_values.get(name), options.bins, is_time)
 
         return make
 
@@ -144,6 +154,11 @@ _Make = Callable[[PerQuery, GroupOptions], tuple[list[str], np.ndarray]]
 
 def _write_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _write_day(day: float) -> str:
+    """2024-02-29, from days since 1970."""
+    return str(np.datetime64(int(day), "D"))
 
 
 def _write_gap(seconds: float) -> str:
@@ -223,8 +238,12 @@ _DERIVED: dict[str, tuple[str, Callable[[Dataset, PerQuery, GroupOptions], tuple
 }
 
 
-def _encoded(column: np.ndarray, vocabulary: Sequence[str] | None, bins: int) -> tuple[list[str], np.ndarray]:
-    """Labels and codes of a field as it is stored: codes of categories, or numbers."""
+def _encoded(
+    column: np.ndarray, vocabulary: Sequence[str] | None, bins: int, is_time: bool
+) -> tuple[list[str], np.ndarray]:
+    """Labels and codes of a field as it is stored: codes of categories, numbers, or times as days since 1970."""
+    if is_time:
+        return bin_numbers(np.floor(column), bins, _write_day)
     if vocabulary is None:
         return bin_numbers(column, bins)
     present, codes = np.unique(column, return_inverse=True)
@@ -269,5 +288,5 @@ def _pool_rare(
     place[kept] = np.arange(len(kept))
     shown = [labels[code] for code in kept.tolist()]
     if len(kept) < len(present):
-        shown.append(f"(others: {len(present) - len(kept):,} values)")
+        shown.append(f"{OTHERS}{len(present) - len(kept):,} values)")
     return shown, place[codes]

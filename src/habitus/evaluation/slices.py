@@ -13,7 +13,7 @@ import numpy as np
 
 from habitus.data import PADDING_TOKEN, Dataset
 from habitus.errors import ConfigError
-from habitus.evaluation.groups import Groups
+from habitus.evaluation.groups import NO_VALUE, OTHERS, Groups
 from habitus.evaluation.metrics import Mean, means
 from habitus.evaluation.paired import query_values
 from habitus.evaluation.per_query import PerQuery
@@ -104,10 +104,15 @@ def _compare(reference: Mean, difference: Mean, num_users: int) -> dict[str, flo
 
 
 def _worst_row(rows: Sequence[SliceRow], metric: str) -> int | None:
-    """The place of the row whose metric is worst, among those with enough users and queries."""
+    """The place of the row whose metric is worst, among those of one value with enough users and queries."""
     sign = 1 if direction_of(metric) == "max" else -1
     least = _MIN_SHARE * sum(row.metric.n for row in rows)
-    candidates = [place for place, row in enumerate(rows) if row.users >= MIN_USERS and row.metric.n >= least]
+    candidates = [
+        place
+        for place, row in enumerate(rows)
+        if row.users >= MIN_USERS and row.metric.n >= least
+        if row.value != NO_VALUE and not row.value.startswith(OTHERS)
+    ]
     return min(candidates, key=lambda place: sign * rows[place].metric.value, default=None)
 
 
