@@ -160,6 +160,7 @@ def test_the_panel_says_what_the_files_say(store: LiveStore) -> None:
 def test_the_page_and_its_panel_are_served_to_this_machine_only(served: Any) -> None:
     _, _, address = served
     page = wait_for(address, "<article")
+    assert "4 of 6 runs" in page  # those with a Record, of those planned
     assert 'id="share"' in page and "connect-src &#39;self&#39;" in page
     assert not re.search(r"""(src|href)=["']?https?:""", page)
     panel = fetch(f"{address}panel")
@@ -194,6 +195,8 @@ def test_the_port_may_be_left_out(tmp_path: Path) -> None:
     assert "holds no store.json" in refusal("report", "--watch", "8000", nowhere)
     assert "--watch -1" in refusal("report", str(LiveStore(tmp_path / "store").path), "--watch", "-1")
     assert "--png" in refusal("report", nowhere, "--watch", "--png", "x")
+    assert "--watch was given with --out" in refusal("report", nowhere, "--watch", "--out", "x.html")
+    assert "followed by 'abc'\nExpected: a port number" in refusal("report", nowhere, "--watch", "abc")
     assert "a dry run runs nothing" in refusal("study", "--out", nowhere, "--watch", "--dry-run")
 
 

@@ -1,6 +1,7 @@
 """`habitus show` and `habitus diff`: where values came from, what they cost, and what differs by how much."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from habitus.recipe import Recipe
 from habitus.record import EvaluationSpec, Record
 from habitus.store import StoreEvaluation
 from habitus.studies import SEARCH_FILE, SearchState, compare, explain_recipe, open_subject
+from habitus.sweeps import device_kind
 from tests.reporting.make_store import small_plan
+from tests.sealing import seal_records
 
 from .live_store import CHECKSUM, LiveStore
 
@@ -97,10 +100,12 @@ def test_a_planned_recipe_says_which_law_gave_each_number(tmp_path: Path) -> Non
 
 
 def test_the_command_prints_a_table_and_json(by_hand: Path, store: LiveStore) -> None:
-    shown = CliRunner().invoke(app, ["show", str(by_hand)])
+    shown = CliRunner().invoke(app, ["show", str(by_hand), "--device", "cuda"])
     assert shown.exit_code == 0, shown.output
     assert "assumed for one H200" in shown.output and "rule: 0.002·√(B/512)" in shown.output
     assert "200: N ×1, FLOPs ×2, +" in shown.output
+    here = {"cpu": "assumed for one CPU thread", "cuda": "assumed for one H200"}[device_kind("auto")]
+    assert here in CliRunner().invoke(app, ["show", str(by_hand)]).output
     values = json.loads(CliRunner().invoke(app, ["show", str(cell(store, 0)), "--json"]).output)
     assert values["seconds"] > 0 and {knob["name"] for knob in values["knobs"]} >= {"train.steps", "model.width"}
 
@@ -131,6 +136,29 @@ def test_recipes_differ_in_knobs_and_cost_and_have_no_metrics(by_hand: Path, tmp
     assert "The recipes are the same." in same.output
     with pytest.raises(ConfigError, match="cannot be evaluated"):
         compare(open_subject(by_hand), open_subject(other), dataset=object())  # type: ignore[arg-type]
+
+
+def test_flops_and_seconds_are_those_of_the_records_where_both_have_one(store: LiveStore, by_hand: Path) -> None:
+    for number in (0, 1):
+        path = cell(store, number) / "record.json"
+        record = Record.read(path)
+        assert record.seconds is not None
+        seconds = record.seconds.model_copy(update={"train": 10.0 + number})
+        record.model_copy(update={"flops_executed": (2 + number) * 1e12, "seconds": seconds}).write(path)
+    seal_records(store.path)
+    runs = [open_subject(cell(store, number)) for number in (0, 1)]
+    sizes = {one.name: (one.first, one.second) for one in compare(*runs).sizes}
+    assert sizes["FLOPs, as run"] == (2e12, 3e12) and sizes["seconds, measured"] == (12.0, 13.0)
+    assert not [name for name in sizes if "estimated" in name]
+    mixed = {one.name for one in compare(runs[0], open_subject(by_hand)).sizes}
+    assert {"FLOPs, as run, estimated", "seconds, estimated"} < mixed and "FLOPs, as run" not in mixed
+    shown = CliRunner().invoke(app, ["diff", *(str(run.path) for run in runs)]).output
+    assert re.search(r"FLOPs, as run +2e\+12 +3e\+12 +1.5", shown)
+
+
+def test_how_to_evaluate_needs_a_dataset(by_hand: Path) -> None:
+    refused = CliRunner().invoke(app, ["diff", str(by_hand), str(by_hand), "--other-dataset", "--queries", "9"])
+    assert "--other-dataset and --queries without --data" in str(refused.exception)
 
 
 def test_means_of_records_are_compared_without_pairs_and_said_so(store: LiveStore) -> None:

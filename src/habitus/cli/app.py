@@ -35,11 +35,19 @@ class WatchingCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         following = [*args[1:], ""]
+        word = next((after for argument, after in zip(args, following, strict=True) if argument == "--watch"), "")
         args = [
             "--watch=0" if argument == "--watch" and not after.lstrip("+-").isdigit() else argument
             for argument, after in zip(args, following, strict=True)
         ]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # the class of usage errors has no public name in all versions of typer
+            if word and not word.startswith("-") and "unexpected extra argument" in str(error):
+                raise ConfigError(
+                    f"--watch is followed by {word!r}", expected="a port number, as in --watch 8000, or none"
+                ) from None
+            raise
 
 
 def check_choice(option: str, value: str, choices: tuple[Choice, ...]) -> Choice:

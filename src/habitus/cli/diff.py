@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from habitus.cli.app import app
+from habitus.cli.app import app, check_choice
 from habitus.cli.show import format_value, open_path
+from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
     from habitus.studies import ComparedRuns
 
-_EXAMPLE = "Examples: `habitus diff a.toml b.toml`; `habitus diff run-a run-b --data dataset`"
+_EXAMPLE = (
+    "Examples: `habitus diff a.toml b.toml`; `habitus diff run-a run-b --data dataset`; after `prepare --update` "
+    "`habitus diff old new --data grown --other-dataset`"
+)
 
 
 @app.command(epilog=_EXAMPLE)
@@ -26,7 +30,19 @@ def diff(
         Path | None,
         typer.Option(help="Prepared dataset: evaluate both runs on the same queries now, for paired intervals."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda: of the evaluation, and of times that are assumed.")] = "cpu",
+    other_dataset: Annotated[
+        bool, typer.Option("--other-dataset", help="Let runs of another dataset with the same encoders through.")
+    ] = False,
+    side: Annotated[
+        str | None,
+        typer.Option(help="With --data: validation or test; default: test where validation events were trained on."),
+    ] = None,
+    queries: Annotated[
+        int | None, typer.Option(min=1, help="With --data: queries to score.", show_default="20000")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda: of the evaluation, and of times that are assumed.")
+    ] = "auto",
     all_metrics: Annotated[bool, typer.Option("--all", help="All metrics, not the usual ones alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
@@ -35,10 +51,26 @@ def diff(
     Differences are B less A. They are paired where both answered the same queries and the answers are known: with
     `--data`, or after `habitus evaluate STORE --keep NAME` for two cells of that store. Else only means are compared.
     """
+    from habitus.store import EVALUATION_SIDES
     from habitus.studies import compare
 
+    given = {"--other-dataset": other_dataset, "--side": side is not None, "--queries": queries is not None}
+    if data is None and any(given.values()):
+        raise ConfigError(
+            f"{' and '.join(name for name in given if given[name])} without --data",
+            expected="the dataset to evaluate both runs on, as in --data dataset",
+        )
     one, other = (open_path(path, data, device) for path in (first, second))
-    compared = compare(one, other, dataset=one.dataset, device=device, note=lambda text: typer.echo(text, err=True))
+    compared = compare(
+        one,
+        other,
+        dataset=one.dataset,
+        device=one.device,
+        other_dataset=other_dataset,
+        side=None if side is None else check_choice("side", side, EVALUATION_SIDES),
+        queries=queries or 20_000,
+        note=lambda text: typer.echo(text, err=True),
+    )
     if as_json:
         import json
 
@@ -81,7 +113,8 @@ def _tables(compared: "ComparedRuns", all_metrics: bool) -> "list[Table | str]":
 
 
 def _row(name: str, first: object, second: object, ratio: float | None) -> tuple[str, ...]:
-    return name, format_value(first), format_value(second), "" if ratio is None else f"{ratio:.3g}"
+    texts = [f"{x:.3g}" if name.startswith("FLOPs") else format_value(x) for x in (first, second)]
+    return name, *texts, "" if ratio is None else f"{ratio:.3g}"
 
 
 def _table(header: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> "Table":

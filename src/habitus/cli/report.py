@@ -16,7 +16,7 @@ _EXAMPLE = (
 @app.command(epilog=_EXAMPLE, cls=WatchingCommand)
 def report(
     store: Annotated[Path, typer.Argument(help="A run store, or a flat CSV of runs.")],
-    out: Annotated[Path, typer.Option(help="Where to write the page.")] = Path("report.html"),
+    out: Annotated[Path | None, typer.Option(help="Where to write the page.", show_default="report.html")] = None,
     png: Annotated[Path | None, typer.Option(help="A folder for the figures as PNG files (extra 'png').")] = None,
     plan: Annotated[
         Path | None,
@@ -32,13 +32,17 @@ def report(
         from habitus.errors import ConfigError
         from habitus.studies import watch_store
 
-        if png is not None or plan is not None:
-            raise ConfigError("--watch was given with --png or --plan", expected="--watch alone: nothing is written")
+        options = {"--out": out, "--png": png, "--plan": plan}
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise ConfigError(
+                f"--watch was given with {' and '.join(given)}", expected="--watch alone: nothing is written"
+            )
         watch_store(store, watch, lambda text: typer.echo(text, err=True))
         return
     from habitus.reporting import report as write_report
 
-    written = write_report(store, out, png=png, plan=plan)
+    written = write_report(store, out or Path("report.html"), png=png, plan=plan)
     typer.echo(f"wrote {written} ({written.stat().st_size / 1e6:.2f} MB)")
     if png is not None:
         typer.echo(f"wrote {len(list(png.glob('*.png')))} figures to {png}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from habitus.studies import Knob, Subject
 
-_EXAMPLE = "Example: `habitus show out/study/recipe/stage1.toml --data dataset`"
+_EXAMPLE = "Examples: `habitus show out/study/recipe/stage1.toml --data dataset`; of a run `habitus show out/run`"
 
 
 @app.command(epilog=_EXAMPLE)
@@ -20,8 +20,8 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="RECIPE|RUN", help="A recipe in TOML, a run, or a study's folder.")],
     data: Annotated[Path | None, typer.Option(help="Prepared dataset whose fields count; else a run's own.")] = None,
     device: Annotated[
-        str, typer.Option(help="cuda (one H200) or cpu (one thread): assumed where no run was timed.")
-    ] = "cuda",
+        str, typer.Option(help="auto, cuda (one H200) or cpu (one thread): assumed where no run was timed.")
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Print every knob of a recipe: what it means, where its value came from, and what doubling it costs.
@@ -51,14 +51,15 @@ def show(
 def open_path(path: Path, data: Path | None, device: str) -> "Subject":
     """What a user named, with the dataset that counts."""
     from habitus.studies import open_subject
+    from habitus.sweeps import device_kind
 
-    check_choice("device", device, ("cuda", "cpu"))
+    check_choice("device", device, ("auto", "cpu", "cuda"))
     dataset = None
     if data is not None:
         from habitus.data import Dataset
 
         dataset = Dataset.open(data, verify=False)
-    return open_subject(path, dataset=dataset, device=device)
+    return open_subject(path, dataset=dataset, device=device_kind(device))
 
 
 def format_value(value: object) -> str:

@@ -140,7 +140,10 @@ def _about(study: Study) -> list[str]:
         return []  # of a study whose first run has not ended
     budgets = f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"
     dataset = study.tally["dataset checksum"]
-    return [plural(len(study.runs), "run"), budgets, *([f"dataset {dataset[:12]}"] if dataset else [])]
+    ended = sum(run.status != "missing" for run in study.runs)
+    runs = plural(len(study.runs), "run")
+    runs = runs if ended == len(study.runs) else f"{ended:,} of {runs}"
+    return [runs, budgets, *([f"dataset {dataset[:12]}"] if dataset else [])]
 
 
 def _number_exhibits(contents: Contents) -> dict[str, str]:

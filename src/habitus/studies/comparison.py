@@ -10,7 +10,7 @@ from habitus.errors import ConfigError
 from habitus.laws import PairedUsers
 from habitus.progress import Note
 from habitus.record import Metric
-from habitus.store import read_evaluations
+from habitus.store import EvaluationSide, read_evaluations
 from habitus.studies.subject import Subject
 
 _NORMAL_95 = 1.959964
@@ -63,11 +63,36 @@ class ComparedRuns:
         }
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """How both runs are evaluated."""
+
+    dataset: Dataset
+    device: str
+    other_dataset: bool
+    side: EvaluationSide | None
+    queries: int
+    note: Note | None
+
+
 def compare(
-    first: Subject, second: Subject, *, dataset: Dataset | None = None, device: str = "cpu", note: Note | None = None
+    first: Subject,
+    second: Subject,
+    *,
+    dataset: Dataset | None = None,
+    device: str = "cpu",
+    other_dataset: bool = False,
+    side: EvaluationSide | None = None,
+    queries: int = 20_000,
+    note: Note | None = None,
 ) -> ComparedRuns:
-    """What differs between two recipes or runs. With a dataset both runs are evaluated on the same queries now."""
-    metrics, remarks = _compare_metrics(first, second, dataset, device, note)
+    """What differs between two recipes or runs. With a dataset both runs are evaluated on the same queries now.
+
+    `other_dataset` lets runs of another dataset with the same encoders through. Without a side it is validation, or
+    test where a run was trained on the validation events.
+    """
+    asked = None if dataset is None else _Asked(dataset, device, other_dataset, side, queries, note)
+    metrics, remarks = _compare_metrics(first, second, asked)
     return ComparedRuns(
         _differing_knobs(first, second), _differing_sizes(first, second), tuple(metrics), tuple(remarks)
     )
@@ -84,7 +109,7 @@ def _differing_knobs(first: Subject, second: Subject) -> tuple[Differing, ...]:
 
 
 def _differing_sizes(first: Subject, second: Subject) -> tuple[Differing, ...]:
-    def sizes(subject: Subject) -> dict[str, float]:
+    def sizes(subject: Subject) -> dict[str, float | None]:
         cell, record = subject.cell, subject.record
         took = record.seconds if record is not None else None
         return {
@@ -93,22 +118,28 @@ def _differing_sizes(first: Subject, second: Subject) -> tuple[Differing, ...]:
             "slots seen D": cell.slots_seen,
             "D/N": cell.data_ratio,
             "FLOPs, nominal": cell.flops,
-            "FLOPs, as run": cell.executed_flops,
+            "FLOPs, as run": None if record is None else record.flops_executed,
+            "FLOPs, as run, estimated": cell.executed_flops,
             "bytes of a step": cell.bytes["total"],
-            **({"passes over the events": record.epochs} if record is not None and record.epochs else {}),
+            "passes over the events": None if record is None else record.epochs or None,
+            "seconds, measured": None if took is None else took.warmup + took.train + took.evaluate,
             "seconds, estimated": subject.seconds(subject.recipe),
-            **({} if took is None else {"seconds, measured": took.warmup + took.train + took.evaluate}),
         }
 
     one, other = sizes(first), sizes(second)
-    return tuple(Differing(name, one[name], other[name]) for name in one if name in other and one[name] != other[name])
+    known = [name for name in one if one[name] is not None and other[name] is not None]
+    for name, estimate in (
+        ("FLOPs, as run", "FLOPs, as run, estimated"),
+        ("seconds, measured", "seconds, estimated"),
+    ):
+        if name in known:
+            known.remove(estimate)
+    return tuple(Differing(name, one[name], other[name]) for name in known if one[name] != other[name])
 
 
-def _compare_metrics(
-    first: Subject, second: Subject, dataset: Dataset | None, device: str, note: Note | None
-) -> tuple[list[MetricDifference], list[str]]:
+def _compare_metrics(first: Subject, second: Subject, asked: _Asked | None) -> tuple[list[MetricDifference], list[str]]:
     seeds = "one run each: the intervals are over users, and say nothing of other seeds"
-    if dataset is not None:
+    if asked is not None:
         without = [str(one.path) for one in (first, second) if not one.has_model]
         if without:
             raise ConfigError(
@@ -116,25 +147,47 @@ def _compare_metrics(
                 expected="two runs with their models, or no --data",
                 next_step="train them first: habitus train RECIPE --data DATASET --out RUN",
             )
-        return _evaluate_both(first, second, dataset, device, note), [seeds]
+        metrics = _evaluate_both(first, second, asked)
+        return metrics, [*_trained_elsewhere(first, second, asked.dataset), seeds]
     if first.record is None or second.record is None:
         return [], [f"no metrics: {'neither' if first.record is second.record else 'only one'} has a Record"]
     failed = [str(one.path) for one in (first, second) if one.record is not None and one.record.status == "failed"]
     if failed:
         return [], [f"no metrics: {' and '.join(failed)} failed"]
     if first.record.dataset_checksum != second.record.dataset_checksum:
-        return [], ["no metrics are compared: the runs are of different datasets"]
+        return [], [
+            "no metrics are compared: the runs are of different datasets; "
+            "--data DATASET --other-dataset evaluates both on one"
+        ]
     kept = _kept(first, second)
     if kept:
         return kept, [seeds]
     return _of_records(first, second, seeds)
 
 
-def _evaluate_both(
-    first: Subject, second: Subject, dataset: Dataset, device: str, note: Note | None
-) -> list[MetricDifference]:
-    """Both on the validation users, or on the test users where the validation events were trained on."""
-    from habitus.evaluation import ComputeOptions, EvaluateOptions, PerQuery, evaluate_runs, paired_difference
+def _trained_elsewhere(first: Subject, second: Subject, dataset: Dataset) -> list[str]:
+    """What to bear in mind where a run is of another dataset than it was evaluated on."""
+    names = [
+        name
+        for name, one in (("A", first), ("B", second))
+        if one.record is not None and one.record.dataset_checksum != dataset.checksum
+    ]
+    what = (
+        f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} trained on another dataset than {dataset.path}"
+    )
+    return [f"{what}: users that are asked here may have been trained on there"] if names else []
+
+
+def _evaluate_both(first: Subject, second: Subject, asked: _Asked) -> list[MetricDifference]:
+    """Both on the side asked for; else on validation, or on test where the validation events were trained on."""
+    from habitus.evaluation import (
+        ComputeOptions,
+        EvaluateOptions,
+        PerQuery,
+        evaluate_runs,
+        paired_difference,
+        resolve_device,
+    )
 
     values: dict[tuple[str, str], PerQuery] = {}
 
@@ -142,9 +195,11 @@ def _evaluate_both(
         values[scorer, regime] = per_query
 
     refit = any(one.recipe.data.include_validation for one in (first, second))
-    options = EvaluateOptions(regimes=("catalogue",), side="test" if refit else "validation")
-    compute = ComputeOptions(device=device)
-    one, other = evaluate_runs([first.path, second.path], dataset, options, compute, note=note, keep=keep)
+    side = asked.side or ("test" if refit else "validation")
+    options = EvaluateOptions(regimes=("catalogue",), side=side, queries=asked.queries)
+    compute = ComputeOptions(resolve_device(asked.device), asked.other_dataset)
+    paths = [first.path, second.path]
+    one, other = evaluate_runs(paths, asked.dataset, options, compute, note=asked.note, keep=keep)
     rows = []
     for metric in ("loss", "recall@10", "ndcg@10", "mrr@10"):
         name = f"catalogue/{metric}"
