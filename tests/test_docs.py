@@ -75,7 +75,7 @@ STARTS = {
     "docs/prepare.md": "log items.parquet",
     "docs/report.md": "STORE plan.json runs.csv",
     "docs/serve.md": "dataset run RUN DATASET log.parquet",
-    "docs/show.md": "recipe.toml stage1.toml study dataset run-a run-b",
+    "docs/show.md": "recipe.toml stage1.toml study dataset run run-a run-b",
     "docs/sizing.md": "recipe.toml out",
     "docs/study.md": "dataset study",
     "docs/sweep.md": "DATASET",

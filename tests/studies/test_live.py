@@ -227,7 +227,7 @@ def test_a_browser_follows_the_runs_and_then_the_end(served: Any) -> None:
         assert page.input_value("#metric") == "catalogue/recall@10"
         assert page.evaluate("document.querySelector('#words').mine") is True
         assert page.evaluate("document.querySelector('#live-logs details').open") is True
-        assert "5 of 6" in page.text_content("#live-axes")
+        wait_until(page, "document.querySelector('#live-axes').textContent.includes('5 of 6')")
         page.locator("#share .view:not([hidden]) .panels").evaluate("e => e.focus({preventScroll: true})")
         page.keyboard.press("ArrowRight")
         assert page.locator("#tip").is_visible()  # new figures answer the keyboard, too

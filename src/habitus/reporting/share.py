@@ -97,7 +97,8 @@ def _flop_share_fit(study: Study, rows: Sequence[RunRow], metric: str, optima: d
     shares = values_of_runs(rows, "embedder_flop_share")
     if len(set(shares)) < 6:
         return []
-    law = two_term(shares, values_of_runs(rows, metric), direction_of(metric))
+    points = sorted(set(zip(shares, values_of_runs(rows, metric), strict=True)))  # a cell may stand in two sweeps
+    law = two_term([x for x, _ in points], [y for _, y in points], direction_of(metric))
     curve = two_term_curve(law, min(shares), max(shares))
     if law.ok:
         optima[rows[0].budget] = float(law["x_opt"])
