@@ -31,7 +31,7 @@ from softmax import machine
 
 SHARES = (0.5, 0.8, 0.95)
 OVERLOAD = 2.0
-MOST_OPEN = 256  # connections; what is due beyond them waits, and its time counts
+MOST_OPEN = 4096  # connections; what is due beyond them waits, and its time counts
 SWAPS = 3
 
 
