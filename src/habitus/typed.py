@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -169,6 +170,8 @@ def _indent_json(value: Any, line: str) -> str:
     """What json.dumps(value, indent=2) writes, at C's speed: its own indenting is Python, entry by entry."""
     if type(value) is str:
         return encode_basestring(value)
+    if type(value) is int or (type(value) is float and math.isfinite(value)):
+        return repr(value)
     if not value or not isinstance(value, (dict, list)):
         return _flat_encoder(",")(value)
     inner = f"{line}  "
