@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from habitus.data import Dataset, Field, Fields
-from habitus.model import BehaviorModel, load_bundle
+from habitus.model import BehaviorModel, item_tensors, load_bundle
 from habitus.record import Record
 from habitus.training import TrainOptions, train
 
@@ -50,6 +51,13 @@ def test_new_categories_begin_as_unknown_ones(dataset: Dataset, recipe_of: Calla
     for name, tensor in small.state_dict().items():
         if "categories" not in name:
             assert torch.equal(large.state_dict()[name], tensor), name
+    # An item with values that are new has the vector that it had when they were unknown.
+    features = dataset.item_features(np.arange(5))
+    for spec in grown_fields.item:
+        if spec.kind == "category":
+            features.fields[spec.name][3] = spec.size - 1
+    before, after = (one.eval().embed_items(item_tensors(features, model)) for one in (small, large))
+    torch.testing.assert_close(after, before)
 
 
 def grow(fields: Fields) -> Fields:
