@@ -1,5 +1,6 @@
 """The Recipe: everything that determines one stage of one run, and nothing else."""
 
+import re
 from operator import not_
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -32,6 +33,17 @@ Precision = Literal["bf16", "fp32"]
 Regime = Literal["batch", "catalogue"]  # the candidates of an evaluation: a batch's own, or the catalogue
 MetricGroup = Literal["loss", "ranking", "coverage", "classic", "auc", "lists"]  # what an evaluation can be asked for
 METRIC_GROUPS: tuple[MetricGroup, ...] = ("loss", "ranking", "coverage")  # what it measures unless asked for others
+
+HORIZON = re.compile(r"([1-9]\d{0,4})([hd])(_new)?")  # 7d, 36h; with _new items that a user had before are left out
+
+
+def _check_horizon(text: str) -> str:
+    if not HORIZON.fullmatch(text):
+        raise ValueError(f"{text!r} is not a horizon, such as 7d, 36h, or 7d_new without what a user had before")
+    return text
+
+
+Horizon = Annotated[str, AfterValidator(_check_horizon)]
 
 # Raised when the numerics change, so that Records from before and after are not mixed up.
 RECIPE_VERSION = 1
@@ -113,6 +125,9 @@ class TrainRecipe(Typed):
     item_dropout: float = Field(0.0, ge=0, lt=1, exclude_if=not_, description="Of entries of item vectors.")
     clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     precision: Precision = Field("bf16", description="Of the matrix products.")
+    attention_flops: bool = Field(
+        False, exclude_if=not_, description="Nominal FLOPs count attention's own term, 6·D·seq_len·width·depth."
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="Keys every random stream of the run.")
 
     @model_validator(mode="after")
@@ -155,6 +170,14 @@ class EvaluateRecipe(Typed):
         min_length=1,
         exclude_if=lambda groups: groups == METRIC_GROUPS,
         description="Groups of metrics measured: loss, ranking, coverage; classic, auc, lists.",
+    )
+    contexts: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), exclude_if=not_, description="Also, at the end: the same queries with so many events each, as in [10, 100]."
+    )
+    horizons: tuple[Horizon, ...] = Field(
+        (),
+        exclude_if=not_,
+        description="Under a split by time, also the items of the days after the cut: 7d; 7d_new without repeats.",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Chooses queries and candidate subset.")
 

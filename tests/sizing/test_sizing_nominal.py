@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from habitus.errors import ConfigError
-from habitus.recipe import ModelRecipe
+from habitus.recipe import ModelRecipe, Recipe, TrainRecipe
 from habitus.sizing import (
     TYPICAL_INPUTS,
     CellRequest,
     Inputs,
+    attention_term,
     cell_of,
+    cell_of_recipe,
     embedder_flop_share,
     item_cache_flops,
     largest_num_negatives,
@@ -38,6 +40,30 @@ def test_one_step_of_stage_1_worked_by_hand() -> None:
 def test_one_step_of_stage_2_worked_by_hand() -> None:
     # 6·2·4·(100 + 3·(2·4 + 7)·5) = 48·(100 + 225)
     assert stage2_step_flops(100, B=2, L=4, h=5, K=7) == 48 * 325
+
+
+def test_attention_joins_the_contextualizer_where_it_is_counted() -> None:
+    assert attention_term(6, 3, L=4) == 72
+    model = ModelRecipe(joint_dim=8, width=32, depth=3, text_depth=1)
+    plain, counted = (cell_of(model, batch_sequences=2, steps=5, seq_len=4, attention=on) for on in (False, True))
+    # Five steps of eight slots, each 6·4·32·3 more.
+    assert counted.flops - plain.flops == 5 * 8 * 6 * 4 * 32 * 3
+    assert counted.executed_flops == plain.executed_flops  # which always held it
+    second = [
+        cell_of(model, batch_sequences=2, steps=5, seq_len=4, stage=2, num_negatives=7, attention=on).flops
+        for on in (False, True)
+    ]
+    assert second[1] - second[0] == 5 * 8 * 6 * 4 * 32 * 3
+
+
+def test_a_recipe_says_whether_attention_is_counted() -> None:
+    train = {"batch_sequences": 2, "steps": 5, "learning_rate": 0.1}
+    model = ModelRecipe(joint_dim=8, width=32, depth=3, text_depth=1)
+    plain = Recipe(model=model, train=TrainRecipe(**train))
+    counted = Recipe(model=model, train=TrainRecipe(**train, attention_flops=True))
+    assert "attention_flops" not in plain.to_values()["train"] and "contexts" not in plain.to_values()["evaluate"]
+    difference = cell_of_recipe(counted).flops - cell_of_recipe(plain).flops
+    assert difference == 5 * 2 * 256 * 6 * 256 * 32 * 3
 
 
 def test_large_totals_lose_no_digit() -> None:

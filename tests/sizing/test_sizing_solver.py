@@ -1,6 +1,7 @@
 """The solver gives the nearest buildable cell; a twin that searches everything says so."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -36,7 +37,8 @@ def brute_force(request: CellRequest, inputs: Inputs, *, max_h: int, max_width: 
                         joint_dim=h, width=width, depth=depth, head_dim=head_dim, text_depth=request.text_depth
                     )
                     parts = breakdown(model, inputs)
-                    step = stage1_step_flops(parts.embedder_params, parts.contextualizer_params, B=B, L=L, t=24, h=h)
+                    counted = parts.contextualizer_params + (L * width * depth if request.attention else 0)
+                    step = stage1_step_flops(parts.embedder_params, counted, B=B, L=L, t=24, h=h)
                     steps = round(request.flops / step)
                     ratio = steps * B * L / parts.params
                     if ratio < request.data_ratio / 1.05:
@@ -63,6 +65,18 @@ def test_a_search_of_everything_finds_no_nearer_cell(flops: float, share: float)
     model = (cell := solve(request)).model
     found = (model.joint_dim, model.width, model.depth, model.head_dim, cell.steps)
     assert found == brute_force(request, TYPICAL_INPUTS, max_h=96, max_width=200 if flops < 3e13 else 560)
+
+
+@pytest.mark.parametrize("seq_len", (256, 1024))
+@pytest.mark.parametrize("share", (0.02, 0.10))
+def test_a_search_of_everything_finds_no_nearer_cell_where_attention_is_counted(share: float, seq_len: int) -> None:
+    request = CellRequest(
+        flops=1e13, share=share, data_ratio=15, batch_sequences=4096 // seq_len, seq_len=seq_len, attention=True
+    )
+    model = (cell := solve(request)).model
+    found = (model.joint_dim, model.width, model.depth, model.head_dim, cell.steps)
+    assert found == brute_force(request, TYPICAL_INPUTS, max_h=96, max_width=200)
+    assert cell.params < solve(replace(request, attention=False)).params  # the same budget, with more to pay
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -34,6 +34,9 @@ def size(
     text_len: Annotated[int | None, typer.Option(help="Text tokens per item; else the dataset's, or 24.")] = None,
     text_depth: Annotated[int, typer.Option(help="Layers of the text encoder.")] = 4,
     copying: Annotated[bool, typer.Option("--copying", help="With a copy head over the user's past.")] = False,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="Count attention's own term too, 6·D·seq_len·width·depth.")
+    ] = False,
     dataset: Annotated[
         Path | None, typer.Option(help="Prepared dataset whose fields count; else typical ones are assumed.")
     ] = None,
@@ -44,6 +47,9 @@ def size(
     Give `--share` or `--joint-dim`, and two of `--flops`, `--data-ratio`, `--steps`, `--width` with `--depth`.
 
     Example: `habitus size --flops 1e17 --share 0.06 --data-ratio 15 --batch-sequences 256`
+
+    With long windows: `habitus size --flops 1e15 --share 0.02 --data-ratio 15 --batch-sequences 16 --seq-len 1024
+    --attention`
     """
     from habitus.recipe import Recipe
     from habitus.sizing import CellRequest, cell_of_recipe, ladder_batch_sequences, solve
@@ -63,6 +69,7 @@ def size(
         text_len=text_len or facts.text_len,
         text_depth=text_depth,
         copying=copying,
+        attention=attention,
     )
     if recipe is not None:
         _refuse_both(recipe, request, batch_sequences)
@@ -102,6 +109,7 @@ def _refuse_both(recipe: Path, request: "CellRequest", batch_sequences: int | No
     options = ["--" + name.replace("_", "-") for name in names if getattr(request, name) is not None]
     options += ["--batch-sequences"] if batch_sequences is not None else []
     options += ["--copying"] if request.copying else []
+    options += ["--attention"] if request.attention else []
     if options:
         raise ConfigError(
             f"{recipe} and {', '.join(options)} given",

@@ -4,6 +4,7 @@ from habitus.sizing.cell import Cell, cell_of, cell_of_recipe, ladder_batch_sequ
 from habitus.sizing.executed import Workload, executed_step_flops
 from habitus.sizing.memory import training_bytes
 from habitus.sizing.nominal import (
+    attention_term,
     embedder_flop_share,
     item_cache_flops,
     largest_num_negatives,
@@ -55,6 +56,7 @@ __all__ = [
     "SpeedModel",
     "StepSpeed",
     "Workload",
+    "attention_term",
     "breakdown",
     "cell_of",
     "cell_of_recipe",

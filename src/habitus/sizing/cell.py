@@ -11,7 +11,13 @@ from pydantic import Field
 from habitus.recipe import ModelRecipe, Optimizer, Precision, Recipe
 from habitus.sizing.executed import Workload, executed_step_flops
 from habitus.sizing.memory import item_cache_bytes, training_bytes
-from habitus.sizing.nominal import embedder_flop_share, item_cache_flops, stage1_step_flops, stage2_step_flops
+from habitus.sizing.nominal import (
+    attention_term,
+    embedder_flop_share,
+    item_cache_flops,
+    stage1_step_flops,
+    stage2_step_flops,
+)
 from habitus.sizing.structure import TYPICAL_INPUTS, Inputs, breakdown, tokens_per_item
 from habitus.typed import Typed
 
@@ -56,19 +62,24 @@ def cell_of(
     num_negatives: int = 0,
     inputs: Inputs = TYPICAL_INPUTS,
     work: Workload | None = None,
+    attention: bool = False,
     precision: Precision = "bf16",
     optimizer: Optimizer = "adamw",
     wanted: dict[str, float] | None = None,
     catalogue_items: int | None = None,
 ) -> Cell:
-    """The cell of a model that trains for `steps`; `work` replaces the expected content of one step."""
+    """The cell of a model that trains for `steps`; `work` replaces the expected content of one step.
+
+    With `attention` its own term counts among the nominal FLOPs.
+    """
     parts = breakdown(model, inputs)
     p_e, p = parts.embedder_params, parts.contextualizer_params
     B, L, h, t = batch_sequences, seq_len, model.joint_dim, tokens_per_item(model.text_len, inputs)
+    counted = p + (attention_term(model.width, model.depth, L=L) if attention else 0)
     if stage == 1:
-        step_flops = stage1_step_flops(p_e, p, B=B, L=L, t=t, h=h)
+        step_flops = stage1_step_flops(p_e, counted, B=B, L=L, t=t, h=h)
     else:
-        step_flops = stage2_step_flops(p, B=B, L=L, h=h, K=num_negatives)
+        step_flops = stage2_step_flops(counted, B=B, L=L, h=h, K=num_negatives)
     work = work or Workload.expected(B=B, L=L, t=t, K=num_negatives, stage=stage)
     memory = training_bytes(model, inputs, parts, work, precision=precision, optimizer=optimizer)
     cache_flops = None
@@ -91,7 +102,7 @@ def cell_of(
         data_ratio=steps * B * L / parts.params,
         flops_per_step=step_flops,
         flops=step_flops * steps,
-        embedder_flop_share=embedder_flop_share(p_e, p, B=B, L=L, t=t, h=h) if stage == 1 else None,
+        embedder_flop_share=embedder_flop_share(p_e, counted, B=B, L=L, t=t, h=h) if stage == 1 else None,
         executed_flops=sum(executed_step_flops(model, inputs, work).values()) * steps,
         bytes=memory,
         flops_item_cache=cache_flops,
@@ -110,6 +121,7 @@ def cell_of_recipe(recipe: Recipe, inputs: Inputs = TYPICAL_INPUTS, *, catalogue
         stage=recipe.train.stage,
         num_negatives=recipe.train.num_negatives,
         inputs=inputs,
+        attention=recipe.train.attention_flops,
         precision=recipe.train.precision,
         optimizer=recipe.train.optimizer,
         catalogue_items=catalogue_items,

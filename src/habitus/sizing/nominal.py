@@ -16,6 +16,16 @@ def stage2_step_flops(p: int, *, B: int, L: int, h: int, K: int) -> int:
     return 6 * B * L * (p + 3 * (B * L + K) * h)
 
 
+def attention_term(width: int, depth: int, *, L: int) -> int:
+    """L·width·depth, which joins p where attention is counted: 6·D·L·width·depth over D slots.
+
+    Scores and sums of a causal window multiply 2·L·width per slot and layer, and three times that with gradients. The
+    paper's Equation 1 leaves it out. Of the layers' 12·depth·width² it is L/(12·width): 4% at width 512 and L = 256,
+    two thirds at width 128 and L = 1,024.
+    """
+    return L * width * depth
+
+
 def item_cache_flops(p_e: int, *, t: int, items: int) -> int:
     """2·I·t·p_e: one forward pass of the embedder over the catalogue, reported apart from both stages."""
     return 2 * items * t * p_e

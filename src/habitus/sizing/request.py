@@ -31,6 +31,7 @@ class CellRequest:
     text_len: int = 24
     text_depth: int = 4
     copying: bool = False
+    attention: bool = False  # count attention's own term
 
     @property
     def shape_given(self) -> bool:

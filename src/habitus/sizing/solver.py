@@ -7,12 +7,12 @@ For every embedder width h, Equation 1 is solved for the contextualizer's size p
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from habitus.errors import ConfigError
 from habitus.recipe import ModelRecipe
 from habitus.sizing.cell import Cell, cell_of
-from habitus.sizing.nominal import stage1_step_flops
+from habitus.sizing.nominal import attention_term, stage1_step_flops
 from habitus.sizing.request import CellRequest, check_request
 from habitus.sizing.structure import (
     TYPICAL_INPUTS,
@@ -73,6 +73,7 @@ def solve(request: CellRequest, inputs: Inputs = TYPICAL_INPUTS, *, catalogue_it
         steps=best.steps,
         seq_len=request.seq_len,
         inputs=inputs,
+        attention=request.attention,
         wanted=request.targets(),
         catalogue_items=catalogue_items,
     )
@@ -126,24 +127,39 @@ def _continuous_distances(request: CellRequest, inputs: Inputs) -> Iterator[tupl
             return
 
 
-def _target_contextualizer(request: CellRequest, inputs: Inputs, h: int) -> float:
+def _target_contextualizer(request: CellRequest, inputs: Inputs, h: int, width: int | None = None) -> float:
     """p as a real number, at which the request is met exactly with an embedder of width h.
 
-    With D = r·N the budget reads C = 6·r·(p_e + p)·(p + a), a = t·p_e + 3·B·L·h: a quadratic in p.
+    With D = r·N the budget reads C = 6·r·(p_e + p)·(k·p + a), a = t·p_e + 3·B·L·h: a quadratic in p. k is 1, or where
+    attention is counted 1 + L/(12·width), about: exactly so for the layers, and a takes off what is no layer.
     """
     if request.width is not None and request.depth is not None:
         return sum(contextualizer_parts(h, request.width, request.depth, inputs, copying=request.copying).values())
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
     slots = request.batch_sequences * request.seq_len
     a = tokens_per_item(request.text_len, inputs) * p_e + 3 * slots * h
+    k = 1.0
+    if request.attention and request.flops is not None:
+        width = width or request.width or _typical_width(request, inputs, h)
+        k += request.seq_len * width / block_params(width)
+        a -= (k - 1) * sum(contextualizer_parts(h, width, 0, inputs, copying=request.copying).values())
     if request.flops is not None and request.data_ratio is not None:
-        half = (p_e + a) / 2
-        return -half + math.sqrt(half * half - p_e * a + request.flops / (6 * request.data_ratio))
+        half = (p_e + a / k) / 2
+        return -half + math.sqrt(half * half - p_e * a / k + request.flops / (6 * request.data_ratio) / k)
     assert request.steps is not None
     if request.flops is not None:
-        return request.flops / (6 * slots * request.steps) - a
+        return (request.flops / (6 * slots * request.steps) - a) / k
     assert request.data_ratio is not None
     return request.steps * slots / request.data_ratio - p_e
+
+
+def _typical_width(request: CellRequest, inputs: Inputs, h: int) -> int:
+    """The width of a contextualizer of the preferred aspect at which the request is met; attention costs by it."""
+    depth, width = request.depth, 64
+    for _ in range(8):  # from any start the width settles within a few rounds
+        p = max(1.0, _target_contextualizer(request, inputs, h, width))
+        width = max(4, round((p * _TARGET_ASPECT / 12) ** (1 / 3) if depth is None else math.sqrt(p / (12 * depth))))
+    return width
 
 
 def _best_shape(request: CellRequest, inputs: Inputs, h: int) -> _Candidate | None:
@@ -153,10 +169,12 @@ def _best_shape(request: CellRequest, inputs: Inputs, h: int) -> _Candidate | No
 
 
 def _candidates(request: CellRequest, inputs: Inputs, h: int) -> Iterator[_Candidate]:
-    target = _target_contextualizer(request, inputs, h)
+    # Without attention's term no model is larger, so that it bounds the widths.
+    largest = _target_contextualizer(replace(request, attention=False), inputs, h)
     head_dims = _HEAD_DIMS if request.head_dim is None else (request.head_dim,)
     for head_dim in head_dims:
-        for width in _widths(request, head_dim, target):
+        for width in _widths(request, head_dim, largest):
+            target = _target_contextualizer(request, inputs, h, width) if request.attention else largest
             for depth in _depths(request, inputs, h, width, target):
                 candidate = _build_candidate(request, inputs, h, width, depth, head_dim)
                 if candidate is not None:
@@ -190,7 +208,8 @@ def _build_candidate(
     p = sum(contextualizer_parts(h, width, depth, inputs, copying=request.copying).values())
     t = tokens_per_item(request.text_len, inputs)
     B, L = request.batch_sequences, request.seq_len
-    step_flops = stage1_step_flops(p_e, p, B=B, L=L, t=t, h=h)
+    counted = p + (attention_term(width, depth, L=L) if request.attention else 0)
+    step_flops = stage1_step_flops(p_e, counted, B=B, L=L, t=t, h=h)
     if request.flops is not None:
         steps = round(request.flops / step_flops)
     elif request.steps is not None:
