@@ -30,7 +30,7 @@ from habitus.store import ManifestRow, SweepManifest, manifest_path, read_record
 from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, preset_dataset, sweep
 
 PIECES = ("surface", "axes", "optimizers", "forecast")
-AXES = ("share", "batch", "depth", "allocation", "negatives")
+AXES = ("share", "depth", "allocation", "negatives", "batch")
 SHARES, BATCHES, RATES, SIZES = (0.01, 0.6), (0.25, 4.0), (1 / 3, 3.0), (0.2, 5.0)  # ranges; of the usual but for s
 SEEDED, SEEDS = 4, 3
 ADAMW_RATE = 4e-3  # at 512 windows

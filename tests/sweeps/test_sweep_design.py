@@ -22,6 +22,13 @@ from habitus.sweeps.request import SweepRequest, parse_budgets, rate_grid
 LARGE = DatasetFacts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 200_000_000)
 
 
+def own_world(preset: Preset) -> DatasetFacts:
+    """The facts of the world that a preset names, without the validation users."""
+    world = preset.world
+    windows = round(0.95 * world.num_users * world.events_per_user / world.seq_len)
+    return DatasetFacts("0" * 64, TYPICAL_INPUTS, world.seq_len, world.text_len, world.num_items, windows)
+
+
 @pytest.fixture(scope="module")
 def paper() -> Preset:
     return load_preset("paper")
@@ -225,7 +232,7 @@ def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
     )
     assert recipe.hash("0" * 64) == "34866d13c6eb1e7926968882dc036d5e1f202696ebb6cea91da2654227b8ec79"
     assert _cell_hash(recipe) == "2cf1e717"
-    assert load_preset("paper").hash("share") == "5a3ddddf68e45af9246ba35da23dcd110a249828aa0631e3ae6a9323df7ac6f1"
+    assert load_preset("paper").hash("share") == "b8b9106c7349e961fe645ba1ceff02e811774edd07b117e794eaa938088510de"
 
 
 def test_another_learning_rate_changes_rate_and_hash_only(facts: DatasetFacts, tiny: Preset) -> None:
@@ -337,3 +344,39 @@ def test_three_sizes_are_repeated_and_at_the_top_run_at_more_rates(facts: Datase
     asked = SweepRequest(seeds=1)
     changed = tiny.model_copy(update={"allocation": allocation})
     assert len(design_axis("allocation", facts, changed, request=asked).cells) == len(plain.cells)
+
+
+def test_every_preset_affords_six_negative_counts_at_three_budgets_as_a_law_of_k_needs() -> None:
+    for name in ("quick", "standard", "paper"):
+        preset = load_preset(name)
+        counts: dict[float, set[int]] = {}
+        for planned in design_axis("negatives", own_world(preset), preset).cells:
+            if planned.recipe.train.num_negatives:
+                counts.setdefault(planned.row.flops_budget, set()).add(planned.recipe.train.num_negatives)
+        assert sum(len(positive) >= 6 for positive in counts.values()) >= 3, (name, counts)
+
+
+def test_standard_affords_the_whole_catalogue_as_negatives_at_1e15() -> None:
+    preset = load_preset("standard")
+    cells = design_axis("negatives", own_world(preset), preset, request=SweepRequest((1e15,), 1)).cells
+    assert max(planned.recipe.train.num_negatives for planned in cells) == preset.world.num_items == 1_000_000
+
+
+def test_the_papers_world_is_long_enough_for_every_shape_at_1e19(paper: Preset) -> None:
+    design = design_axis("allocation", own_world(paper), paper)
+    assert not [out for out in design.left_out if "epoch" in out.reason]
+    shapes = {p.row.cell_id for p in design.cells if p.row.flops_budget == 1e19}
+    assert len(shapes) == paper.allocation.num_shapes
+
+
+def test_depth_rows_have_the_printed_shares_and_depth_and_negatives_three_rates_per_cell(paper: Preset) -> None:
+    shares = {
+        (planned.row.flops_budget, planned.recipe.model.depth): planned.row.realised["embedder_share"]
+        for planned in design_axis("depth", LARGE, paper, request=SweepRequest(learning_rates=1)).cells
+    }
+    for budget, depth, printed in ((1e15, 12, 0.005), (1e16, 6, 0.037), (1e17, 4, 0.061), (1e18, 32, 0.009)):
+        assert 1 / 1.15 < shares[budget, depth] / printed < 1.15, (budget, depth)
+    for preset in (paper, load_preset("standard")):
+        for axis in ("depth", "negatives"):
+            rates = Counter(planned.row.cell_id for planned in design_axis(axis, own_world(preset), preset).cells)
+            assert set(rates.values()) == {3}, (preset.name, axis)
