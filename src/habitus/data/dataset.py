@@ -16,6 +16,7 @@ from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
+from habitus.data.targets import WEIGHT_FILE, TargetRows
 from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
@@ -45,6 +46,8 @@ class Dataset:
         self.items = self.records[ITEM]
         self.times = map_array(path / "events" / "time.npy")
         self.user_offsets = map_array(path / "users" / "offsets.npy")
+        # The weight of every event as a target, float32; None: the schema has no [targets], and all count the same.
+        self.target_weight = map_array(require_file(path, manifest, WEIGHT_FILE)) if self.schema.targets else None
         self.event_fields = {
             spec.name: self.records[record_field(number)] for number, spec in enumerate(self.fields.event)
         }
@@ -89,6 +92,7 @@ class Dataset:
         other.user_share, other.user_part = share, part
         other._sides = {side: cut for side, cut in self._sides.items() if side != "train"}
         other.__dict__.pop("item_train_counts", None)
+        other.__dict__.pop("item_target_counts", None)
         return other
 
     def with_validation(self, include: bool = True) -> "Dataset":
@@ -100,6 +104,17 @@ class Dataset:
         other.includes_validation = include
         other._sides = {side: cut for side, cut in self._sides.items() if side != "train"}
         other.__dict__.pop("item_train_counts", None)
+        other.__dict__.pop("item_target_counts", None)
+        return other
+
+    def with_segments(self, split: SplitName, segments: np.ndarray) -> "Dataset":
+        """The same dataset with other stretches of histories (SEGMENT) on one side, such as those before a cut."""
+        if not len(segments):
+            raise DataError(f"{self.path}: no stretch of a history was chosen", expected="one or more")
+        windows = pack(segments, self.seq_len)
+        counts = SplitCounts.of(self.user_parts, split, windows)
+        other = copy(self)
+        other._sides = {**self._sides, split: _Side(windows, counts, _segment_table(windows, self.seq_len))}
         return other
 
     def training_view(self, recipe: DataRecipe) -> "Dataset":
@@ -169,6 +184,7 @@ class Dataset:
             lengths=np.diff(self.user_offsets),
             train_lengths=map_array(users / "train_length.npy"),
             validation_lengths=map_array(users / "validation_length.npy") if self.manifest.test else None,
+            targets=None if self.target_weight is None else TargetRows.of(self.target_weight),
         )
 
     @property
@@ -178,6 +194,14 @@ class Dataset:
     def _training_parts(self) -> UserParts:
         users = self.user_parts.with_validation() if self.includes_validation else self.user_parts
         return users if self.user_share == 1 else users.training_share(self.user_share, self.user_part)
+
+    def is_target(self, rows: np.ndarray) -> np.ndarray:
+        """Whether these events of the log are to be predicted: all, or those of a weight above 0."""
+        return np.ones(len(rows), bool) if self.target_weight is None else self.target_weight[rows] > 0
+
+    def queries_per_segment(self, split: SplitName) -> np.ndarray:
+        """How many events of each segment of a side's windows are predicted, int64."""
+        return self.user_parts.count_queries(split, self.windows(split).segments)
 
     def _side(self, split: SplitName) -> "_Side":
         """A side's windows, cut when they are first needed."""
@@ -210,11 +234,23 @@ class Dataset:
     def item_train_counts(self) -> np.ndarray:
         """How often each item occurs among the training events, int64 [num_items]."""
         if not self._trains_as_prepared:
-            users = self._training_parts()
-            before = np.cumsum(users.train_lengths) - users.train_lengths
-            rows = np.repeat(users.starts - before, users.train_lengths)
-            return np.bincount(self.items[rows + np.arange(len(rows))], minlength=self.num_items)
+            return np.bincount(self.items[self._train_rows()], minlength=self.num_items)
         return map_array(self.path / "items" / "train_count.npy")
+
+    @cached_property
+    def item_target_counts(self) -> np.ndarray:
+        """How often each item is a target among the training events, int64 [num_items]."""
+        if self.target_weight is None:
+            return self.item_train_counts
+        rows = self._train_rows()
+        return np.bincount(self.items[rows[self.is_target(rows)]], minlength=self.num_items)
+
+    def _train_rows(self) -> np.ndarray:
+        """The rows of the log that train."""
+        users = self._training_parts()
+        before = np.cumsum(users.train_lengths) - users.train_lengths
+        rows = np.repeat(users.starts - before, users.train_lengths)
+        return rows + np.arange(len(rows))
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -297,6 +333,10 @@ class Dataset:
         first_target = layout.first_target
         if first_target.max(initial=1) > 1:  # the query at a place predicts the event after it
             targets[positions + 1 < np.repeat(first_target, lengths)] = -1
+        weights = None
+        if self.target_weight is not None:
+            weights = self.target_weight.take(layout.rows() + 1, mode="clip")
+            targets[weights == 0 if split == "train" else weights <= 0] = -1
         fields = {
             spec.name: records[record_field(number)].astype(spec.dtype) for number, spec in enumerate(self.fields.event)
         }
@@ -320,6 +360,7 @@ class Dataset:
             boundaries=boundaries,
             users=users,
             fields={name: values.reshape(shape) for name, values in fields.items()},
+            target_weights=None if weights is None else np.where(targets < 0, 0, weights).reshape(shape),
         )
 
 

@@ -54,6 +54,8 @@ class Earlier:
                     columns[f"k_{number}"] = values.astype(np.int32)
                 else:
                     columns[f"f_{number}"] = pa.array(values.astype(np.float64), from_pandas=True)  # NaN is missing
+            if data.target_weight is not None:
+                columns["w"] = data.target_weight[start:stop]
             table = pa.table(columns)
             writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
             writer.write_table(table)

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from habitus.data.arrays import ArrayWriter, write_array
+from habitus.data.arrays import ArrayWriter, map_array, write_array
 from habitus.data.column_surveys import Moments
 from habitus.data.fields import Field
 from habitus.data.split import TRAIN, VALIDATION, EventPlaces, Split
+from habitus.data.targets import WEIGHT_FILE, TargetRows
 from habitus.data.windows import UserParts
 from habitus.events import GAP, HOUR, WEEKDAY, TimeUnit
 
@@ -31,6 +32,7 @@ class EventChunk:
     times: np.ndarray  # int64, microseconds since 1970, or positions
     items: np.ndarray  # int64, catalogue rows
     fields: dict[str, np.ndarray]  # codes, or float32 with NaN where missing
+    target_weights: np.ndarray | None = None  # float32; None: every event is a target
 
 
 @dataclass
@@ -143,6 +145,7 @@ class _EventWriter:
     starts: list[np.ndarray] = field(default_factory=list)
     train_lengths: list[np.ndarray] = field(default_factory=list)
     validation_lengths: list[np.ndarray] = field(default_factory=list)
+    target_weights: ArrayWriter | None = None
 
     def __post_init__(self) -> None:
         self.specs = self.plan.specs()
@@ -185,6 +188,9 @@ class _EventWriter:
             self._count(spec, values, trains)
         self.records.append(records)
         self.times.append(chunk.times)
+        if chunk.target_weights is not None:
+            self.target_weights = self.target_weights or ArrayWriter(self.stage / WEIGHT_FILE, np.float32)
+            self.target_weights.append(chunk.target_weights)
         self.num_events += size
         self.num_users += len(new_ids)
         self.first_time = min(self.first_time, int(chunk.times.min()))
@@ -220,7 +226,11 @@ class _EventWriter:
         specs = tuple(
             self.moments[spec.name].to_field(spec.name) if spec.kind == "number" else spec for spec in self.specs
         )
-        users = UserParts(starts, lengths, train_lengths, validation_lengths)
+        targets = None
+        if self.target_weights is not None:
+            self.target_weights.close()
+            targets = TargetRows.of(map_array(self.stage / WEIGHT_FILE))
+        users = UserParts(starts, lengths, train_lengths, validation_lengths, targets)
         return WrittenEvents(users, specs, self.num_events, self.filled, (self.first_time, self.last_time))
 
 

@@ -21,6 +21,7 @@ from habitus.data.manifest import DatasetManifest
 from habitus.data.prepare import PrepareOptions, check_options, split_of
 from habitus.data.sources import CHUNK_ROWS, plain_type, rechunk
 from habitus.data.survey import ItemStream, TextOptions, survey_items
+from habitus.data.targets import weights_of
 from habitus.events import Schema, World
 from habitus.files import staged_folder
 from habitus.progress import Progress
@@ -81,7 +82,8 @@ def _event_chunks(
     for batch in rechunk(_plain(world.event_blocks(threads=threads), columns), EVENT_CHUNK_ROWS):
         fields = encode_events(batch, {name: name for name in roles.fields}, vocabularies)
         times = batch.column(roles.timestamp).cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
-        yield EventChunk(batch.column(roles.user), times, batch.column(roles.item_column).to_numpy(), fields)
+        weights = weights_of(batch.column(schema.targets.column), schema.targets) if schema.targets else None
+        yield EventChunk(batch.column(roles.user), times, batch.column(roles.item_column).to_numpy(), fields, weights)
         done += batch.num_rows
         progress("writing events", min(1.0, done / expected))
 

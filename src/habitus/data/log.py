@@ -21,7 +21,7 @@ from habitus.data.kinds import KINDS, Number, datetime_sql
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
 from habitus.data.sources import SourceTable, quoted_path, require_columns
 from habitus.errors import DataError
-from habitus.events import Schema
+from habitus.events import Schema, Targets
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -67,7 +67,8 @@ class EventLog:
             *schema.events.pair_columns,
             schema.events.timestamp,
         ]
-        require_columns(events, [*roles, *schema.events.fields])
+        weighted = [schema.targets.column] if schema.targets else []
+        require_columns(events, [*roles, *schema.events.fields, *weighted])
         require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())])
         _check_types(schema, events, items)
         self._create_views()
@@ -152,6 +153,24 @@ class EventLog:
                 expected="events whose items are in the item table",
             )
         self.dropped["event_rows"] = self.events.num_rows - num_usable
+        if self.schema.targets is not None and self.earlier is None:
+            self._check_targets(self.schema.targets)
+
+    def _check_targets(self, targets: Targets) -> None:
+        """Refuse a log in which something that is to be predicted never happens."""
+        values = self._rows(
+            f"SELECT w_raw, count(*), max(w) FROM joined WHERE {self._usable()} GROUP BY 1 ORDER BY 2 DESC, 1"
+        )
+        occurring = ", ".join(f"{quote_value(value)} ({count:,})" for value, count, _ in values[:EXAMPLES_SHOWN])
+        known = {value for value, _, _ in values}
+        missing = [value for value, weight in (targets.weights or {}).items() if weight and value not in known]
+        if missing or not any(weight > 0 for _, _, weight in values):
+            what = " or ".join(map(quote_value, missing)) if missing else "a weight above 0"
+            raise DataError(
+                f"events: column {targets.column!r} of [targets]: no event has {what}",
+                expected=f"values that occur; the most frequent: {occurring}",
+                next_step="correct [targets] in the schema",
+            )
 
     def time_at(self, share: float) -> int:
         """The time, in microseconds, at which that share of the events has passed."""
@@ -194,9 +213,11 @@ class EventLog:
             for name in self.schema.events.fields
             for c in [self._field(name)]
         ]
+        fields += ["w"] if self.schema.targets else []
         columns = ", ".join([f"u, t, {row} AS item_row", *fields])
         events = f"SELECT {columns}, origin FROM {source} WHERE {self._usable()}"
         kept = ["u", "t", "item_row", *(self._field(name) for name in self.schema.events.fields)]
+        kept += ["w"] if self.schema.targets else []
         if self.earlier_events is not None:
             events = (
                 f"{events} UNION ALL BY NAME SELECT *, file_row_number AS origin "
@@ -302,6 +323,9 @@ class EventLog:
                 condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
                 expected = "finite values; missing as nulls"
                 checks.append(EventCheck(name, condition, f"{column}_raw", what, expected, drops_row=False))
+        if self.schema.targets is not None:
+            what, expected = "a target weight that is no finite number", "finite weights; missing ones count as 0"
+            checks.append(EventCheck(self.schema.targets.column, "NOT isfinite(w)", "w_raw", what, expected))
         return checks
 
     def _create_views(self) -> None:
@@ -341,6 +365,9 @@ class EventLog:
                 selected.append(f"{column} AS {alias}")
             else:
                 selected += [f"{column} AS {alias}_raw", f"{number} AS {alias}"]
+        if self.schema.targets is not None:
+            column = _name(self.schema.targets.column)
+            selected += [f"CAST({column} AS VARCHAR) AS w_raw", f"{_weight_sql(column, self.schema.targets)} AS w"]
         return selected
 
     def _time_in_range(self) -> str:
@@ -369,6 +396,15 @@ def _id_sql(column: str, kind: pa.DataType, plain: bool) -> str:
     if pa.types.is_string(kind):
         return f"nullif({name}, '')"
     return name if plain else f"CAST({name} AS VARCHAR)"
+
+
+def _weight_sql(column: str, targets: Targets) -> str:
+    """The weight of an event as a target."""
+    if targets.weights is None:
+        return f"coalesce(CAST({column} AS FLOAT), 0)"
+    quoted = {value.replace("'", "''"): weight for value, weight in targets.weights.items()}
+    cases = " ".join(f"WHEN '{value}' THEN {weight!r}" for value, weight in quoted.items())
+    return f"CAST(CASE CAST({column} AS VARCHAR) {cases} ELSE 0 END AS FLOAT)"
 
 
 def _printable_sql(column: str, kind: pa.DataType) -> str:
@@ -431,6 +467,18 @@ def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> Non
         for name, kind in fields.items():
             if not KINDS[kind].accepts(table.types[name]):
                 _refuse_type(table, name, KINDS[kind].expected)
+    if schema.targets is not None:
+        type_ = events.types[schema.targets.column]
+        is_weight = KINDS["number"].accepts(type_) and not pa.types.is_string(type_)
+        if schema.targets.weights is None and not is_weight:
+            _refuse_type(
+                events,
+                schema.targets.column,
+                "a boolean or a number, as the weight of a target; for other columns [targets] lists the weights of "
+                "their values, as in weights = { purchase = 1.0 }",
+            )
+        if schema.targets.weights is not None and not KINDS["category"].accepts(type_):
+            _refuse_type(events, schema.targets.column, KINDS["category"].expected)
     for name in schema.items.display or ():
         if not KINDS["text"].accepts(items.types[name]):
             _refuse_type(items, name, "a column that can be shown: text, numbers, booleans or times")

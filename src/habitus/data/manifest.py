@@ -33,7 +33,7 @@ class FileEntry(Typed):
 
 
 class SplitCounts(Typed):
-    """One side of the split. Queries are events with a next event in the same window that counts."""
+    """One side of the split. Queries are events with a next event in the same window that is a target."""
 
     users: int
     events: int = Field(description="Events in windows.")
@@ -42,7 +42,7 @@ class SplitCounts(Typed):
     windows: int
     max_segments: int = Field(description="Segments in the fullest window.")
     left_out: int = Field(
-        description="Events of this side that stand alone after cutting, so that they are in no window."
+        description="Events of this side in no window: those that stand alone after cutting or follow the last target."
     )
 
     @classmethod
@@ -53,7 +53,7 @@ class SplitCounts(Typed):
         return cls(
             users=int((ends > begins).sum()),
             events=int(lengths.sum()),
-            queries=int((lengths - windows.segments["first_target"]).sum()),
+            queries=int(users.count_queries(side, windows.segments).sum()),
             segments=len(lengths),
             windows=len(windows.offsets) - 1,
             max_segments=int(np.diff(windows.offsets).max(initial=0)),

@@ -344,6 +344,7 @@ def _sorted_chunks(
                 batch.column("t").to_numpy(),
                 batch.column("item_row").to_numpy(),
                 _with_codes(batch, encode_events(batch, columns, vocabularies), columns),
+                batch.column("w").to_numpy() if schema.targets else None,
             )
             done += batch.num_rows
             progress("writing events", done / total)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from habitus.data.targets import TargetRows
 from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.store import SplitName
 
@@ -35,6 +36,7 @@ class UserParts:
     lengths: np.ndarray  # int64 [U]
     train_lengths: np.ndarray  # int64 [U]
     validation_lengths: np.ndarray | None  # int64 [U]; None: there is no test side
+    targets: TargetRows | None = None  # None: every event is a target
 
     def part(self, side: SplitName) -> tuple[np.ndarray, np.ndarray]:
         """Where the side's events begin and end, in each user's history."""
@@ -48,9 +50,19 @@ class UserParts:
     def segments(self, side: SplitName, seq_len: int) -> np.ndarray:
         """The side's segments. Training histories are cut from the beginning, held-out ones from the end."""
         begins, ends = self.part(side)
+        if self.targets is not None:
+            ends = self.targets.last_before(side, self.starts + begins, self.starts + ends) - self.starts
         if side == "train":
-            return training_segments(self.starts, ends, seq_len)
-        return held_out_segments(self.starts, begins, ends, seq_len)
+            segments = training_segments(self.starts, ends, seq_len)
+        else:
+            segments = held_out_segments(self.starts, begins, ends, seq_len)
+        return segments if self.targets is None else self.targets.trim(side, segments)
+
+    def count_queries(self, side: SplitName, segments: np.ndarray) -> np.ndarray:
+        """How many events of each segment are predicted, int64."""
+        if self.targets is not None:
+            return self.targets.count(side, segments)
+        return segments["length"].astype(np.int64) - segments["first_target"]
 
     def with_validation(self) -> "UserParts":
         """The same with the validation events among the training events."""

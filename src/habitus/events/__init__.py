@@ -1,6 +1,7 @@
 """The event log: its schema, and the synthetic world with its oracle."""
 
 from habitus.events.schema import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema, TimeUnit
+from habitus.events.targets import Targets
 from habitus.events.world import Likeness, MixtureWeights, World, WorldConfig
 from habitus.events.world.queries import Queries
 from habitus.events.world.writing import WORLD_SCHEMA, schema_of, write_world
@@ -16,6 +17,7 @@ __all__ = [
     "MixtureWeights",
     "Queries",
     "Schema",
+    "Targets",
     "TimeUnit",
     "World",
     "WorldConfig",

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from habitus.events.targets import Targets
 from habitus.events.world.config import WorldConfig
 from habitus.typed import Typed, suggest_name
 
@@ -97,9 +98,28 @@ class Schema(Typed):
 
     events: EventColumns
     items: ItemColumns
+    targets: Targets | None = Field(
+        None, description="Which events are predicted and with what weight; absent: all, with weight 1."
+    )
     world: WorldConfig | None = Field(
         None, description="The synthetic world behind the log; 'habitus world' writes it."
     )
+
+    @model_validator(mode="after")
+    def _targets_have_columns(self) -> Self:
+        if self.targets is None:
+            return self
+        roles = {self.events.user, self.events.item_column, self.events.timestamp}
+        if self.targets.column in roles:
+            raise ValueError(f"targets.column is {self.targets.column!r}, which is the user, the item or the time")
+        categories = {name for name, kind in self.items.fields.items() if kind == "category"}
+        for name in self.targets.candidates or ():
+            if name not in categories | set(self.events.pair_columns):
+                raise ValueError(
+                    f"targets.candidates names {name!r}, not a category field of the items "
+                    f"({suggest_name(name, sorted(categories))})"
+                )
+        return self
 
     @model_validator(mode="after")
     def _pairs_do_not_hide_item_fields(self) -> Self:

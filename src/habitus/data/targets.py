@@ -1,0 +1,64 @@
+"""Where the targets of a log are: every event, or those to which the schema's [targets] give a weight.
+
+A weight of 0 is context only. Above 0 an event is predicted. Below 0 it says 'not this item': it trains, and no
+query of an evaluation asks for it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from habitus.data.columns import to_categories
+from habitus.events import Targets
+from habitus.store import SplitName
+
+WEIGHT_FILE = "events/target_weight.npy"
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The rows of the log that count, ascending."""
+
+    trained: np.ndarray  # of a weight other than 0
+    scored: np.ndarray  # of a weight above 0
+
+    @classmethod
+    def of(cls, weights: np.ndarray) -> "TargetRows":
+        """From the weight of every event of the log."""
+        return cls(np.flatnonzero(weights), np.flatnonzero(weights > 0))
+
+    def on(self, side: SplitName) -> np.ndarray:
+        return self.trained if side == "train" else self.scored
+
+    def last_before(self, side: SplitName, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """One past the last target in rows begins..ends; `begins` where there is none."""
+        rows = self.on(side)
+        last = np.searchsorted(rows, ends) - 1
+        found = np.where(last >= 0, rows[last] + 1, 0) if len(rows) else np.zeros_like(ends)
+        return np.maximum(found, begins)
+
+    def count(self, side: SplitName, segments: np.ndarray) -> np.ndarray:
+        """How many events of each segment are predicted."""
+        begins = segments["start"] + segments["first_target"]
+        ends = segments["start"] + segments["length"]
+        return np.searchsorted(self.on(side), ends) - np.searchsorted(self.on(side), begins)
+
+    def trim(self, side: SplitName, segments: np.ndarray) -> np.ndarray:
+        """The segments up to their last target, for nothing is learnt from what follows it; none without a target."""
+        begins = segments["start"] + segments["first_target"]
+        ends = self.last_before(side, begins, segments["start"] + segments["length"])
+        trimmed = segments.copy()
+        trimmed["length"] = ends - segments["start"]
+        return trimmed[ends > begins]
+
+
+def weights_of(values: pa.Array, targets: Targets) -> np.ndarray:
+    """The weight of each event, float32, from the values of the schema's column; 0 where a value is missing."""
+    if targets.weights is None:
+        return values.cast(pa.float32()).fill_null(0).to_numpy(zero_copy_only=False)
+    names = to_categories(values).fill_null("").to_numpy(zero_copy_only=False)
+    weights = np.zeros(len(names), np.float32)
+    for name, weight in targets.weights.items():
+        weights[names == name] = weight
+    return weights
