@@ -15,6 +15,8 @@ Example: `habitus export run --vectors items --out items.parquet`
 
 Users: `habitus export run --vectors users --data dataset --out users.parquet`; ONNX: `habitus export run --onnx folder`
 
+Users at given times: `habitus export run --vectors users --data dataset --at times.parquet --out users.parquet`
+
 A folder to push to a hub of models: `habitus export run --hub folder --data dataset --license apache-2.0`
 """
 
@@ -42,6 +44,12 @@ def export(
     histories: Annotated[
         str | None, typer.Option(help="Instead of the dataset's users, those of an event log or a table of histories.")
     ] = None,
+    at: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with users and times: a vector per row, of the events of --data strictly before its time."
+        ),
+    ] = None,
     items: Annotated[
         Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
     ] = None,
@@ -59,7 +67,7 @@ def export(
         )
     if license_id is not None and hub is None:
         raise ConfigError("--license was given without --hub", expected="--hub FOLDER, whose card states a licence")
-    of_vectors = {"--out": out, "--histories": histories, "--items": items, "--replace": replace or None}
+    of_vectors = {"--out": out, "--histories": histories, "--at": at, "--items": items, "--replace": replace or None}
     ignored = [name for name, value in of_vectors.items() if value is not None]
     if ignored and vectors is None:
         raise ConfigError(
@@ -82,6 +90,11 @@ def export(
         return
     assert vectors is not None
     kind = check_choice("vectors", vectors, ("items", "users"))
+    if at is not None and (kind == "items" or histories is not None):
+        raise ConfigError(
+            f"--at was given with {'--vectors items' if kind == 'items' else '--histories'}",
+            expected="--vectors users --data DATASET --at TIMES.parquet",
+        )
     if out is None:
         raise ConfigError("no --out was given", expected="the file to write, as in --out items.parquet")
     from habitus.exporting import check_output, export_items, export_users
@@ -104,14 +117,15 @@ def export(
         else:
             source = None if histories else data
             exported = export_users(
-                retriever, out, data=source, histories=histories, replace=replace, progress=progress
+                retriever, out, data=source, histories=histories, at=at, replace=replace, progress=progress
             )
     if as_json:
         typer.echo(exported.to_json())
         return
     typer.echo(f"{exported.path}: {exported.rows:,} vectors of width {exported.joint_dim}")
     if exported.left_out:
-        typer.echo(f"  {exported.left_out:,} users left out: none of their items is known")
+        why = "none of their items is known" if at is None else "no event before their time"
+        typer.echo(f"  {exported.left_out:,} users left out: {why}")
 
 
 def _export_hub(run: Path, folder: Path, data: Path | None, license_id: str | None, device: str, as_json: bool) -> None:

@@ -68,7 +68,8 @@ class PaddedEmbedder(nn.Module):
         text = self.embedder.text
         total = None if text is None else _encode_padded_text(text, values.pop(0))
         fields = dict(zip(self.names, values, strict=True))
-        for encoder in (self.embedder.categories, self.embedder.numbers, self.embedder.vectors):
+        parts = self.embedder
+        for encoder in (parts.categories, parts.category_lists, parts.numbers, parts.vectors):
             if encoder is not None:
                 part = encoder(fields).float()
                 total = part if total is None else total + part
@@ -238,9 +239,9 @@ def _random_tokens(count: int, width: int, size: int) -> Tensor:
 def _random_values(field: Field, shape: tuple[int, ...]) -> Tensor:
     """Values of a field, missing ones among them."""
     random = torch.Generator().manual_seed(2)
-    if field.is_coded:
-        return torch.randint(0, field.size, shape, generator=random)
     size = (*shape, *field.row_shape(0))
+    if field.is_coded:
+        return torch.randint(0, field.size, size, generator=random)
     values = torch.randn(size, generator=random) * field.std + field.mean
     values.view(shape[0], -1)[0] = torch.nan
     return values

@@ -13,6 +13,7 @@ from torch import Tensor
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError
 from habitus.evaluation import check_dataset
+from habitus.exporting.moments import Moments, read_moments
 from habitus.exporting.recommend import read_users
 from habitus.exporting.results import check_output
 from habitus.files import staged_file
@@ -31,7 +32,7 @@ class Exported(Typed):
     path: str
     rows: int
     joint_dim: int
-    left_out: int = 0  # users without an event of a known item
+    left_out: int = 0  # users without an event of a known item, or before their time
 
 
 def export_items(
@@ -51,10 +52,16 @@ def export_users(
     *,
     data: str | Path | None = None,
     histories: str | None = None,
+    at: str | Path | None = None,
     replace: bool = False,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write id and vector of every user of a prepared dataset, or of a file of histories as `recommend` takes it."""
+    """Write id and vector of every user of a prepared dataset, or of a file of histories as `recommend` takes it.
+
+    `at` is a file with users of the dataset and times: a vector per row, of the events strictly before its time.
+    """
+    if at is not None and data is None:
+        raise ConfigError("--at was given without a dataset", expected="--data DATASET, whose users it names")
     if (data is None) == (histories is None):
         raise ConfigError(
             "users are to be exported " + ("from two sources" if data else "without their histories"),
@@ -63,7 +70,17 @@ def export_users(
     retriever.catch_up()
     out = Path(out)
     if data is not None:
-        return _write(out, _dataset_users(retriever, Path(data)), retriever, replace, progress)
+        dataset = Dataset.open(data, verify=False)
+        check_dataset(retriever.bundle, dataset, other_dataset=False)
+        if at is None:
+            moments = Moments.of(dataset, np.arange(dataset.num_users), None)
+            ids = pa.table({dataset.schema.events.user: dataset.user_ids()})
+        else:
+            moments, ids = read_moments(at, dataset)
+        known = np.flatnonzero(moments.known)
+        parts = _dataset_users(retriever, dataset, moments.take(known), ids.take(pa.array(known)))
+        exported = _write(out, parts, retriever, replace, progress)
+        return exported.model_copy(update={"left_out": len(moments) - len(known)})
     assert histories is not None
     check_output(out, (".parquet",), replace=replace)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-") as scratch:
@@ -125,22 +142,26 @@ def _with_names(ids: pa.Table, retriever: Retriever, rows: list[int]) -> pa.Tabl
     return ids
 
 
-def _dataset_users(retriever: Retriever, data: Path) -> Iterator[_Part]:
-    dataset = Dataset.open(data, verify=False)
-    check_dataset(retriever.bundle, dataset, other_dataset=False)
-    ids, window = dataset.user_ids(), retriever.window
-    newest = retriever.candidates.newest_rows()
-    for start in range(0, dataset.num_users, _USERS):
-        offsets = dataset.user_offsets[start : start + _USERS + 1]
+def _dataset_users(retriever: Retriever, dataset: Dataset, moments: Moments, ids: pa.Table) -> Iterator[_Part]:
+    done = 0
+    for vectors in embed_users(retriever, dataset, moments):
+        users = ids.slice(done, len(vectors))
+        done += len(vectors)
+        yield users, vectors, done / len(moments)
+
+
+def embed_users(retriever: Retriever, dataset: Dataset, moments: Moments) -> Iterator[np.ndarray]:
+    """The vectors of users at times, float32 [n, h] some rows at a time; each must have an event before its time."""
+    newest, window = retriever.candidates.newest_rows(), retriever.window
+    for first in range(0, len(moments), _USERS):
+        part = slice(first, first + _USERS)
         histories = []
-        for first, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            used = slice(max(first, stop - window), stop)
+        for start, stop in zip(moments.starts[part].tolist(), moments.stops[part].tolist(), strict=True):
+            used = slice(max(start, stop - window), stop)
             rows = np.array([newest.get(row, row) for row in dataset.items[used].tolist()], np.int64)
             fields = {name: np.array(column[used]) for name, column in dataset.event_fields.items()}
             histories.append(EncodedHistory(rows, fields))
-        vectors = _numpy(retriever.embed_encoded(histories))
-        users = pa.table({dataset.schema.events.user: ids.slice(start, len(histories))})
-        yield users, vectors, (start + len(histories)) / dataset.num_users
+        yield _numpy(retriever.embed_encoded(histories))
 
 
 def _listed_users(retriever: Retriever, histories: str, scratch: Path, left_out: list[int]) -> Iterator[_Part]:
