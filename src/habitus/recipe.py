@@ -102,6 +102,11 @@ class TrainRecipe(Typed):
     extra_pool: Literal["union", "extras"] = Field("union", description="Candidates of the second channel.")
     log_q: bool = Field(False, description="Correct logits by -log q of the candidate's inclusion.")
     batch_sequences: int = Field(ge=1, description="Windows per optimizer step, over all processes.")
+    pool_sequences: int | None = Field(
+        None,
+        ge=1,
+        description="Of stage 1: windows whose targets are each other's candidates; absent: the whole batch.",
+    )
     steps: int = Field(ge=1, description="Optimizer steps.")
     optimizer: Optimizer = Field("muon", description="Muon takes the hidden matrices only; the rest AdamW.")
     learning_rate: float = Field(gt=0, description="Peak learning rate.")
@@ -138,6 +143,19 @@ class TrainRecipe(Typed):
             )
         if self.stage == 2 and self.parent is None:
             raise ValueError("stage 2 continues a stage-1 run; parent must be its hash")
+        return self
+
+    @model_validator(mode="after")
+    def _pools_divide_the_batch(self) -> Self:
+        pool, batch = self.pool_sequences, self.batch_sequences
+        if pool is None:
+            return self
+        if self.stage == 2:
+            raise ValueError(f"pool_sequences = {pool} is of stage 1; stage 2 has num_negatives")
+        if pool == batch or batch % pool:
+            raise ValueError(
+                f"pool_sequences = {pool} does not divide a batch of {batch} windows into two pools or more"
+            )
         return self
 
     @model_validator(mode="after")

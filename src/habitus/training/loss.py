@@ -3,14 +3,15 @@
     batch_losses     events to queries, then one mean loss per pool of candidates
     query_losses     the loss of each query: a softmax over a pool, then copying
 
-Stage 1 has one pool, the distinct targets of the batch. Stage 2 may have a second one with extra negatives, and the
-loss is the mean over both. Which candidates a pool holds, how it is padded or shared between processes is
-decided by the batches; here they are rows of vectors.
+Stage 1 has one pool, the distinct targets of the batch, or one for every `pool_sequences` windows of it. Stage 2 may
+have a second one with extra negatives, and the loss is the mean over both. Which candidates a pool holds, how it is
+padded or shared between processes is decided by the batches; here they are rows of vectors.
 
 Letters: B windows, L slots, m queries, h joint_dim, V candidates of this process, I items of the catalogue.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,31 @@ class ExtraPool(NamedTuple):
     target_log_q: Tensor | None = None  # [m]
 
 
+class GroupedPool(NamedTuple):
+    """Pools of groups of consecutive queries; the targets of other groups are no candidates."""
+
+    pools: tuple[tuple[slice, TargetPool], ...]  # the queries of a group and their pool
+    size: int  # candidates of all groups
+
+    @property
+    def num_scores(self) -> int:
+        return sum((at.stop - at.start) * len(own.vectors) for at, own in self.pools)
+
+    @classmethod
+    def split(cls, pool: TargetPool, slots: Tensor, group_slots: int) -> "GroupedPool":
+        """The pool of a batch, split into those of every `group_slots` slots; `slots` are those with a query."""
+        ends = torch.arange(0, int(slots[-1]) + group_slots + 1, group_slots, device=slots.device)
+        bounds = torch.searchsorted(slots, ends).tolist()
+        groups = []
+        for first, last in pairwise(bounds):
+            if first == last:
+                continue
+            rows, targets = torch.unique(pool.targets[first:last], return_inverse=True)
+            log_q = None if pool.log_q is None else pool.log_q[rows]
+            groups.append((slice(first, last), TargetPool(pool.vectors[rows], targets, len(rows), log_q)))
+        return cls(tuple(groups), sum(len(own.vectors) for _, own in groups))
+
+
 class Losses(NamedTuple):
     """Means over the queries of the full batch in nats; of a part of the batch, what it adds to them."""
 
@@ -69,7 +95,7 @@ def batch_losses(
     model: BehaviorModel,
     batch: StepBatch,
     event_vectors: Tensor,
-    pools: Iterable[TargetPool | ExtraPool],
+    pools: Iterable[TargetPool | ExtraPool | GroupedPool],
     *,
     latch: Latch | None = None,
     group: dist.ProcessGroup | None = None,
@@ -102,13 +128,20 @@ def batch_losses(
 
 def query_losses(
     queries: Tensor,
-    pool: TargetPool | ExtraPool,
+    pool: TargetPool | ExtraPool | GroupedPool,
     mass: CopyMass | None,
     *,
     latch: Latch | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """The loss of every query [m]: minus the log probability of its target in a pool, copying included."""
+    if isinstance(pool, GroupedPool):
+        return torch.cat(
+            [
+                query_losses(queries[at], own, None if mass is None else CopyMass(mass.total[at], mass.target[at]))
+                for at, own in pool.pools
+            ]
+        )
     if isinstance(pool, ExtraPool):
         result = extras_softmax(
             queries,
@@ -154,7 +187,7 @@ class LogQ(NamedTuple):
         """From how often each item occurs in training, the size of the batch and the number of extras."""
         counts = dataset.item_train_counts.astype(np.float64)
         share = counts / counts.sum()
-        slots = recipe.train.batch_sequences * recipe.data.seq_len
+        slots = (recipe.train.pool_sequences or recipe.train.batch_sequences) * recipe.data.seq_len
         with np.errstate(divide="ignore"):
             absent = slots * np.log1p(-share)  # log of 'in no slot of the batch'
             extra = recipe.train.num_negatives / dataset.num_items

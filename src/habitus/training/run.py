@@ -232,6 +232,13 @@ class TrainingRun:
             return CapturedEngine(self.model, dataset, recipe, device, table, compiled=compiled)
         if device.type == "cuda":
             self.note(f"steps run one operation at a time, several times slower: {obstacle}")
+        if recipe.train.pool_sequences is not None and (self.ranks.world > 1 or options.accumulate > 1):
+            raise ConfigError(
+                f"train.pool_sequences is {recipe.train.pool_sequences}, and the batch is divided among processes or "
+                "parts",
+                expected="one process and the batch in one part",
+                next_step="omit --accumulate and torchrun, or train.pool_sequences",
+            )
         batches = HostBatches(dataset, recipe, device, self.ranks, options.accumulate)
         return EagerEngine(self.model, dataset, recipe, batches, vectors)
 
@@ -243,6 +250,8 @@ class TrainingRun:
             return "--no-capture was given"
         if self.ranks.world > 1:
             return f"{self.ranks.world} processes share the batch"
+        if self.recipe.train.pool_sequences is not None:
+            return "the batch has several pools of candidates"
         if self.options.accumulate > 1:
             return f"the batch comes in {self.options.accumulate} parts"
         if vectors is not None and vectors.table is None:

@@ -20,7 +20,7 @@ from habitus.model import BehaviorModel, ItemDropout, autocast, drop_entries
 from habitus.recipe import Recipe
 from habitus.training.batches import HostBatches, HostStep, StepBatch
 from habitus.training.items import FrozenVectors, HostItems
-from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
+from habitus.training.loss import ExtraPool, FrozenPools, GroupedPool, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients
 from habitus.training.parallel import (
     gather_rows,
@@ -166,6 +166,7 @@ class EagerStage1:
 
     def __init__(self, model: BehaviorModel, dataset: Dataset, recipe: Recipe, batches: HostBatches) -> None:
         self.model, self.batches, self.precision = model, batches, recipe.train.precision
+        self.pool_slots = (recipe.train.pool_sequences or 0) * recipe.data.seq_len
         self.group = process_group(batches.ranks)
         self.items = HostItems(dataset, recipe, batches.device)
         self.log_q = LogQ.of(dataset, recipe, batches.device).in_batch if recipe.train.log_q else None
@@ -207,6 +208,10 @@ class EagerStage1:
         log_q = None if self.log_q is None else self.log_q[own_targets]
         candidates = TargetPool(candidate_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
         events = F.embedding(part.event_places, table)
+        if self.pool_slots and part.slots is not None:
+            grouped = GroupedPool.split(candidates, part.slots, self.pool_slots)
+            self.work.scores += grouped.num_scores
+            return batch_losses(self.model, part, events, [grouped])
         return batch_losses(self.model, part, events, [candidates], group=self.group)
 
     def _count(self, host_step: HostStep) -> None:
@@ -214,7 +219,8 @@ class EagerStage1:
         self.work.items += len(host_step.items)
         self.work.text_tokens += tokens
         self.work.text_pairs += pairs
-        self.work.scores += host_step.num_queries * host_step.num_targets
+        if not self.pool_slots:
+            self.work.scores += host_step.num_queries * host_step.num_targets
 
 
 class EagerStage2:
