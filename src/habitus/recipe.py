@@ -199,6 +199,12 @@ class EvaluateRecipe(Typed):
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Chooses queries and candidate subset.")
 
+    @model_validator(mode="after")
+    def _contexts_need_the_catalogue(self) -> Self:
+        if self.contexts and "catalogue" not in self.regimes:
+            raise ValueError('contexts are measured against the catalogue; add "catalogue" to regimes')
+        return self
+
 
 class Recipe(Typed):
     """One stage of one run. Names, paths, hardware and workers are not part of it."""

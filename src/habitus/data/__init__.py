@@ -3,6 +3,7 @@
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.card import data_facts, write_dataset_card
 from habitus.data.columns import MICROSECONDS_PER_DAY, NUMBER_PATTERN, to_categories
+from habitus.data.contexts import events_after, histories_before, history_reach
 from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
 from habitus.data.encoders import Encoders, load_tokenizer
@@ -43,7 +44,10 @@ __all__ = [
     "clock_fields",
     "data_facts",
     "describe",
+    "events_after",
     "guess_schema",
+    "histories_before",
+    "history_reach",
     "is_disk_full",
     "item_file",
     "load_tokenizer",

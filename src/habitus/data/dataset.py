@@ -167,7 +167,8 @@ class Dataset:
 
     def counts(self, split: SplitName) -> SplitCounts:
         """Users, events, queries and windows of a side."""
-        if self.seq_len != self.manifest.seq_len or (split == "train" and not self._trains_as_prepared):
+        recut = self.seq_len != self.manifest.seq_len or (split == "train" and not self._trains_as_prepared)
+        if recut or split in self._sides:
             return self._side(split).counts
         sides = self.manifest.sides()
         return sides[split] if split in sides else self._refuse_side(split)

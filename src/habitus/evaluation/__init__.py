@@ -1,6 +1,7 @@
 """Runs and baselines on fixed queries: two regimes, one set of metrics."""
 
 from habitus.evaluation.ageing import Ageing, age_runs, measure_ageing
+from habitus.evaluation.contexts import check_contexts, evaluate_contexts
 from habitus.evaluation.error_analysis import ErrorOptions, error_pages, slice_evaluations
 from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
 from habitus.evaluation.groups import GroupOptions
@@ -35,9 +36,11 @@ __all__ = [
     "age_runs",
     "cache_folder",
     "catalogue_subset",
+    "check_contexts",
     "check_dataset",
     "error_pages",
     "evaluate",
+    "evaluate_contexts",
     "evaluate_runs",
     "find_cache",
     "join_ranks",

@@ -16,6 +16,9 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 CUTOFFS = (1, 5, 10, 20, 50, 100)  # the k of recall@k and the others
 HISTORIES = (3, 5, 10, 20, 50, 100)  # the lengths of the slices by history
 HISTORY_SLICE = "history="
+# Of one set of queries that all have a long history: the metric with their n newest events, what the others add to it,
+# and the seconds in which one query is answered.
+CONTEXT_SLICE, BEYOND_SLICE, QUERY_SECONDS = "context=", "beyond=", "query_seconds"
 SLICES = ("cold", "warm", "repeat", "first")  # besides those by history
 
 

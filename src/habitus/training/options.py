@@ -12,7 +12,7 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError, RunError
-from habitus.evaluation import EvaluateOptions, catalogue_subset, query_set
+from habitus.evaluation import EvaluateOptions, catalogue_subset, check_contexts, query_set
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import HISTORY_SLICE, METRICS, SLICES, read_run_record
@@ -107,6 +107,8 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
             expected="evaluate.every = 0: nothing is left to evaluate on while training",
         )
     options = evaluate_options(recipe)
+    if recipe.evaluate.contexts and not recipe.data.include_validation:
+        check_contexts(dataset, recipe.evaluate.contexts, options)
     queries = query_set(dataset, options)
     if "catalogue" in options.regimes:
         catalogue_subset(dataset, queries, options)

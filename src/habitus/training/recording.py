@@ -24,7 +24,7 @@ from habitus.sizing import (
     item_cache_flops,
     tokens_per_item,
 )
-from habitus.store import SEAL_FILE, Seal
+from habitus.store import QUERY_SECONDS, SEAL_FILE, Seal
 from habitus.training.batches import WindowOrder
 from habitus.training.environment import hardware, memory, softmax_backend, versions
 from habitus.training.options import ParentRun, TrainOptions
@@ -63,6 +63,7 @@ def make_record(
     counts = order.totals(0, outcome.steps)
     slots = outcome.steps * recipe.train.batch_sequences * recipe.data.seq_len
     executed = executed_flops(recipe, inputs, outcome.work, slots, counts, device)
+    timed = {} if outcome.evaluation is None else outcome.evaluation.seconds
     train = None
     if outcome.tail is not None:
         in_batch, extra, loss = outcome.tail
@@ -92,13 +93,15 @@ def make_record(
         events_seen=counts["events"],
         queries_seen=counts["queries"],
         unique_events=order.unique_events(outcome.steps),
+        unique_targets=None if dataset.target_weight is None else order.unique_targets(outcome.steps),
         epochs=outcome.steps * recipe.train.batch_sequences / order.num_windows,
         trained_until=dataset.trained_until,
         train=train,
         metrics=metrics,
         evaluation=evaluation,
         trajectory=tuple(outcome.trajectory),
-        throughput=_throughput(outcome, slots, counts["events"], cell.flops_per_step, executed),
+        throughput=_throughput(outcome, slots, counts["events"], cell.flops_per_step, executed)
+        | {name: seconds for name, seconds in timed.items() if name.startswith(QUERY_SECONDS)},
         memory=memory(device),
         hardware=hardware(device, options, world)
         | {"precision": recipe.train.precision}

@@ -10,7 +10,7 @@ import torch
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, ModelError, RunError
-from habitus.evaluation import Evaluation, ModelScorer, Ranks, evaluate
+from habitus.evaluation import Evaluation, ModelScorer, Ranks, evaluate, evaluate_contexts
 from habitus.model import (
     BehaviorModel,
     Bundle,
@@ -289,19 +289,23 @@ class TrainingRun:
         manifest = BundleManifest.read(self.out / "bundle" / "bundle.json")
         dataset = self.dataset
         bundle = Bundle(self.out / "bundle", manifest, self.recipe, dataset.schema, dataset.encoders, model)
-        return self._evaluate_with(bundle, self.out / "catalogue")
+        return self._evaluate_with(bundle, self.out / "catalogue", self.recipe.evaluate.contexts)
 
-    def _evaluate_with(self, bundle: Bundle, catalogue: Path) -> Evaluation:
+    def _evaluate_with(self, bundle: Bundle, catalogue: Path, contexts: tuple[int, ...] = ()) -> Evaluation:
         """The evaluation of a bundle, with the vectors of a frozen embedder or those built into a folder."""
         cache, progress = self.cache, self.meter.show_phase
-        if cache is None and "catalogue" in self.recipe.evaluate.regimes:
+        if cache is None and evaluate_options(self.recipe).ranks_catalogue:
             cache = open_catalogue(bundle, self.dataset, catalogue, None, progress)
         was_training = bundle.model.training
         bundle.model.eval()
         dataset = self.dataset.with_users(1)  # queries and slices are the same whoever was trained on
         try:
             scorer = ModelScorer(bundle, dataset, cache, ranks=self.ranks)
-            return evaluate(dataset, scorer, evaluate_options(self.recipe), progress=progress)
+            options = evaluate_options(self.recipe)
+            evaluation = evaluate(dataset, scorer, options, progress=progress)
+            if contexts:
+                evaluation = evaluation.joined(evaluate_contexts(dataset, scorer, contexts, options, progress))
+            return evaluation
         finally:
             bundle.model.train(was_training)
 
