@@ -66,11 +66,6 @@ class Evaluation(Typed):
     metrics: dict[str, Metric]
     seconds: dict[str, float] = Field(description="By regime.")
     slices: tuple[SliceTable, ...] = Field((), exclude_if=not_, description="By the values of columns, where asked.")
-    less_than_first: dict[str, BaselineDifference] = Field(
-        default_factory=dict,
-        exclude_if=not_,
-        description="By metric of a horizon: the first scorer less this one, paired by user.",
-    )
     calibration: Calibration | None = None
 
     def joined(self, other: "Evaluation") -> "Evaluation":
