@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from habitus.cli.app import app, check_choice
+from habitus.cli.horizon import parse_horizons
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
@@ -17,6 +18,8 @@ EXAMPLE = """
 Example: `habitus evaluate run --data dataset --regime both --baselines`
 
 Where it errs, as a page: `habitus evaluate run --data dataset --by popularity,repeat --calibrate --page errors.html`
+
+The week after the cut of a split by time: `habitus evaluate run --data dataset --horizon 7d --baselines`
 
 Several processes share the catalogue: `torchrun --nproc-per-node 2 -m habitus evaluate run --data dataset`
 """
@@ -61,6 +64,13 @@ def evaluate(
     exclude_history: Annotated[
         bool, typer.Option("--exclude-history", help="Leave the items out that the query sees; no loss then.")
     ] = False,
+    horizon: Annotated[
+        str | None,
+        typer.Option(help="Instead of next events: each user's items in the time after the cut, as 7d or 7d,28d."),
+    ] = None,
+    repeats: Annotated[
+        str, typer.Option(help="Of --horizon, items that a user had before the cut: count or leave-out.")
+    ] = "count",
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Score the baselines as well, and a world's oracle.")
     ] = False,
@@ -123,6 +133,7 @@ def evaluate(
         raise ConfigError("no --data was given", expected="the prepared dataset, as in --data dataset")
     if not runs and not baselines:
         raise ConfigError("nothing to score", expected="one run or more, or --baselines")
+    horizons = parse_horizons(context, horizon, repeats)
     kept = None if keep is None else _kept_file(runs or [], keep, checkpoints)
     per_query = per_query or (kept.with_suffix(".parquet") if kept else None)
     _check_files(out, per_query, page)
@@ -139,7 +150,8 @@ def evaluate(
             raise ConfigError(f"--by {by!r} names no column", expected="one or more, as in --by popularity,repeat")
         errors = ErrorOptions(names, by_file, by_metric, against, GroupOptions(by_bins, by_values))
     options = EvaluateOptions(
-        regimes=REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
+        regimes=() if horizons else REGIMES[check_choice("regime", regime, tuple(REGIMES))],  # type: ignore[arg-type]
+        horizons=horizons,
         queries=queries,
         per_user=per_user,
         batch_sequences=batch_sequences,
@@ -166,6 +178,7 @@ def evaluate(
             progress=progress,
             note=lambda text: typer.echo(text, err=True) if ranks.is_first else None,
             keep=file.add if file else None,
+            keep_users=file.add if file else None,
         )
     if not ranks.is_first:
         return

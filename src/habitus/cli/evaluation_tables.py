@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from habitus.store import METRICS
+from habitus.store import METRICS, horizon_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +22,15 @@ def print_evaluations(evaluations: "list[Evaluation]") -> None:
     """Print the tables on stdout."""
     from rich.console import Console
 
+    from habitus.cli.horizon import print_horizon
+
     console = Console()
     if len(evaluations) == 1:
         console.print(_all_metrics(evaluations[0]))
     for regime, spec in evaluations[0].specification.items():
+        if horizon_of(regime) is not None:
+            print_horizon(console, evaluations, regime, _cutoff(evaluations[0]))
+            continue
         console.print(_slices(evaluations[0], regime) if len(evaluations) == 1 else _side_by_side(evaluations, regime))
         rate = spec.queries / max(evaluations[0].seconds[regime], 1e-9)
         console.print(

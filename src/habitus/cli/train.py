@@ -325,6 +325,8 @@ def _print_record(record: "Record", folder: Path, as_json: bool) -> None:
     if record.status == "failed":
         typer.echo(f"{folder}: failed: {record.reason}", err=True)
         return
+    from habitus.store import horizon_regime
+
     assert record.train is not None
     assert record.seconds is not None
     rate = record.throughput.get("events_per_second")
@@ -335,7 +337,7 @@ def _print_record(record: "Record", folder: Path, as_json: bool) -> None:
         + f", {record.seconds.warmup + record.seconds.train:.1f} s training, {record.seconds.evaluate:.1f} s evaluation"
     )
     for name in ("loss", "recall@10", "ndcg@10"):
-        for regime in record.recipe.evaluate.regimes:
+        for regime in (*record.recipe.evaluate.regimes, *map(horizon_regime, record.recipe.evaluate.horizons)):
             metric = record.metrics.get(f"{regime}/{name}")
             if metric is not None:
                 typer.echo(f"  {regime}/{name} {metric.value:.4f}" + (f" ± {metric.se:.4f}" if metric.se else ""))

@@ -347,7 +347,7 @@ class Dataset:
             items[empty], targets[empty], positions[empty] = 0, -1, 0
             for spec in self.fields.event:
                 fields[spec.name][empty] = spec.missing
-        max_segments = self.counts(split).max_segments
+        max_segments = self._side(split).counts.max_segments
         boundaries = np.full(len(windows) * (max_segments + 1) + 1, items.size, np.int32)
         boundaries[: len(begin)] = begin
         users = np.full((len(windows), max_segments), -1, np.int64)

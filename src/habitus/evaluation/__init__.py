@@ -3,8 +3,16 @@
 from habitus.evaluation.ageing import Ageing, age_runs, measure_ageing
 from habitus.evaluation.contexts import check_contexts, evaluate_contexts
 from habitus.evaluation.error_analysis import ErrorOptions, error_pages, slice_evaluations
-from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
+from habitus.evaluation.evaluation import (
+    EvaluateOptions,
+    Evaluation,
+    catalogue_subset,
+    evaluate,
+    horizon_queries,
+    query_set,
+)
 from habitus.evaluation.groups import GroupOptions
+from habitus.evaluation.horizon import PerUser
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.paired import PairedDifference, paired_difference
 from habitus.evaluation.per_query import PerQuery, PerQueryFile
@@ -30,6 +38,7 @@ __all__ = [
     "PairedDifference",
     "PerQuery",
     "PerQueryFile",
+    "PerUser",
     "Ranks",
     "Scorer",
     "Scores",
@@ -43,6 +52,7 @@ __all__ = [
     "evaluate_contexts",
     "evaluate_runs",
     "find_cache",
+    "horizon_queries",
     "join_ranks",
     "measure_ageing",
     "metrics_table",

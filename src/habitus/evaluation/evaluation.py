@@ -11,6 +11,7 @@ from pydantic import Field
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.evaluation.horizon import HorizonQueries, PerUser, horizon_metrics, horizon_spec, score_horizon
 from habitus.evaluation.list_metrics import ItemStatistics, list_metrics
 from habitus.evaluation.metrics import coverage_metrics, summarize
 from habitus.evaluation.per_query import PerQuery
@@ -26,6 +27,7 @@ from habitus.store import (
     EVALUATION_SIDES,
     HISTORIES,
     METRIC_GROUPS,
+    BaselineDifference,
     Calibration,
     EvaluationSide,
     MetricGroup,
@@ -47,8 +49,14 @@ class EvaluateOptions:
     histories: tuple[int, ...] | Literal["fitting"] = "fitting"  # those of HISTORIES that a window can hold
     exclude_history: bool = False
     metrics: tuple[MetricGroup, ...] = METRIC_GROUPS  # the others are not computed where that saves time
+    horizons: tuple[str, ...] = ()  # of a split by time: 7d, 36h; 7d_new without what a user had before
     seed: int = 0
     side: EvaluationSide = "validation"  # everything is chosen on validation; test is for the final report
+
+    @property
+    def ranks_catalogue(self) -> bool:
+        """Whether the vectors of the whole catalogue are needed."""
+        return "catalogue" in self.regimes or bool(self.horizons)
 
     def histories_in(self, seq_len: int) -> tuple[int, ...]:
         """The history lengths of the slices for windows of that many events."""
@@ -66,6 +74,11 @@ class Evaluation(Typed):
     metrics: dict[str, Metric]
     seconds: dict[str, float] = Field(description="By regime.")
     slices: tuple[SliceTable, ...] = Field((), exclude_if=not_, description="By the values of columns, where asked.")
+    less_than_first: dict[str, BaselineDifference] = Field(
+        default_factory=dict,
+        exclude_if=not_,
+        description="By metric of a horizon: the first scorer less this one, paired by user.",
+    )
     calibration: Calibration | None = None
 
     def joined(self, other: "Evaluation") -> "Evaluation":
@@ -82,14 +95,18 @@ def evaluate(
     *,
     progress: Progress | None = None,
     keep: Callable[[str, PerQuery], None] | None = None,
+    keep_users: Callable[[str, PerUser], None] | None = None,
 ) -> Evaluation:
-    """The metrics of a scorer. `keep` is called with each regime's per-query values, of which all means are made."""
+    """The metrics of a scorer. `keep` is called with each regime's per-query values, of which all means are made, and
+    `keep_users` with those per user of each horizon."""
     options = options or EvaluateOptions()
-    queries = query_set(dataset, options)
+    horizons = horizon_queries(dataset, options)
+    queries = query_set(dataset, options) if options.regimes else None
     items = ItemStatistics(dataset)
     metrics: dict[str, Metric] = {}
     specification, seconds = {}, {}
     for regime in options.regimes:
+        assert queries is not None
         began = time.perf_counter()
         candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
         values, union = _score_queries(dataset, scorer, regime, queries, candidates, options, progress)
@@ -109,6 +126,14 @@ def evaluate(
         seconds[regime] = time.perf_counter() - began
         if keep is not None:
             keep(regime, values)
+    for users in horizons:
+        began = time.perf_counter()
+        per_user = score_horizon(users, scorer, options.cutoffs, options.batch_sequences, progress)
+        metrics |= horizon_metrics(users.regime, per_user, options.cutoffs)
+        specification[users.regime] = horizon_spec(users, options.batch_sequences)
+        seconds[users.regime] = time.perf_counter() - began
+        if keep_users is not None:
+            keep_users(users.regime, per_user)
     return Evaluation(
         scorer=scorer.name,
         dataset_checksum=dataset.checksum,
@@ -124,12 +149,18 @@ def query_set(dataset: Dataset, options: EvaluateOptions) -> QuerySet:
     return QuerySet(dataset, options.queries, options.batch_sequences, options.seed, options.per_user, options.side)
 
 
+def horizon_queries(dataset: Dataset, options: EvaluateOptions) -> list[HorizonQueries]:
+    """The users of each horizon; refused where the dataset does not cover it."""
+    check_options(dataset, options)
+    return [HorizonQueries(dataset, horizon, options.side) for horizon in options.horizons]
+
+
 def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
     """Refuse sides, regimes, cut-offs and slices that cannot be computed."""
     if options.side not in EVALUATION_SIDES:
         raise ConfigError(f"side is {options.side!r}", expected=" or ".join(EVALUATION_SIDES))
     unknown = [regime for regime in options.regimes if regime not in ("batch", "catalogue")]
-    if not options.regimes or unknown:
+    if unknown or not (options.regimes or options.horizons):
         raise ConfigError(f"regimes {list(options.regimes)}", expected="batch, catalogue or both")
     unknown_groups = [group for group in options.metrics if group not in ALL_METRIC_GROUPS]
     if not options.metrics or unknown_groups:

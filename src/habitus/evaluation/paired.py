@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from habitus.errors import ConfigError
-from habitus.evaluation.metrics import RANKING_METRICS, means
+from habitus.evaluation.metrics import RANKING_METRICS, Mean, means
 from habitus.evaluation.per_query import PerQuery
 
 _NORMAL_95 = 1.959964
@@ -37,6 +37,11 @@ def paired_difference(first: PerQuery, second: PerQuery, metric: str) -> PairedD
         raise ConfigError("the two scorers answered different queries", expected="evaluations on one query set")
     difference = query_values(first, metric) - query_values(second, metric)
     [mean] = means(difference[None], first.user)
+    return interval_of(mean)
+
+
+def interval_of(mean: Mean) -> PairedDifference:
+    """A mean difference with its 95% interval."""
     if mean.se is None:
         return PairedDifference(mean.value, None, None)
     return PairedDifference(mean.value, mean.value - _NORMAL_95 * mean.se, mean.value + _NORMAL_95 * mean.se)

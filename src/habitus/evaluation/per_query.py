@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +90,10 @@ class PerQuery:
         return pa.table(columns)
 
 
+class _Tabular(Protocol):
+    def table(self, scorer: str, regime: str) -> pa.Table: ...
+
+
 class PerQueryFile:
     """A Parquet file that takes the queries of one scorer and regime after the other."""
 
@@ -98,8 +102,8 @@ class PerQueryFile:
         self._partial = self.path.with_name(f".{self.path.name}.partial")
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, scorer: str, regime: str, values: PerQuery) -> None:
-        """Append the queries of one scorer under one regime."""
+    def add(self, scorer: str, regime: str, values: _Tabular) -> None:
+        """Append the queries of one scorer under one regime, or the users of one horizon."""
         table = values.table(scorer, regime)
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._partial, table.schema, compression="zstd")

@@ -10,10 +10,18 @@ import torch
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, HabitusError, ModelError, RunError
-from habitus.evaluation.baselines import baselines
+from habitus.evaluation.baselines import OracleScorer, baselines
 from habitus.evaluation.calibration import calibrate, check_calibration
 from habitus.evaluation.error_analysis import ErrorOptions, slice_evaluations
-from habitus.evaluation.evaluation import EvaluateOptions, Evaluation, catalogue_subset, evaluate, query_set
+from habitus.evaluation.evaluation import (
+    EvaluateOptions,
+    Evaluation,
+    catalogue_subset,
+    evaluate,
+    horizon_queries,
+    query_set,
+)
+from habitus.evaluation.horizon import PerUser, horizon_differences
 from habitus.evaluation.model_scorer import ModelScorer
 from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.ranks import Ranks
@@ -31,6 +39,7 @@ from habitus.model import (
 from habitus.progress import Note, Progress
 from habitus.recipe import Recipe
 from habitus.softmax import MEMORY_BYTES
+from habitus.store import BaselineDifference
 
 Keep = Callable[[str, str, PerQuery], None]
 
@@ -57,6 +66,7 @@ def evaluate_runs(
     progress: Progress | None = None,
     note: Note | None = None,
     keep: Keep | None = None,
+    keep_users: Callable[[str, str, PerUser], None] | None = None,
 ) -> list[Evaluation]:
     """One evaluation per run, then one per baseline if requested, all on the same queries.
 
@@ -64,7 +74,8 @@ def evaluate_runs(
     A path is a run, a checkpoint, a bundle, or a store, of which every cell with a bundle is taken; with `checkpoints`
     a run stands for its checkpoints too, in the order of their steps. `with_calibration` judges the probabilities of
     runs and fits a temperature; `errors` takes runs apart. `note` is called with what a user should know, such as that
-    a cache is being built; `keep` with (scorer, regime, values per query).
+    a cache is being built; `keep` with (scorer, regime, values per query), `keep_users` with those per user of
+    horizons.
     """
     options, compute = options or EvaluateOptions(), compute or ComputeOptions()
     note = note or (lambda _: None)
@@ -78,9 +89,12 @@ def evaluate_runs(
     runs = find_runs(chosen, note, checkpoints=checkpoints)
     dataset = _with_seq_len_of(runs, dataset)
     # Everything that can be refused without a model is refused before one is loaded or a catalogue embedded.
-    queries = query_set(dataset, options)
-    if "catalogue" in options.regimes:
-        catalogue_subset(dataset, queries, options)
+    for users in horizon_queries(dataset, options):
+        note(users.describe())
+    if options.regimes:
+        queries = query_set(dataset, options)
+        if "catalogue" in options.regimes:
+            catalogue_subset(dataset, queries, options)
 
     def evaluate_one(scorer: Scorer, number: int, count: int) -> Evaluation:
         def report(phase: str, done: float) -> None:
@@ -93,11 +107,26 @@ def evaluate_runs(
             if keep is not None:
                 keep(scorer.name, regime, values)
 
-        return evaluate(dataset, scorer, options, progress=report, keep=keep_values)
+        def compare_users(regime: str, values: PerUser) -> None:
+            first = first_users.setdefault(regime, values)
+            if first is not values:
+                leads[scorer.name] = leads.get(scorer.name, {}) | {
+                    name: BaselineDifference(**difference._asdict())
+                    for name, difference in horizon_differences(regime, first, values, options.cutoffs).items()
+                }
+            if keep_users is not None:
+                keep_users(scorer.name, regime, values)
 
+        evaluation = evaluate(dataset, scorer, options, progress=report, keep=keep_values, keep_users=compare_users)
+        return evaluation.model_copy(update={"less_than_first": leads.get(scorer.name, {})})
+
+    first_users: dict[str, PerUser] = {}  # of the first scorer by horizon
+    leads: dict[str, dict[str, BaselineDifference]] = {}
     evaluations: list[Evaluation] = []
     values_by_scorer: dict[tuple[str, str], PerQuery] = {}
     scorers = baselines(dataset) if with_baselines else []
+    if options.horizons:  # the oracle knows the next event, not the days after it
+        scorers = [scorer for scorer in scorers if not isinstance(scorer, OracleScorer)]
     count = len(runs) + len(scorers)
     for number, run in enumerate(runs):
         # One at a time: the model and the catalogue of the last run are gone before the next one is opened.
@@ -198,7 +227,7 @@ def open_scorer(
         )
     ranks = Ranks()
     cache = find_cache(bundle, dataset, note, verify=ranks.is_first)  # hashing once is enough
-    if cache is None and "catalogue" in options.regimes:
+    if cache is None and options.ranks_catalogue:
         cache = _build_cache(bundle, dataset, ranks, note, progress)
     return ModelScorer(bundle, dataset, cache, memory_bytes=compute.memory_bytes, ranks=ranks)
 

@@ -57,6 +57,7 @@ from habitus.store.metrics import (
     CUTOFFS,
     HISTORIES,
     HISTORY_SLICE,
+    HORIZON_METRICS,
     METRIC_GROUPS,
     METRICS,
     QUERY_SECONDS,
@@ -68,6 +69,8 @@ from habitus.store.metrics import (
     MetricKind,
     direction_of,
     headline_metrics,
+    horizon_of,
+    horizon_regime,
     regime_twins,
 )
 from habitus.store.plan import (
@@ -116,6 +119,7 @@ __all__ = [
     "GPUS",
     "HISTORIES",
     "HISTORY_SLICE",
+    "HORIZON_METRICS",
     "INFO_FILE",
     "LAWS_FILE",
     "LAW_NAMES",
@@ -211,6 +215,8 @@ __all__ = [
     "gpu_named",
     "gpu_reported",
     "headline_metrics",
+    "horizon_of",
+    "horizon_regime",
     "is_recipe_hash",
     "level_key",
     "manifest_path",

@@ -1,11 +1,12 @@
-"""Metrics by name: `<regime>/<metric>[@k][/<slice>]`, as in `batch/loss` or `catalogue/recall@10/history=5`."""
+"""Metrics by name: `<regime>/<metric>[@k][/<slice>]`, as in `batch/loss`, `catalogue/recall@10/history=5` or
+`horizon7d/ndcg@10`."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from habitus.errors import FitError
+from habitus.recipe import HORIZON, MetricGroup, Regime
 from habitus.recipe import METRIC_GROUPS as METRIC_GROUPS
-from habitus.recipe import MetricGroup, Regime
 from habitus.typed import suggest_name
 
 Direction = Literal["min", "max"]
@@ -16,6 +17,8 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 CUTOFFS = (1, 5, 10, 20, 50, 100)  # the k of recall@k and the others
 HISTORIES = (3, 5, 10, 20, 50, 100)  # the lengths of the slices by history
 HISTORY_SLICE = "history="
+HORIZON_METRICS = ("recall", "ndcg", "map")  # of the regimes horizon7d, horizon28d_new, …
+_HORIZON_REGIME = "horizon"
 # Of one set of queries that all have a long history: the metric with their n newest events, what the others add to it,
 # and the seconds in which one query is answered.
 CONTEXT_SLICE, BEYOND_SLICE, QUERY_SECONDS = "context=", "beyond=", "query_seconds"
@@ -76,6 +79,18 @@ def direction_of(metric: str) -> Direction:
             next_step="give the column the name of the metric it holds, or call the law with a direction",
         )
     return METRICS[bare].direction
+
+
+def horizon_regime(horizon: str) -> str:
+    """The regime of a horizon: horizon7d of 7d."""
+    return f"{_HORIZON_REGIME}{horizon}"
+
+
+def horizon_of(metric: str) -> str | None:
+    """The horizon of a metric or regime, 7d of horizon7d/ndcg@10; None of the others."""
+    regime = metric.partition("/")[0]
+    horizon = regime.removeprefix(_HORIZON_REGIME)
+    return horizon if horizon != regime and HORIZON.fullmatch(horizon) else None
 
 
 def headline_metrics() -> tuple[str, ...]:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError, RunError
-from habitus.evaluation import EvaluateOptions, catalogue_subset, check_contexts, query_set
+from habitus.evaluation import EvaluateOptions, catalogue_subset, check_contexts, horizon_queries, query_set
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.store import HISTORY_SLICE, METRICS, SLICES, read_run_record
+from habitus.store import HISTORY_SLICE, HORIZON_METRICS, METRICS, SLICES, horizon_regime, read_run_record
 from habitus.units import MAX_THREADS
 
 
@@ -67,6 +67,7 @@ def evaluate_options(recipe: Recipe) -> EvaluateOptions:
         batch_sequences=settings.batch_sequences,
         catalogue_items=settings.catalogue_items,
         metrics=settings.metrics,
+        horizons=settings.horizons,
         seed=settings.seed,
     )
 
@@ -112,6 +113,7 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
     queries = query_set(dataset, options)
     if "catalogue" in options.regimes:
         catalogue_subset(dataset, queries, options)
+    horizon_queries(dataset, options)
 
 
 def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> ParentRun | None:
@@ -186,13 +188,15 @@ def check_best(recipe: Recipe, metric: str | None) -> None:
         return
     kinds = [kind for kind in METRICS.values() if kind.group in recipe.evaluate.metrics]
     names = [f"{regime}/{name}" for regime in recipe.evaluate.regimes for kind in kinds for name in kind.names()]
+    horizons = [horizon_regime(horizon) for horizon in recipe.evaluate.horizons]
+    names += [f"{one}/{name}" for one in horizons for kind in HORIZON_METRICS for name in METRICS[kind].names()]
     regime, _, rest = metric.partition("/")
     name, _, cut = rest.partition("/")
     if f"{regime}/{name}" not in names or not (cut in ("", *SLICES) or cut.startswith(HISTORY_SLICE)):
         raise ConfigError(
             f"--best {metric} is not among the metrics that this recipe's evaluations measure",
             expected="<regime>/<metric>[@k][/<slice>], as in batch/loss, of the regimes "
-            + ", ".join(recipe.evaluate.regimes),
+            + ", ".join([*recipe.evaluate.regimes, *horizons]),
         )
 
 

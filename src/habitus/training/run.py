@@ -294,7 +294,7 @@ class TrainingRun:
     def _evaluate_with(self, bundle: Bundle, catalogue: Path, contexts: tuple[int, ...] = ()) -> Evaluation:
         """The evaluation of a bundle, with the vectors of a frozen embedder or those built into a folder."""
         cache, progress = self.cache, self.meter.show_phase
-        if cache is None and "catalogue" in self.recipe.evaluate.regimes:
+        if cache is None and evaluate_options(self.recipe).ranks_catalogue:
             cache = open_catalogue(bundle, self.dataset, catalogue, None, progress)
         was_training = bundle.model.training
         bundle.model.eval()
