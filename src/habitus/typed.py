@@ -112,6 +112,10 @@ class Sealed(Typed):
         return _format_json(values | {CHECKSUM: content_hash(values)})
 
 
+class InlineTable(dict[str, Any]):
+    """A mapping that TOML writes in one line."""
+
+
 def canonical_json(value: Any) -> bytes:
     """The one spelling of a value that hashes are computed from: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -193,14 +197,18 @@ def _flat_encoder(separator: str) -> Callable[[Any], str]:
 
 
 def _toml_lines(values: Mapping[str, Any], prefix: str) -> list[str]:
-    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if not isinstance(v, Mapping)]
+    lines = [f"{_toml_key(k)} = {_toml_value(v)}" for k, v in values.items() if not _is_section(v)]
     if prefix and (lines or not values):
         lines.insert(0, f"[{prefix}]")
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if _is_section(value):
             inner = _toml_lines(value, f"{prefix}.{_toml_key(key)}" if prefix else _toml_key(key))
             lines += ([""] if lines else []) + inner
     return lines
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping) and not isinstance(value, InlineTable)
 
 
 def _toml_key(key: str) -> str:
@@ -216,6 +224,8 @@ def _toml_value(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(v) for v in value) + "]"
+    if isinstance(value, InlineTable):
+        return "{ " + ", ".join(f"{_toml_key(k)} = {_toml_value(v)}" for k, v in value.items()) + " }"
     return repr(value)
 
 

@@ -28,4 +28,5 @@ class ItemFeatures:
     """The encoded fields of n items."""
 
     tokens: np.ndarray | None  # int32 [n, T]: 0 is padding, at the end; None where no field is text
-    fields: dict[str, np.ndarray]  # codes int32 [n], numbers float32 [n], vectors float32 [n, size]; NaN: missing
+    fields: dict[str, np.ndarray]  # codes int32 [n], numbers float32 [n], vectors float32 [n, size]; NaN: missing;
+    # of categories, codes int32 [n, width] with zeros after the last

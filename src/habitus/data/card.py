@@ -25,7 +25,7 @@ def data_facts(manifest: DatasetManifest) -> DataFacts:
             name: SideFacts(users=side.users, events=side.events, queries=side.queries)
             for name, side in manifest.sides().items()
         },
-        item_fields=_fields(dict(schema.items.fields), manifest.item_fields_filled, manifest.num_items),
+        item_fields=_fields(schema.items.kinds, manifest.item_fields_filled, manifest.num_items),
         event_fields=_fields(dict(schema.events.fields), manifest.event_fields_filled, manifest.num_events),
         dropped=manifest.dropped,
         synthetic=schema.world is not None,

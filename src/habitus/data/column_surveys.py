@@ -46,6 +46,7 @@ class ColumnSurvey:
 
     def __init__(self) -> None:
         self.filled = 0
+        self.left_out = 0  # values that are usable and not stored
         self._bad_values: dict[Fault, _BadValues] = {}
 
     def add(self, row: int, column: pa.Array) -> None:
@@ -109,7 +110,10 @@ class CategorySurvey(ColumnSurvey):
 
     def add(self, row: int, column: pa.Array) -> None:
         self.filled += len(column) - column.null_count
-        counts = pc.value_counts(to_categories(column).drop_null())
+        self._count(to_categories(column).drop_null())
+
+    def _count(self, values: pa.Array) -> None:
+        counts = pc.value_counts(values)
         self._waiting.append(pa.table({"value": counts.field("values"), "count": counts.field("counts")}))
         if len(self._waiting) >= 64:
             self._merge()

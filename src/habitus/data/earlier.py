@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from habitus.data.category_lists import distinct_values, longest_list
 from habitus.data.column_surveys import MAX_CATEGORIES
-from habitus.data.columns import to_categories
 from habitus.data.dataset import Dataset
 from habitus.data.encoders import Encoders
 from habitus.data.event_columns import EVENT_CHUNK_ROWS
@@ -70,11 +70,13 @@ class Earlier:
         """The dataset's encoders with the categories of further items and events; nothing else of them changes."""
         old = self.dataset.encoders
         seen: dict[str, dict[str, None]] = {name: {} for name in old.item_values}
+        widths = {field.name: field.width for field in self._items("categories") if field.width}
         for batch in stream.batches() if seen else ():
             for name, values in seen.items():
-                values |= dict.fromkeys(to_categories(batch.column(name)).drop_null().unique().to_pylist())
+                values |= dict.fromkeys(distinct_values(batch.column(name)))
+            widths = {name: max(width, longest_list(batch.column(name))) for name, width in widths.items()}
         item_values = {name: _extend(values, seen[name]) for name, values in old.item_values.items()}
-        return old.with_values(item_values, event_values)
+        return old.with_values(item_values, event_values).with_widths(widths)
 
     def check_vectors(self, stream: ItemStream) -> None:
         """Refuse vectors of another length than those that the model reads."""

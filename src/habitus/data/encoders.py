@@ -1,5 +1,6 @@
 """From the values of a table to what a model reads; one implementation for preparing and for serving."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.data.batch import ItemFeatures
+from habitus.data.category_lists import split_texts
 from habitus.data.columns import to_codes, to_strings
 from habitus.data.fields import Field, Fields
 from habitus.data.kinds import KINDS
@@ -27,6 +29,7 @@ class Encoders(Typed):
     item_kinds: dict[str, str]
     item_values: dict[str, tuple[str, ...]]  # category -> its values; the code of values[i] is i + 1
     event_values: dict[str, tuple[str, ...]]
+    separators: dict[str, str] | None = None  # of the item fields whose texts hold several values
 
     @cached_property
     def item_codes(self) -> dict[str, dict[str, int]]:
@@ -48,9 +51,18 @@ class Encoders(Typed):
         def cut(values: dict[str, tuple[str, ...]], known: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
             return {name: all_[: len(known.get(name, all_))] for name, all_ in values.items()}
 
+        widths = {field.name: field.width for field in earlier.fields.item}
         return self.with_values(
             cut(self.item_values, earlier.item_values), cut(self.event_values, earlier.event_values)
+        ).with_widths(widths)
+
+    def with_widths(self, widths: Mapping[str, int | None]) -> "Encoders":
+        """These encoders with other numbers of codes per item."""
+        item = tuple(
+            field.model_copy(update={"width": widths.get(field.name, field.width)}) if field.width else field
+            for field in self.fields.item
         )
+        return self.model_copy(update={"fields": self.fields.model_copy(update={"item": item})})
 
     def with_values(
         self, item_values: dict[str, tuple[str, ...]], event_values: dict[str, tuple[str, ...]]
@@ -66,6 +78,7 @@ class Encoders(Typed):
 
     def encode_items(self, table: pa.RecordBatch, tokenizer: "Tokenizer | None") -> ItemFeatures:
         """The features of the table's rows. Unseen category values and missing ones become code 0."""
+        table = split_texts(table, self.separators or {})
         tokens = None
         if self.text_columns:
             assert tokenizer is not None
@@ -83,7 +96,8 @@ class Encoders(Typed):
 
 def _resized(field: Field, values: dict[str, tuple[str, ...]]) -> Field:
     """A category with a row for each of its values and one for unknown ones; other fields as they are."""
-    return field.model_copy(update={"size": len(values[field.name]) + 1}) if field.kind == "category" else field
+    is_category = field.kind in ("category", "categories")
+    return field.model_copy(update={"size": len(values[field.name]) + 1}) if is_category else field
 
 
 def encode_events(

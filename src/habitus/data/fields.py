@@ -11,7 +11,7 @@ PADDING_TOKEN = 0
 SEPARATOR_TOKEN = 1
 UNKNOWN_CODE = 0  # of a category: missing, or a value that preparation did not see
 
-EncodedKind = Literal["text", "category", "number", "vector"]
+EncodedKind = Literal["text", "category", "categories", "number", "vector"]
 
 
 class Field(Typed):
@@ -24,11 +24,12 @@ class Field(Typed):
     std: float = Described(1.0, gt=0)
     log_mean: float = Described(0.0, description="Of sign(x)·log(1+|x|), over the same.")
     log_std: float = Described(1.0, gt=0)
+    width: int | None = Described(None, ge=1, description="Codes stored per item, of categories; absent otherwise.")
 
     @property
     def is_coded(self) -> bool:
         """Whether values are tokens or codes, whole numbers below `size`; otherwise they are float32."""
-        return self.kind in ("text", "category")
+        return self.kind in ("text", "category", "categories")
 
     @property
     def dtype(self) -> np.dtype:
@@ -47,7 +48,7 @@ class Field(Typed):
 
     def row_shape(self, text_len: int) -> tuple[int, ...]:
         """The shape of one value."""
-        return {"text": (text_len,), "vector": (self.size,)}.get(self.kind, ())
+        return {"text": (text_len,), "vector": (self.size,), "categories": (self.width or 1,)}.get(self.kind, ())
 
 
 class Fields(Typed):

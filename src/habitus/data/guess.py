@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from habitus.data.category_lists import guess_separator
 from habitus.data.kinds import KINDS, ColumnSample
 from habitus.data.sources import SourceTable, open_table
 from habitus.errors import DataError
@@ -40,7 +41,7 @@ def guess_schema(events: str, items: str) -> Schema:
         if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], EVENT_KINDS))
     }
     item_fields = {
-        name: kind
+        name: _with_separator(name, kind, item_rows[name])
         for name in item_rows.column_names
         if name != item_key and (kind := _kind(name, item_rows[name], ITEM_KINDS))
     }
@@ -108,7 +109,14 @@ def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str |
     return next((name for name, kind in KINDS.items() if name in allowed and kind.looks_like(sample)), None)
 
 
-def _name(rows: pa.Table, fields: dict[str, str]) -> str | None:
+def _with_separator(name: str, kind: str, values: pa.ChunkedArray) -> Any:
+    """The item field: its kind, or categories that a separator divides. What names an item is not divided."""
+    is_divisible = kind in ("text", "category") and _bare(name) not in _NAMES
+    separator = guess_separator(values) if is_divisible else None
+    return kind if separator is None else {"kind": "category", "separator": separator}
+
+
+def _name(rows: pa.Table, fields: dict[str, Any]) -> str | None:
     """The column that names an item to people: the first short text, else one whose name says so."""
     texts = [name for name, kind in fields.items() if kind == "text" and _is_short(rows[name])]
     labels = [name for name in fields if _bare(name) in _NAMES and _is_short(rows[name])]

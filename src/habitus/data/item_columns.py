@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from habitus.data.arrays import ArrayWriter
+from habitus.data.category_lists import widen
 from habitus.data.earlier import Earlier
 from habitus.data.encoders import Encoders
 from habitus.data.fields import item_file
@@ -39,7 +40,7 @@ def write_items(
             writers[spec.name] = open_files.enter_context(writer)
         for chunk in earlier.item_chunks() if earlier is not None else ():
             for name, known in chunk.items():
-                writers[name].append(known)
+                writers[name].append(widen(known, writers[name].row_shape))
         for batch in stream.batches():
             features = encoders.encode_items(survey.repair(batch), tokenizer)
             for spec in fields.item:

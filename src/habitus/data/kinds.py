@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from habitus.data.category_lists import CategoryListSurvey, to_code_rows
 from habitus.data.column_surveys import (
     CategorySurvey,
     ColumnSurvey,
@@ -97,8 +98,8 @@ class Text(FieldKind):
         return _is_plain(type_) and not _is_opaque(type_)
 
     def looks_like(self, sample: ColumnSample) -> bool:
-        is_varied = sample.distinct > 0.3 * len(sample.values) and sample.distinct > 50
-        return pa.types.is_string(sample.type) and is_varied
+        is_text = pa.types.is_string(sample.type)
+        return is_text and sample.distinct > 0.3 * len(sample.values) and sample.distinct > 50
 
     def survey(self) -> ColumnSurvey:
         return TextSurvey()
@@ -106,7 +107,7 @@ class Text(FieldKind):
 
 class Category(FieldKind):
     encoded_as: EncodedKind = "category"
-    expected = "a category: text, integers or booleans"
+    expected = 'a category: text, integers or booleans (a list of them is of kind "categories")'
     arrow_type = pa.string()
 
     def accepts(self, type_: pa.DataType) -> bool:
@@ -124,6 +125,29 @@ class Category(FieldKind):
 
     def encode(self, column: pa.Array, spec: Field, vocabulary: pa.Array | None) -> np.ndarray:
         return to_codes(column, vocabulary)
+
+
+class CategoryList(Category):
+    """Several categories of an item, as a list column has them or a text that a separator divides."""
+
+    encoded_as: EncodedKind = "categories"
+    expected = "a list of categories: text, integers or booleans"
+    arrow_type = pa.list_(pa.string())
+
+    def accepts(self, type_: pa.DataType) -> bool:
+        return pa.types.is_null(type_) or (is_list(type_) and super().accepts(type_.value_type))
+
+    def looks_like(self, sample: ColumnSample) -> bool:
+        if not is_list(sample.type) or pa.types.is_floating(sample.type.value_type):
+            return False
+        has_one_length = pc.count_distinct(pc.list_value_length(sample.values)).as_py() <= 1
+        return self.accepts(sample.type) and not (_is_number_list(sample.type) and has_one_length)
+
+    def survey(self) -> ColumnSurvey:
+        return CategoryListSurvey()
+
+    def encode(self, column: pa.Array, spec: Field, vocabulary: pa.Array | None) -> np.ndarray:
+        return to_code_rows(column, vocabulary, *spec.row_shape(0))
 
 
 class Number(FieldKind):
@@ -208,6 +232,7 @@ class Vector(FieldKind):
 
 # In the order in which a guess tries them: a category is what nothing else is.
 KINDS: dict[str, FieldKind] = {
+    "categories": CategoryList(),
     "vector": Vector(),
     "time": Time(),
     "number": Number(),

@@ -68,8 +68,9 @@ class EventLog:
             schema.events.timestamp,
         ]
         weighted = [schema.targets.column] if schema.targets else []
-        require_columns(events, [*roles, *schema.events.fields, *weighted])
-        require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())])
+        step = None if earlier is None else f"name the columns as {earlier.dataset.path} has them, or prepare all again"
+        require_columns(events, [*roles, *schema.events.fields, *weighted], step)
+        require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())], step)
         _check_types(schema, events, items)
         self._create_views()
 
@@ -463,7 +464,8 @@ def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> Non
         _refuse_type(events, roles.timestamp, "a datetime; for numbers set time_unit to s, ms, us or order")
     if roles.time_unit != "datetime" and (has_clock or pa.types.is_nested(type_)):
         _refuse_type(events, roles.timestamp, "a number, as time_unit says; for times set it to 'datetime'")
-    for table, fields in ((events, roles.fields), (items, schema.items.fields)):
+    plain_kinds = {name: kind for name, kind in schema.items.kinds.items() if name not in schema.items.separators}
+    for table, fields in ((events, roles.fields), (items, plain_kinds)):
         for name, kind in fields.items():
             if not KINDS[kind].accepts(table.types[name]):
                 _refuse_type(table, name, KINDS[kind].expected)
@@ -479,6 +481,9 @@ def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> Non
             )
         if schema.targets.weights is not None and not KINDS["category"].accepts(type_):
             _refuse_type(events, schema.targets.column, KINDS["category"].expected)
+    for name, separator in schema.items.separators.items():
+        if not (pa.types.is_string(items.types[name]) or pa.types.is_null(items.types[name])):
+            _refuse_type(items, name, f'a text that {separator!r} divides; for a list write {name} = "categories"')
     for name in schema.items.display or ():
         if not KINDS["text"].accepts(items.types[name]):
             _refuse_type(items, name, "a column that can be shown: text, numbers, booleans or times")

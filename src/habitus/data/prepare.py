@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
+from habitus.data.category_lists import split_texts
 from habitus.data.dataset import Dataset
 from habitus.data.earlier import Batches, Earlier
 from habitus.data.encoders import encode_events
@@ -243,6 +244,7 @@ def _read(
         refuse(survey.problems())
     dropped = Counter(log.dropped)
     dropped.update({f"items.{p.column}: {p.what}": p.rows for p in survey.problems()})
+    dropped.update(survey.left_out())
     progress("surveying events", 0.0)
     item_ids: Batches = lambda: item_columns([schema.items.item])  # noqa: E731
     item_display: Batches = lambda: item_columns(list(schema.items.display or ()))  # noqa: E731
@@ -294,7 +296,7 @@ def _item_streams(
 ) -> tuple[ItemStream, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
     """The catalogue's fields as a stream, and any of its columns; for item×value pairs a row is repeated per pair."""
     usable = np.setdiff1d(np.arange(log.items.num_rows), unusable, assume_unique=True) if len(unusable) else None
-    kinds = dict(schema.items.fields)
+    kinds, separators = schema.items.kinds, schema.items.separators
     pair_values: dict[str, pa.Array] = {}
     rows, num_items = usable, log.items.num_rows - len(unusable)
     if schema.events.pair_columns:
@@ -310,7 +312,9 @@ def _item_streams(
         return log.items.place(row if rows is None else int(rows[row]))
 
     fields = list(schema.items.fields)
-    stream = ItemStream(kinds, num_items, lambda: batches(fields), place)
+    stream = ItemStream(
+        kinds, num_items, lambda: (split_texts(batch, separators) for batch in batches(fields)), place, separators
+    )
     return stream, batches
 
 

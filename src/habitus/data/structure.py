@@ -375,7 +375,10 @@ def _field_table(features: ItemFeatures) -> "sparse.csr_matrix":
         rows, places = np.nonzero(features.tokens != PADDING_TOKEN)
         columns.append(_indicators(rows, features.tokens[rows, places], len(features.tokens)))
     for values in features.fields.values():
-        if values.dtype.kind in "iu":
+        if values.dtype.kind in "iu" and values.ndim == 2:
+            rows, places = np.nonzero(values)
+            columns.append(_indicators(rows, values[rows, places], len(values)))
+        elif values.dtype.kind in "iu":
             codes.append(values.astype(np.int64))
         else:
             numbers = np.nan_to_num(values.reshape(len(values), -1))

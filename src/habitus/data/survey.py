@@ -1,11 +1,12 @@
 """A first pass over the items: what values they hold, and what is wrong with them."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
+from habitus.data.category_lists import MAX_VALUES
 from habitus.data.column_surveys import CategorySurvey
 from habitus.data.columns import to_strings
 from habitus.data.encoders import Encoders
@@ -24,6 +25,7 @@ class ItemStream:
     num_items: int
     batches: Callable[[], Iterator[pa.RecordBatch]]  # one column per field
     place: Callable[[int], str]  # where row i of the catalogue stands in the input
+    separators: Mapping[str, str] = field(default_factory=dict)  # of texts that the batches hold as lists
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,14 @@ class ItemSurvey:
         """How many items have a value, for each field."""
         return {name: survey.filled for name, survey in self.columns.items()}
 
+    def left_out(self) -> dict[str, int]:
+        """How many usable values are not stored, by what they are."""
+        return {
+            f"items.{name}: values beyond an item's first {MAX_VALUES}": survey.left_out
+            for name, survey in self.columns.items()
+            if survey.left_out
+        }
+
     def repair(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The items with bad values made missing."""
         columns = [self.columns[name].repair(batch.column(name)) for name in batch.schema.names]
@@ -88,6 +98,7 @@ class ItemSurvey:
             item_kinds=dict(self.stream.kinds),
             item_values={name: survey.vocabulary() for name, survey in categories.items()},
             event_values=event_values,
+            separators=dict(self.stream.separators) or None,
         )
 
     def _sample_texts(self, row: int, batch: pa.RecordBatch) -> None:

@@ -1,15 +1,16 @@
 """The schema of an event log: which columns play which role, and of what kind the fields are."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from habitus.events.targets import Targets
 from habitus.events.world.config import WorldConfig
-from habitus.typed import Typed, suggest_name
+from habitus.typed import InlineTable, Typed, suggest_name, to_toml
 
 # What a schema may call a field. `habitus.data.kinds` says what each of them means.
-ITEM_KINDS = ("text", "category", "number", "vector", "time")
+ITEM_KINDS = ("text", "category", "categories", "number", "vector", "time")
 EVENT_KINDS = ("category", "number", "time")
 
 
@@ -19,13 +20,36 @@ def _check_item_kind(kind: str) -> str:
     return kind
 
 
+class SeparatedCategories(Typed):
+    """Categories of one text: genres = { kind = "category", separator = "|" } reads 'Comedy|Drama' as two values."""
+
+    kind: Literal["category", "categories"] = "category"
+    separator: str = Field(min_length=1, description="What stands between two values.")
+
+
+def _check_item_field(field: Any) -> str | SeparatedCategories:
+    if isinstance(field, str):
+        return _check_item_kind(field)
+    if isinstance(field, SeparatedCategories):
+        return field
+    if not isinstance(field, Mapping):
+        raise ValueError('not a kind; expected a name such as "category", or { kind = "category", separator = "|" }')
+    unknown = set(field) - set(SeparatedCategories.model_fields)
+    if unknown:
+        raise ValueError(f"unknown key {min(unknown)!r} ({suggest_name(min(unknown), ['kind', 'separator'])})")
+    separator = field.get("separator")
+    if field.get("kind") not in ("category", "categories") or not isinstance(separator, str) or not separator:
+        raise ValueError('only categories have a separator, a text: expected { kind = "category", separator = "|" }')
+    return SeparatedCategories(kind=field["kind"], separator=separator)
+
+
 def _check_event_kind(kind: str) -> str:
     if kind not in EVENT_KINDS:
         raise ValueError(f"not a kind of event field ({suggest_name(kind, list(EVENT_KINDS))})")
     return kind
 
 
-ItemKind = Annotated[str, AfterValidator(_check_item_kind)]
+ItemField = Annotated[str | SeparatedCategories, BeforeValidator(_check_item_field)]
 EventKind = Annotated[str, AfterValidator(_check_event_kind)]
 TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
 
@@ -69,7 +93,7 @@ class EventColumns(Typed):
 
 class ItemColumns(Typed):
     item: str = Field(description="Column of the item, one row each.")
-    fields: dict[str, ItemKind] = Field(default_factory=dict, description="Item fields and their kinds.")
+    fields: dict[str, ItemField] = Field(default_factory=dict, description="Item fields and their kinds.")
     display: tuple[str, ...] | None = Field(
         None, description="Columns that people see beside the id, the item's name first; absent: ids only."
     )
@@ -91,6 +115,16 @@ class ItemColumns(Typed):
         if not self.fields:
             raise ValueError("no item fields: the embedder would have nothing to read")
         return self
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each item field by its plain name."""
+        return {name: field if isinstance(field, str) else "categories" for name, field in self.fields.items()}
+
+    @property
+    def separators(self) -> dict[str, str]:
+        """What stands between the values of the fields that are split."""
+        return {name: field.separator for name, field in self.fields.items() if not isinstance(field, str)}
 
 
 class Schema(Typed):
@@ -128,3 +162,11 @@ class Schema(Typed):
         if taken:
             raise ValueError(f"{sorted(taken)} is a column of both tables; rename it in one of them")
         return self
+
+    def to_toml(self) -> str:
+        """The file schema.toml; a field with a separator takes one line, as people write it."""
+        values = self.to_values()
+        fields = values["items"]["fields"]
+        for name, field in fields.items():
+            fields[name] = InlineTable(field) if isinstance(field, dict) else field
+        return to_toml(values)

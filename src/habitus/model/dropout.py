@@ -110,7 +110,7 @@ def _drop_fields(
 def _is_present(values: Tensor) -> Tensor:
     if values.is_floating_point():
         return ~values.isnan().flatten(1).any(1) if values.dim() > 1 else ~values.isnan()
-    return values != UNKNOWN_CODE
+    return (values != UNKNOWN_CODE).flatten(1).any(1) if values.dim() > 1 else values != UNKNOWN_CODE
 
 
 def _drop_tokens(tokens: Tensor, words: Tensor, rate: float) -> Tensor:

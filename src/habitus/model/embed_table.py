@@ -78,7 +78,8 @@ def _write_vectors(
                 features = bundle.encoders.encode_items(batch.select(fields), bundle.tokenizer)
                 for name in unknown:
                     present = batch.column(name).is_valid().to_numpy(zero_copy_only=False)
-                    unknown[name] += int((present & (features.fields[name] == 0)).sum())
+                    codes = features.fields[name].reshape(batch.num_rows, -1)
+                    unknown[name] += int((present & ~codes.any(axis=1)).sum())
                 vectors = embed_features(bundle.model, [features], precision=bundle.recipe.train.precision)
                 flat = pa.array(vectors.cpu().numpy().ravel())
                 columns = [batch.column(name) for name in ids]

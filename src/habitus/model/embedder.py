@@ -3,13 +3,16 @@
 Letters: n items, T text tokens at most, P packed tokens, h joint_dim.
 """
 
+from functools import reduce
+from operator import add
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from habitus.data import Field, Fields
 from habitus.errors import ModelError
-from habitus.model.features import Categories, Numbers, Vectors, fields_of_kind
+from habitus.model.features import Categories, CategoryLists, Numbers, Vectors, fields_of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, pad_zeros, padded_width, unit_rms
 from habitus.model.packing import PackedText, packed_mean
 from habitus.model.tensors import ItemTensors
@@ -25,8 +28,10 @@ class Embedder(nn.Module):
         h = model.joint_dim
         text, categories = fields_of_kind(fields, "text"), fields_of_kind(fields, "category")
         numbers, vectors = fields_of_kind(fields, "number"), fields_of_kind(fields, "vector")
+        category_lists = fields_of_kind(fields, "categories")
         self.text = TextEncoder(max(f.size for f in text), model) if text else None
         self.categories = Categories(categories, h) if categories else None
+        self.category_lists = CategoryLists(category_lists, h) if category_lists else None
         self.numbers = Numbers(numbers, h) if numbers else None
         self.vectors = Vectors(vectors, h) if vectors else None
         self.fusion = Fusion(h)
@@ -35,10 +40,11 @@ class Embedder(nn.Module):
         """Item vectors [n, h] of unit RMS, in float32."""
         text = None if self.text is None else _text_of(items)
         rows = None if self.text is None or text is None else self.text(text)
-        category_rows = None
-        if self.categories is not None and not self.categories.one_hot:
-            category_rows = self.categories(items.fields)
-        return self.fuse_fields(rows, text, category_rows, items.fields)
+        looked_up = [table(items.fields) for table in self._tables() if not table.one_hot]
+        return self.fuse_fields(rows, text, reduce(add, looked_up) if looked_up else None, items.fields)
+
+    def _tables(self) -> list[Categories]:
+        return [table for table in (self.categories, self.category_lists) if table is not None]
 
     def fuse_fields(
         self, rows: Tensor | None, text: PackedText | None, category_rows: Tensor | None, fields: dict[str, Tensor]
@@ -46,7 +52,8 @@ class Embedder(nn.Module):
         """Item vectors of the text encoder's output rows and of category rows: all that comes after both."""
         parts = [] if self.text is None or rows is None or text is None else [self.text.pool(rows, text)]
         parts += [] if category_rows is None else [category_rows]
-        for encoder in (None if category_rows is not None else self.categories, self.numbers, self.vectors):
+        multiplied = [table for table in self._tables() if table.one_hot]
+        for encoder in (*multiplied, self.numbers, self.vectors):
             parts += [] if encoder is None else [encoder(fields)]
         total = parts[0].float()
         for part in parts[1:]:

@@ -47,6 +47,28 @@ class Categories(nn.Module):
         return (rows[..., None] == every_row).any(-2).to(self.weight.dtype) @ self.weight
 
 
+class CategoryLists(Categories):
+    """The sum over fields of the mean row of an item's categories, whose codes come as [..., width] for each field."""
+
+    def forward(self, values: dict[str, Tensor]) -> Tensor:
+        """[..., h]. Zeros after the last code and codes beyond a table do not count; without any other, the item is
+        unknown."""
+        fields = zip(self.names, self.sizes, self.offsets, strict=True)
+        parts = [self._mean_row(column(values, name).long(), size, first) for name, size, first in fields]
+        return torch.stack(parts).sum(0)
+
+    def _mean_row(self, codes: Tensor, size: int, first: Tensor) -> Tensor:
+        present = (codes > UNKNOWN_CODE) & (codes < size)  # [..., width]
+        count = present.sum(-1, keepdim=True)
+        is_first = torch.arange(codes.shape[-1], device=codes.device) == 0
+        weights = (present | (is_first & (count == 0))).to(self.weight.dtype) / count.clamp(min=1)
+        rows = torch.where(present, codes, UNKNOWN_CODE) + first
+        if not self.one_hot:
+            return (F.embedding(rows, self.weight) * weights[..., None]).sum(-2)
+        every_row = torch.arange(self.weight.shape[0], device=rows.device)
+        return ((rows[..., None] == every_row) * weights[..., None]).sum(-2) @ self.weight
+
+
 class Numbers(nn.Module):
     """A linear map of periodic features of each number, standardised as it is and by its logarithm."""
 

@@ -29,6 +29,7 @@ MUP_BASE_JOINT_DIM = 64  # the joint_dim at which `mup` scores exactly as `defau
 _OUTPUT_WEIGHT = "contextualizer.output.weight"
 _TRANSPOSED_FROM = {_OUTPUT_WEIGHT: "contextualizer.input.weight"}  # starts as another parameter's draw, transposed
 _COPY_GATE = "contextualizer.copying.gate.weight"
+_CATEGORY_TABLES = (".categories.weight", ".category_lists.weight")
 _CUT = 2.0  # truncated normal: no draw beyond two standard deviations...
 _CUT_STD = 0.8796256610342398  # ...which leaves it this standard deviation, divided out again
 # Blocks of four numbers drawn at a time: a CPU's cache should hold the integers, a GPU is launched few times.
@@ -81,7 +82,7 @@ def parameter_info(model: nn.Module, recipe: ModelRecipe) -> list[ParameterInfo]
             weight_decay=parameter.ndim == 2 and not _is_table(name),
             muon=role == "hidden",
             stacked=3 if name.endswith("qkv.weight") else 1,
-            vocabulary=name.endswith((".tokens", ".categories.weight")),
+            vocabulary=name.endswith((".tokens", *_CATEGORY_TABLES)),
         )
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
@@ -101,7 +102,7 @@ def role_of(name: str) -> Role:
     if name in (_OUTPUT_WEIGHT, _COPY_GATE):
         return "output"
     if name.endswith((".missing", ".tokens", ".positions", ".lags")) or any(
-        part in name for part in (".categories.", ".numbers.", ".vectors.")
+        part in name for part in (".categories.", ".category_lists.", ".numbers.", ".vectors.")
     ):
         return "embedding"
     return "hidden"
@@ -149,7 +150,7 @@ def _plain_distribution(name: str, parameter: Tensor) -> tuple[float, float]:
 
 
 def _is_table(name: str) -> bool:
-    return name.endswith((".missing", ".tokens", ".positions", ".categories.weight"))
+    return name.endswith((".missing", ".tokens", ".positions", *_CATEGORY_TABLES))
 
 
 def truncated_normals(counts: dict[str, int], seed: int, device: torch.device) -> dict[str, Tensor]:

@@ -58,7 +58,8 @@ class TrainedCatalogue:
     """The items that a run was trained with: from row to id, codes and vector, and from id to row."""
 
     ids: pa.Table
-    codes: dict[str, np.ndarray]  # category -> codes [num_items], 0 where missing or too rare to have a code
+    codes: dict[str, np.ndarray]  # category -> codes [num_items], 0 where missing or too rare to have a code; of
+    # several categories [num_items, width]
     cache: EmbeddingCache
     id_format: IdFormat
     lookup: IdLookup
@@ -131,7 +132,7 @@ def _write_catalogue(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache, fo
                 _copy_file(dataset, DISPLAY_FILE, stage / _DISPLAY)
             categories = {}
             for number, spec in enumerate(dataset.fields.item):
-                if spec.kind == "category":
+                if spec.kind in ("category", "categories"):
                     name = f"codes-{number:02d}.npy"
                     _copy_file(dataset, item_file(number), stage / name)
                     categories[spec.name] = name

@@ -215,7 +215,7 @@ class ItemEncoder:
             raise RequestError("the item has no fields", expected=f"at least one of: {', '.join(sorted(own))}")
         return values
 
-    def categories(self, fields: Mapping[str, Any]) -> dict[str, str | None]:
+    def categories(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The values that filters look at."""
         return {name: fields.get(name) for name in self.bundle.encoders.item_values}
 
@@ -260,6 +260,8 @@ class ItemEncoder:
                 return _read_text(what, value, longest)
             case "category":
                 return read_category(what, value, longest)
+            case "categories":
+                return self._read_categories(name, what, value)
             case "number":
                 return read_number(what, value)
             case "time":
@@ -268,6 +270,15 @@ class ItemEncoder:
                 return _read_vector(what, value, self.vector_sizes[name])
             case kind:
                 raise NotImplementedError(f"fields of kind {kind!r} cannot be read one by one")
+
+    def _read_categories(self, name: str, what: str, value: Any) -> list[str] | None:
+        """Several categories: a list, or a text that the field's separator divides; None where there is none."""
+        separator = (self.bundle.encoders.separators or {}).get(name)
+        if isinstance(value, str) and separator is not None:
+            value = value.split(separator)
+        entries = list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
+        read = [read_category(f"{what}[{n}]", entry, self.limits.max_text) for n, entry in enumerate(entries)]
+        return list(dict.fromkeys(text.strip() for text in read if text and text.strip())) or None
 
     def _first_key(self, item_id: Any) -> Any:
         """The key of an item's own id, without the columns of a pair."""

@@ -405,5 +405,9 @@ class Retriever:
         if entry is not None and entry.fields:
             return dict(entry.fields)
         values = self.bundle.encoders.item_values
-        codes = {name: int(column[row]) for name, column in self.candidates.catalogue.codes.items()}
-        return {name: values[name][code - 1] for name, code in codes.items() if code}
+        fields: dict[str, Any] = {}
+        for name, column in self.candidates.catalogue.codes.items():
+            known = [values[name][code - 1] for code in np.atleast_1d(column[row]).tolist() if code]
+            if known:
+                fields[name] = known if column.ndim > 1 else known[0]
+        return fields

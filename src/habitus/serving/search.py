@@ -41,11 +41,16 @@ class Filter:
     def __bool__(self) -> bool:
         return bool(self.allow or self.deny)
 
-    def passes(self, categories: Mapping[str, str | None]) -> bool:
+    def passes(self, categories: Mapping[str, str | Sequence[str] | None]) -> bool:
         """Whether an item with these categories may be recommended."""
-        return all(categories.get(name) in values for name, values in self.allow) and not any(
-            categories.get(name) in values for name, values in self.deny
+        return all(_has_one(categories.get(name), values) for name, values in self.allow) and not any(
+            _has_one(categories.get(name), values) for name, values in self.deny
         )
+
+
+def _has_one(value: str | Sequence[str] | None, values: frozenset[str | None]) -> bool:
+    """Whether an item's category, or one of several, is among the values."""
+    return value in values if value is None or isinstance(value, str) else not values.isdisjoint(value)
 
 
 class PastItems(NamedTuple):
@@ -312,7 +317,11 @@ class FilterMasks:
         codes = {0 if value is None else self.codes[name].get(value, -1) for value in values}
         table = np.zeros(len(self.codes[name]) + 1, bool)
         table[[code for code in codes if code >= 0]] = True
-        return table[self.candidates.catalogue.codes[name]]
+        column = self.candidates.catalogue.codes[name]
+        if column.ndim == 1:
+            return table[column]
+        is_missing = ~column.any(axis=1)  # a zero elsewhere is the end of an item's categories
+        return np.where(is_missing, table[0], (table[column] & (column > 0)).any(axis=1))
 
     def _read_conditions(self, what: str, conditions: Mapping[str, Sequence[object]]) -> _Conditions:
         check_names(what, conditions, self.codes)

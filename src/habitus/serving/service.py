@@ -276,7 +276,7 @@ class Service:
             item_column=schema.events.item_column,
             id_column=schema.items.item,
             event_fields={schema.events.timestamp: schema.events.time_unit, **schema.events.fields},
-            item_fields=dict(schema.items.fields),
+            item_fields=schema.items.kinds,
             window=self.retriever.window,
             max_history=self.limits.max_history,
             display=schema.items.display or (),

@@ -61,7 +61,7 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     text_attention = 4 * h * model.text_depth * work.text_pairs if inputs.tokens else 0
     positions = 2 * h * model.text_len * work.text_tokens if inputs.tokens else 0  # one-hot times table
     item_constants = NUMBER_FEATURES * inputs.item_numbers + sum(inputs.item_vectors)
-    item_constants += _multiplied_rows(inputs.item_categories)
+    item_constants += _multiplied_rows(inputs.item_categories) + _multiplied_rows(inputs.item_category_lists)
     constants = 2 * h * item_constants * work.items
     fusion = 2 * 2 * h * h * work.items
     event_constants = NUMBER_FEATURES * inputs.event_numbers + _multiplied_rows(inputs.event_categories)

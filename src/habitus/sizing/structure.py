@@ -43,6 +43,7 @@ class Inputs:
 
     tokens: int = 0  # rows of the token table; 0 where no field is text
     item_categories: tuple[int, ...] = ()  # rows of each table, the unknown one included
+    item_category_lists: tuple[int, ...] = ()  # likewise, of fields that hold several categories of an item
     item_numbers: int = 0
     item_vectors: tuple[int, ...] = ()  # length of each vector
     event_categories: tuple[int, ...] = ()
@@ -54,6 +55,7 @@ class Inputs:
         return cls(
             tokens=max((f.size for f in fields.item if f.kind == "text"), default=0),
             item_categories=tuple(f.size for f in fields.item if f.kind == "category"),
+            item_category_lists=tuple(f.size for f in fields.item if f.kind == "categories"),
             item_numbers=sum(f.kind == "number" for f in fields.item),
             item_vectors=tuple(f.size for f in fields.item if f.kind == "vector"),
             event_categories=tuple(f.size for f in fields.event if f.kind == "category"),
@@ -117,6 +119,7 @@ def breakdown(model: ModelRecipe, inputs: Inputs) -> Breakdown:
         vocabulary={
             "embedder.text.tokens": inputs.tokens * model.joint_dim,
             "embedder.categories": sum(inputs.item_categories) * model.joint_dim,
+            "embedder.category_lists": sum(inputs.item_category_lists) * model.joint_dim,
             "contextualizer.events.categories": sum(inputs.event_categories) * model.width,
         },
     )
