@@ -1,5 +1,6 @@
 """Steps to a target: smoothing delays no crossing, and B_crit is read at equal steps of one reference."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -57,3 +58,22 @@ def test_the_critical_batch_is_a_function_of_the_target() -> None:
     assert all(a < b for a, b in pairwise(rising)) and rising[-1] > 1.5 * rising[0]
     assert any("b_crit depends on the target" in warning for warning in grown.law.warnings)
     assert not any("depends on the target" in warning for warning in steady.law.warnings)
+
+
+def test_both_arms_have_a_critical_batch_of_their_own_and_the_longest_run_of_a_size_counts() -> None:
+    """Candidates that grow with the batch hide a part of the noise: planted 400 with a fixed pool, 150 without."""
+    plain, pooled = trajectories(150), trajectories(400)
+    fixed = [
+        replace(run, cell_id=f"{run.cell_id}-pool", knobs={**run.knobs, "pool_sequences": 64.0}) for run in pooled[1:]
+    ]
+    short = replace(plain[3], cell_id="short", trajectory=plain[3].trajectory[:20])
+    own, pool = fit_batch([*plain, *fixed, short], "batch/loss").entries
+    assert (own.name, pool.name) == ("critical_batch", "critical_batch_fixed_pool")
+    assert own.law["b_crit"] == pytest.approx(150, rel=0.03)  # the short run would have lowered the target
+    assert own.law.details["target"] < 3.3
+    # B = 64 is a cell of both arms: it is the plain one, so the fixed arm is off there and right elsewhere.
+    assert pool.law.points["batch"] == tuple(BATCHES) and pool.law.details["pool_sequences"] == 64
+    (alone,) = fit_batch(
+        [replace(pooled[0], knobs={"batch_sequences": 64.0, "pool_sequences": 64.0}), *fixed], "batch/loss"
+    ).entries
+    assert alone.name == "critical_batch_fixed_pool" and alone.law["b_crit"] == pytest.approx(400, rel=0.03)

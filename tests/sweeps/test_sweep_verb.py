@@ -10,6 +10,7 @@ import pytest
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
+from habitus.laws import fit
 from habitus.sweeps import Preset, Store, list_runs, sweep
 from habitus.sweeps.attempts import same_measurement
 from habitus.sweeps.manifest import load_manifests
@@ -103,6 +104,32 @@ def test_time_that_is_up_leaves_a_sweep_that_goes_on(small: Preset, dataset: Dat
     more = sweep("allocation", dataset, tmp_path / "store", preset=small, workers=1, max_hours=1)
     assert more.complete and not more.stopped
     assert more.counts["published"] + result.counts["published"] == len(more.runs)
+
+
+def test_batch_sizes_that_miss_the_middle_ones_loss_go_on_in_both_arms_up_to_a_limit(
+    tiny: Preset, dataset: Dataset, tmp_path: Path
+) -> None:
+    settings = tiny.batch.model_copy(update={"pool_sequences": 2, "max_multiple": 2.0, "evaluations": 4})
+    preset = tiny.model_copy(update={"batch": settings})
+    notes: list[str] = []
+    options = {"preset": preset, "budgets": [4e7], "workers": 1, "device": "cpu", "allow_repeats": True}
+    result = sweep("batch", dataset, tmp_path / "store", note=notes.append, **options)  # type: ignore[arg-type]
+    steps: dict[tuple[int, int], list[int]] = {}
+    for run in result.runs:
+        train = run.planned.recipe.train
+        steps.setdefault((train.batch_sequences, train.pool_sequences or 0), []).append(train.steps)
+        assert (train.warmup_steps is not None) == (
+            train.steps != min(steps[train.batch_sequences, train.pool_sequences or 0])
+        )
+    assert set(steps) == {(2, 0), (4, 0), (8, 0), (4, 2), (8, 2)}
+    assert len(steps[4, 0]) == len(steps[4, 2]) == 1  # the middle one sets the target
+    # Few steps of eight windows never reach what twice as many of four did with the same compute.
+    assert steps[8, 0] == [steps[8, 0][0] * times for times in (1, 2)]
+    assert any("have not reached the loss of the middle batch size" in text for text in notes)
+    again = sweep("batch", dataset, tmp_path / "store", **options)  # type: ignore[arg-type]
+    assert again.complete and again.counts["published"] == 0
+    laws = fit(tmp_path / "store", ["batch/loss"], allow_repeats=True)
+    assert {e.name for e in laws.entries} == {"critical_batch", "critical_batch_fixed_pool"}
 
 
 def test_requests_that_cannot_be_met_are_refused(swept: tuple, small: Preset, dataset: Dataset, tmp_path: Path) -> None:

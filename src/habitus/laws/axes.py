@@ -121,32 +121,51 @@ def fit_depth(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
 
 
 def fit_batch(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
-    """B_crit of one metric, from the trajectories of all batch sizes."""
+    """B_crit of one metric, from the trajectories of all batch sizes; for each arm of the axis its own.
+
+    In one arm the candidates grow with the batch; in the other they are those of a fixed number of windows, so that
+    steps to a target measure the noise of gradients alone.
+    """
     with_trajectory = [r for r in runs if "batch_sequences" in r.knobs and any(m == metric for _, m, _ in r.trajectory)]
     if not with_trajectory:
         raise FitError(f"no run on the batch axis has a trajectory of {metric!r}")
-    direction = direction_of(metric)
     entries = []
     for c in sorted({run.budget for run in with_trajectory}):
-        group = [run for run in with_trajectory if run.budget == c]
-        paths = {
-            (run.knobs["batch_sequences"], run.seed): [(s, v) for s, m, v in run.trajectory if m == metric]
-            for run in group
-        }
-        # Several seeds of one batch size all have to reach the target; their steps are then averaged.
-        chosen = iso_target(dict(enumerate(paths.values())), direction)
-        law = _critical_batch_at(chosen.target, paths, direction)
-        by_target = _by_target(paths, direction)
-        details = {
-            "target": chosen.target,
-            "target_rule": chosen.rule,
-            "limiting_batch": list(paths)[int(chosen.limiting_batch)][0],
-            "by_target": by_target,
-        }
-        law = law.model_copy(update={"details": {**law.details, **details}})
-        law = law.with_warnings(*_drift_of_critical_batch(by_target))
-        entries.append(_entry("critical_batch", "batch", metric, law, c))
+        at_budget = [run for run in with_trajectory if run.budget == c]
+        pools = {run.knobs["pool_sequences"] for run in at_budget if "pool_sequences" in run.knobs}
+        for pool in (None, *sorted(pools)):
+            arm = [run for run in at_budget if _is_of_arm(run, pool)]
+            if arm:
+                name = "critical_batch" if pool is None else "critical_batch_fixed_pool"
+                entries.append(_entry(name, "batch", metric, _critical_batch(arm, metric, pool), c))
     return AxisLaws(tuple(entries))
+
+
+def _is_of_arm(run: MeasuredRun, pool: float | None) -> bool:
+    """Whether a run has the candidates of its own batch (None), or of `pool` windows, as a batch of so many has."""
+    own = run.knobs.get("pool_sequences")
+    return own == pool or (own is None and run.knobs["batch_sequences"] == pool)
+
+
+def _critical_batch(arm: Sequence[MeasuredRun], metric: str, pool: float | None) -> Law:
+    """B_crit of one arm of the axis, and what it is at other targets."""
+    direction = direction_of(metric)
+    paths: Paths = {}
+    for run in sorted(arm, key=lambda run: run.trajectory[-1][0]):  # the longest run of a batch size counts
+        paths[run.knobs["batch_sequences"], run.seed] = [(s, v) for s, m, v in run.trajectory if m == metric]
+    # Several seeds of one batch size all have to reach the target; their steps are then averaged.
+    chosen = iso_target(dict(enumerate(paths.values())), direction)
+    law = _critical_batch_at(chosen.target, paths, direction)
+    by_target = _by_target(paths, direction)
+    details = {
+        "target": chosen.target,
+        "target_rule": chosen.rule,
+        "limiting_batch": list(paths)[int(chosen.limiting_batch)][0],
+        "by_target": by_target,
+        **({} if pool is None else {"pool_sequences": pool}),
+    }
+    law = law.model_copy(update={"details": {**law.details, **details}})
+    return law.with_warnings(*_drift_of_critical_batch(by_target))
 
 
 Paths = dict[tuple[float, int], list[tuple[float, float]]]  # by batch size and seed: (step, value)

@@ -134,6 +134,7 @@ def _knobs(record: Record) -> dict[str, float]:
         "flops_executed": record.flops_executed,
         "slots_seen": record.slots_seen or None,  # a Record that does not say how many has zero
         "batch_sequences": recipe.train.batch_sequences,
+        "pool_sequences": recipe.train.pool_sequences,
         "num_negatives": recipe.train.num_negatives,
         "steps": record.steps,
         "epochs": record.epochs,

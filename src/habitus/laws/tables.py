@@ -97,13 +97,15 @@ def _laws(laws: Laws, names: Sequence[str], title: str) -> str:
 
 def _critical_batch(laws: Laws, title: str) -> str:
     rows, steps = [], []
-    for entry in (e for e in laws.entries if e.name == "critical_batch"):
+    for entry in (e for e in laws.entries if e.name.startswith("critical_batch")):
         law = entry.law
+        pool = law.details.get("pool_sequences")
+        metric = entry.metric if pool is None else f"{entry.metric}, pools of {pool:g}"
         r2 = f"{law['r2']:.2f}" if "r2" in law.values else "-"
         target = _number(law.details.get("target", math.nan))
-        rows.append([entry.metric, target, _value(law, "b_crit"), _interval(law, "b_crit"), r2, law.status])
+        rows.append([metric, target, _value(law, "b_crit"), _interval(law, "b_crit"), r2, law.status])
         by_batch = zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True)
-        steps.append(f"{entry.metric}: steps by batch " + " ".join(f"{b:g}:{s:g}" for b, s in by_batch))
+        steps.append(f"{metric}: steps by batch " + " ".join(f"{b:g}:{s:g}" for b, s in by_batch))
     header = ["metric", "target", "B_crit", "95%", "R2", "status"]
     return "\n".join(part for part in (grid(title, header, rows), bullets("", steps).strip()) if part)
 

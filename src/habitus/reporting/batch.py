@@ -41,16 +41,9 @@ def batch_fits(study: Study) -> Exhibit | None:
 def batch_table(study: Study) -> Exhibit | None:
     rows, raw = [], []
     metrics = _metrics(study)
-    sizes = sorted(
-        {
-            b
-            for m in metrics
-            for law in study.laws_by_budget("critical_batch", m).values()
-            for b in law.points.get("batch", ())
-        }
-    )
+    sizes = sorted({b for m in metrics for _, _, law in _arms(study, m) for b in law.points.get("batch", ())})
     for metric in metrics:
-        for budget, law in study.laws_by_budget("critical_batch", metric).items():
+        for budget, arm, law in _arms(study, metric):
             paper = study.paper_law("critical_batch", metric, 1e17)
             printed = "–" if paper is None else _printed_b_crit(paper)
             steps = dict(zip(law.points.get("batch", ()), law.points.get("steps", ()), strict=True))
@@ -60,6 +53,7 @@ def batch_table(study: Study) -> Exhibit | None:
                 (
                     metric,
                     power_of_ten(budget),
+                    arm,
                     significant(law.details.get("target"), 4),
                     *(f"{steps[b]:,.0f}" if b in steps else "–" for b in sizes),
                     "\n".join([_b_crit(law), *lines]),
@@ -69,19 +63,19 @@ def batch_table(study: Study) -> Exhibit | None:
             )
             low, high = law.interval("b_crit") if "b_crit" in law.values else (None, None)
             raw.append(
-                (metric, budget, law.details.get("target"), law.values.get("b_crit"), low, high,
+                (metric, budget, arm, law.details.get("target"), law.values.get("b_crit"), low, high,
                  law.values.get("s_min"), law.values.get("r2"), law.status)
             )  # fmt: skip
     if not rows:
         return None
     header = (
-        "metric", "budget", "target", *(f"B {b:g}" for b in sizes), "B_crit [95%]", "R²", "paper",
+        "metric", "budget", "candidates", "target", *(f"B {b:g}" for b in sizes), "B_crit [95%]", "R²", "paper",
     )  # fmt: skip
     sheet = Sheet(
-        ("metric", "flops_budget", "target", "b_crit", "low95", "high95", "s_min", "r2", "status"),
+        ("metric", "flops_budget", "candidates", "target", "b_crit", "low95", "high95", "s_min", "r2", "status"),
         tuple(raw),
     )
-    identified = [law for m in metrics for law in study.laws_by_budget("critical_batch", m).values() if law.ok]
+    identified = [law for m in metrics for _, _, law in _arms(study, m) if law.ok]
     reading = f"{len(identified)} of {plural(len(rows), 'critical batch size')} are identified"
     if not identified:
         reading += f": {reason(study.laws_by_budget('critical_batch', metrics[0]).popitem()[1])}"
@@ -93,6 +87,48 @@ def batch_table(study: Study) -> Exhibit | None:
         (View(sentence(reading), table=Table(header, tuple(rows), notes)),),
         sheet,
     )
+
+
+def batch_targets(study: Study) -> Exhibit | None:
+    """B_crit as a function of the target, at equal steps of one reference run, in both arms."""
+    rows, raw = [], []
+    for metric in _metrics(study):
+        for budget, arm, law in _arms(study, metric):
+            for at in law.details.get("by_target", ()):
+                low, high = at["low"], at["high"]
+                ends = "" if at["b_crit"] is None else f" [{_end(low)}, {_end(high)}]"
+                b_crit = "none" if at["b_crit"] is None else f"{at['b_crit']:,.0f}"
+                verdict = "" if at["status"] == "ok" else f" ({at['status'].replace('_', ' ')})"
+                steps = f"{at['reference_steps']:,.0f} of B {at['reference_batch']:g}"
+                rows.append((metric, power_of_ten(budget), arm, steps, significant(at["target"], 4),
+                             f"{b_crit}{ends}{verdict}"))  # fmt: skip
+                raw.append((metric, budget, arm, at["reference_batch"], at["reference_steps"], at["target"],
+                            at["b_crit"], low, high, at["status"]))  # fmt: skip
+    if not rows:
+        return None
+    header = ("metric", "budget", "candidates", "reference steps", "target", "B_crit [95%]")
+    columns = ("metric", "flops_budget", "candidates", "reference_batch", "reference_steps", "target", "b_crit",
+               "low95", "high95", "status")  # fmt: skip
+    known = [row for row in raw if row[-1] == "ok"]
+    reading = f"{len(known)} of {plural(len(raw), 'critical batch size')} at equal reference steps are identified"
+    notes = (
+        "Two metrics differ in B_crit only where they differ in one row of equal steps: it grows during training.",
+        "With the candidates of a fixed number of windows, steps measure the noise of gradients alone.",
+    )
+    view = View(sentence(reading), table=Table(header, tuple(rows), notes))
+    return Exhibit("batch-targets", "Critical batch size by target", (view,), Sheet(columns, tuple(raw)))
+
+
+def _arms(study: Study, metric: str) -> list[tuple[float, str, Law]]:
+    """(budget, whose targets are candidates, law) of both arms."""
+    arms = [(c, "of the batch", law) for c, law in study.laws_by_budget("critical_batch", metric).items()]
+    for c, law in study.laws_by_budget("critical_batch_fixed_pool", metric).items():
+        arms.append((c, f"of {law.details['pool_sequences']:g} windows", law))
+    return arms
+
+
+def _end(value: float | None) -> str:
+    return "open" if value is None else f"{value:,.0f}"
 
 
 def trajectories(study: Study) -> Exhibit | None:
@@ -180,8 +216,11 @@ def _describe_fit(law: Law, metric: str, budget: float) -> str:
 def _trajectory_view(study: Study, metric: str, raw: list[tuple[Any, ...]]) -> View | None:
     panels, clauses = [], []
     for budget, law in study.laws_by_budget("critical_batch", metric).items():
-        rows = study.best_rate_runs("batch", budget, ["batch_sequences"])
-        rows.sort(key=lambda row: row.knobs["batch_sequences"])
+        rows = [
+            r for r in study.best_rate_runs("batch", budget, ["batch_sequences"]) if "pool_sequences" not in r.knobs
+        ]
+        longest = {(r.knobs["batch_sequences"], r.seed): r for r in sorted(rows, key=lambda r: r.trajectory[-1:])}
+        rows = sorted(longest.values(), key=lambda row: row.knobs["batch_sequences"])
         sizes = sorted({row.knobs["batch_sequences"] for row in rows})
         target = law.details.get("target")
         reached: set[float] = set()

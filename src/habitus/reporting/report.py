@@ -104,6 +104,7 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
     ("batch-size", "Batch size", (
         ("critical batch size", batch.batch_fits, "batch"),
         ("table of critical batch sizes", batch.batch_table, "batch"),
+        ("critical batch sizes by target", batch.batch_targets, "batch"),
     )),
     ("size-and-data", "Size and data", (
         ("iso-FLOP curves", _of(SIZE, curves), "allocation"),

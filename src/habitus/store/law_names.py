@@ -29,6 +29,7 @@ LAW_NAMES = {
             percent=True,
         ),
         LawName("critical_batch", "critical batch", "Critical batch size", column="B_crit"),
+        LawName("critical_batch_fixed_pool", "critical batch, candidates of a fixed pool", "Critical batch size"),
         LawName("size_optimum", "N*", "Model size N*: valleys of one shape", per_budget=True, column="N*"),
         LawName("size_parabola", "N* by parabola", "Model size N*: parabolas", per_budget=True),
         LawName("size_law", "N*(C)", "Allocation laws", column="N*"),

@@ -67,13 +67,20 @@ def _depth(draft: Draft) -> None:
 
 
 def _batch(draft: Draft) -> None:
-    """One model, several batch sizes at equal compute, constant rate, evaluated all along."""
+    """One model, several batch sizes at equal compute, constant rate, evaluated all along; in two arms.
+
+    The second one has the candidates of a fixed number of windows. A batch of so many is a cell of both.
+    """
     settings, share = draft.preset.batch, draft.share()
     for budget in draft.budgets():
         base = draft.share_cell(budget, {"embedder_share": share}, share=share)
-        if base is not None:
-            for batch in settings.batch_sequences:
-                draft.add_model(base.model, budget, settings.flops_multiple * budget, batch, f"B={batch}")
+        if base is None:
+            continue
+        for batch in settings.batch_sequences:
+            draft.add_batch(base.model, budget, batch)
+        for batch in settings.batch_sequences if settings.pool_sequences else ():
+            if batch > settings.pool_sequences and batch % settings.pool_sequences == 0:
+                draft.add_batch(base.model, budget, batch, pool=settings.pool_sequences)
 
 
 def _allocation(draft: Draft) -> None:

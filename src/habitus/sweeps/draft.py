@@ -144,11 +144,26 @@ class Draft:
         rule = self.preset.rule_rate(planned.cell.batch_sequences, planned.row.flops_budget)
         return abs(math.log(planned.row.learning_rate / rule))
 
-    def add_model(self, model: ModelRecipe, budget: float, flops: float, batch: int, label: str) -> None:
-        """Add a model at another batch size for the same compute, with a constant rate, evaluated all along."""
-        step = self._cell(model, batch, 1).flops_per_step
-        cell = self._cell(model, batch, max(1, round(flops / step)), {"flops": flops})
-        self._add(cell, budget, label, {"batch_sequences": batch}, trajectory=True)
+    def add_batch(
+        self, model: ModelRecipe, budget: float, batch: int, *, pool: int | None = None, times: int = 1
+    ) -> None:
+        """Add a model at another batch size for the same compute, with a constant rate, evaluated all along.
+
+        With `pool`, candidates are those of so many windows. With `times`, the same run goes on for so long.
+        """
+        flops = self.preset.batch.flops_multiple * budget
+        steps = max(1, round(flops / self._cell(model, batch, 1).flops_per_step))
+        cell = self._cell(model, batch, times * steps, {"flops": times * flops})
+        label, pools = f"B={batch}", {} if pool in (None, batch) else {"pool_sequences": pool}
+        if pools:
+            label += f"-pool={pool}"
+        train: dict[str, Any] = {"schedule": "constant", **pools}
+        if times > 1:
+            label += f"-x{times}"
+            train["warmup_steps"] = round(self.preset.common.warmup * steps)
+        wanted = {"batch_sequences": batch, **pools}
+        settings = self.preset.batch
+        self._add(cell, budget, label, wanted, train, max(1, min(settings.max_every, steps // settings.evaluations)))
 
     def add_stage_two(self, budget: float, parent: PlannedRun, num_negatives: int) -> None:
         """Add the frozen stage with K extra negatives, or list why not."""
@@ -231,21 +246,36 @@ class Draft:
         budget: float,
         label: str,
         wanted: dict[str, Any],
+        train: dict[str, Any] | None = None,
+        every: int = 0,
         *,
         init: Init = "default",
-        trajectory: bool = False,
     ) -> None:
         if not self._is_affordable(cell, budget, wanted, self.preset.common.min_steps):
             return
-        batch_axis = self.preset.batch
-        every = max(1, min(batch_axis.max_every, cell.steps // batch_axis.evaluations)) if trajectory else 0
         rule = self.preset.rule_rate(cell.batch_sequences, budget)
         rates = rate_grid(self.request.learning_rates, self.settings.learning_rates, rule)
         if self.axis == "init" and self.request.learning_rates is None:
             rates = sorted(self.preset.init.rates)
         model = cell.model.model_copy(update={"init": init})
-        schedule = {"schedule": "constant"} if trajectory else {}
-        self._add_runs(cell, model, budget, label, wanted, rates, every, schedule)
+        self._add_runs(cell, model, budget, label, wanted, rates, every, train or {})
+
+    def add_cell(
+        self,
+        cell: Cell,
+        budget: float,
+        label: str,
+        wanted: dict[str, Any],
+        rates: Iterable[float],
+        train: dict[str, Any],
+        evaluate: dict[str, Any] | None = None,
+    ) -> bool:
+        """Add a cell of any window length at given rates; False, and listed with the reason, where it is too dear."""
+        if not self._is_affordable(cell, budget, wanted, self.preset.common.min_steps):
+            return False
+        data = DataRecipe(seq_len=cell.seq_len)
+        self._add_runs(cell, cell.model, budget, label, wanted, rates, 0, train, data, evaluate)
+        return True
 
     def _add_runs(
         self,

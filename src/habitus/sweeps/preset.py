@@ -106,6 +106,15 @@ class BatchAxis(AxisSettings):
     evaluations: int = Field(40, ge=2, description="Evaluations per run, more where 50 steps lie between.")
     max_every: int = Field(50, ge=1, description="Steps between evaluations, at most.")
     flops_multiple: float = Field(1.0, gt=0, description="Compute of each run as a multiple of the budget.")
+    max_multiple: float = Field(
+        1.0, ge=1, exclude_if=lambda multiple: multiple == 1,
+        description="Batch sizes that miss the loss of the middle one are run for twice as long, up to this multiple.",
+    )  # fmt: skip
+    pool_sequences: int | None = Field(
+        None, ge=1,
+        description="A second arm: candidates of so many windows at every batch size, so that only gradient noise "
+        "depends on it. Absent: none.",
+    )  # fmt: skip
 
 
 class AllocationAxis(AxisSettings):

@@ -1,8 +1,12 @@
-"""Runs added after the first grid: a learning rate or a size beyond the edge at which the best one lies."""
+"""Runs added after the first grid: a learning rate or a size beyond the edge at which the best one lies, and longer
+runs of batch sizes that have not reached the target."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from habitus.laws import EWMA_HALF_LIFE, smooth
 from habitus.record import Record
 from habitus.store import LeftOut
 from habitus.sweeps.cells import DatasetFacts, PlannedRun
@@ -79,6 +83,53 @@ def next_shape(ladder: Sequence[Shape], tried: Iterable[Shape], side: int) -> Sh
         return None
     place = (max(places) if side > 0 else min(places)) + side
     return ladder[place] if 0 <= place < len(ladder) else None
+
+
+def more_steps(
+    store: Store, facts: DatasetFacts, preset: Preset, request: SweepRequest, cells: Sequence[PlannedRun]
+) -> tuple[list[PlannedRun], list[LeftOut]]:
+    """For each batch size that has not reached what the middle one ends with, the same for twice as long.
+
+    Each arm of the axis has a target of its own, and `max_multiple` says when to give up.
+    """
+    settings = preset.batch
+    draft = Draft("batch", preset, facts, PriorResults(), request)
+    arms = {planned.recipe.train.pool_sequences for planned in cells}
+    for budget in sorted({planned.row.flops_budget for planned in cells}):
+        for pool in sorted(arms, key=lambda pool: pool or 0):
+            runs = [p for p in cells if p.row.flops_budget == budget and _is_of_arm(p, pool)]
+            batches = sorted({planned.recipe.train.batch_sequences for planned in runs})
+            by_batch = {b: [p for p in runs if p.recipe.train.batch_sequences == b] for b in batches}
+            middle = by_batch[batches[len(batches) // 2]]
+            target = _lowest_loss(store, [p for p in middle if p.cell.steps == min(q.cell.steps for q in middle)])
+            for batch, own in by_batch.items():
+                shortest, longest = (end(planned.cell.steps for planned in own) for end in (min, max))
+                reached = _lowest_loss(store, own)
+                if target is None or reached is None or reached <= target:
+                    continue
+                times = 2 * round(longest / shortest)
+                if times * settings.flops_multiple <= settings.max_multiple:
+                    draft.add_batch(own[0].recipe.model, budget, batch, pool=pool, times=times)
+    design = draft.to_design()
+    return list(design.cells), list(design.left_out)
+
+
+def _is_of_arm(planned: PlannedRun, pool: int | None) -> bool:
+    """Whether a run has the candidates of `pool` windows, as a batch of so many has in both arms."""
+    train = planned.recipe.train
+    return train.pool_sequences == pool or (train.pool_sequences is None and train.batch_sequences == pool)
+
+
+def _lowest_loss(store: Store, runs: Sequence[PlannedRun]) -> float | None:
+    """The lowest smoothed loss on the way of some run; None where a Record is missing or has none."""
+    lowest = []
+    for planned in runs:
+        record = store.record(planned.hash)
+        values = [point.value for point in record.trajectory if point.metric == LOSS] if record is not None else []
+        if not values:
+            return None
+        lowest.append(float(smooth(np.array(values), EWMA_HALF_LIFE).min()))
+    return min(lowest)
 
 
 def _by_cell(cells: Iterable[PlannedRun]) -> dict[tuple[float, str], list[PlannedRun]]:

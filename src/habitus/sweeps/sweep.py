@@ -20,7 +20,7 @@ from habitus.sweeps.mps import mps_environment
 from habitus.sweeps.outcome import SweepMonitor, SweepProgress, SweepResult, run_outcomes
 from habitus.sweeps.preset import Preset, load_preset
 from habitus.sweeps.prior_results import PriorResults, allocation_winners, prior_results
-from habitus.sweeps.refinement import more_rates, more_sizes
+from habitus.sweeps.refinement import more_rates, more_sizes, more_steps
 from habitus.sweeps.request import LearningRates, SweepRequest, check_axis, rate_grid
 from habitus.sweeps.store import Store
 from habitus.sweeps.worker import Job, Tally, Worker, WorkerOptions, deadline
@@ -252,6 +252,8 @@ class _Sweep:
             added = more_rates(store, self.facts, designed.cells, grid, settings.extend)
         if not added and self.axis == "allocation":
             added, left_out = more_sizes(store, self.facts, self.preset, self.request, designed.cells)
+        if not added and self.axis == "batch":
+            added, left_out = more_steps(store, self.facts, self.preset, self.request, designed.cells)
         left_out = [out for out in left_out if out not in designed.left_out]
         hashes = {planned.hash for planned in designed.cells}
         added = [planned for planned in added if planned.hash not in hashes]
@@ -265,9 +267,13 @@ class _Sweep:
             file.extend(cells, [out for out in left_out if out.flops_budget in budgets])
         names = sorted({f"{p.row.cell_id} at {p.row.flops_budget:.3g} FLOPs" for p in added})
         if names:
+            why = "whose best learning rate or size lies at the edge of its grid"
+            if self.axis == "batch" and any(planned.recipe.train.warmup_steps is not None for planned in added):
+                why = "that have not reached the loss of the middle batch size"
             self.note(
-                f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells whose best learning rate or size "
-                "lies at the edge of its grid: " + ", ".join(names[:4]) + (" and others" if len(names) > 4 else "")
+                f"{len(added)} more {'run' if len(added) == 1 else 'runs'} for cells {why}: "
+                + ", ".join(names[:4])
+                + (" and others" if len(names) > 4 else "")
             )
         return replace(designed, cells=(*designed.cells, *added), left_out=(*designed.left_out, *left_out))
 
