@@ -80,6 +80,9 @@ class Record(Typed):
     events_seen: int = 0
     queries_seen: int = 0
     unique_events: int = 0
+    unique_targets: int | None = Field(
+        None, description="Distinct events that were predicted; absent where the schema has no [targets]: all are."
+    )
     epochs: float = 0.0
     trained_until: int | None = Field(
         None, description="Time of the last training event, in microseconds since 1970; absent without real times."

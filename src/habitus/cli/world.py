@@ -110,7 +110,7 @@ def _config(likeness: Any, path: Path | None, options: dict[str, Any], knobs: li
 def _best_possible(world: Any, num_events: int) -> dict[str, Any]:
     """The oracle's floor and recall on a small sample; nothing where fewer than two users have a history."""
     num_queries = min(FLOOR_QUERIES, num_events - world.config.num_users)
-    if num_queries < 1:
+    if num_queries < 1 or world.config.views_per_purchase:  # views tell more than the sample's purchases
         return {}
     sample = world.sample(num_queries)
     if len(set(sample.starts.tolist())) < 2:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from habitus.data.card import write_dataset_card
+from habitus.data.dataset import Dataset
 from habitus.data.earlier import Earlier
 from habitus.data.encoders import Encoders
 from habitus.data.event_columns import EventChunk, EventPlan, write_events
@@ -93,6 +94,8 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         files=list_files(stage),
     ).with_checksum()
     manifest.write(stage / MANIFEST_FILE)
+    if parts.schema.targets is not None:
+        Dataset(stage, manifest).check_candidates()
     write_dataset_card(stage, manifest)
     return manifest
 

@@ -16,7 +16,7 @@ from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
-from habitus.data.targets import WEIGHT_FILE, TargetRows
+from habitus.data.targets import WEIGHT_FILE, TargetRows, wanted_values
 from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
@@ -246,12 +246,51 @@ class Dataset:
         rows = self._train_rows()
         return np.bincount(self.items[rows[self.is_target(rows)]], minlength=self.num_items)
 
+    @property
+    def item_trained_counts(self) -> np.ndarray:
+        """How often training sees each item as a target of any weight, below 0 too, int64 [num_items]."""
+        if self.target_weight is None:
+            return self.item_train_counts
+        rows = self._train_rows()
+        return np.bincount(self.items[rows[self.target_weight[rows] != 0]], minlength=self.num_items)
+
     def _train_rows(self) -> np.ndarray:
         """The rows of the log that train."""
         users = self._training_parts()
         before = np.cumsum(users.train_lengths) - users.train_lengths
         rows = np.repeat(users.starts - before, users.train_lengths)
         return rows + np.arange(len(rows))
+
+    @cached_property
+    def candidate_rows(self) -> np.ndarray | None:
+        """The items that may be ranked or recommended, int64, ascending; None: all."""
+        wanted = wanted_values(self.schema)
+        allowed = np.ones(self.num_items, bool)
+        for name, values in wanted.items():
+            known = self.encoders.item_values[name]
+            unknown = [value for value in values if value not in known]
+            if unknown:
+                raise DataError(
+                    f"[targets] candidates: no item has {name} = {', '.join(map(repr, unknown))}",
+                    expected=f"values of items, such as {', '.join(map(repr, known[:3]))}",
+                    next_step="correct [targets] in the schema",
+                )
+            allowed &= np.isin(self._item_fields[name], [known.index(value) + 1 for value in values])
+        return np.flatnonzero(allowed) if wanted else None
+
+    def check_candidates(self) -> None:
+        """Refuse a dataset in which something is to be predicted that is no candidate."""
+        if self.candidate_rows is None or self.target_weight is None:
+            return
+        targets = np.unique(self.items[self.target_weight > 0])
+        left_out = np.setdiff1d(targets, self.candidate_rows, assume_unique=True)
+        if len(left_out):
+            first = self.item_ids().column(0)[int(left_out[0])]
+            raise DataError(
+                f"[targets] candidates leave out {len(left_out):,} items that are targets, the first {first}",
+                expected="candidates that hold every item that is predicted",
+                next_step="correct [targets] in the schema",
+            )
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.data.columns import to_categories
-from habitus.events import Targets
+from habitus.events import Schema, Targets
 from habitus.store import SplitName
 
 WEIGHT_FILE = "events/target_weight.npy"
@@ -51,6 +51,17 @@ class TargetRows:
         trimmed = segments.copy()
         trimmed["length"] = ends - segments["start"]
         return trimmed[ends > begins]
+
+
+def wanted_values(schema: Schema) -> dict[str, tuple[str, ...]]:
+    """The values that an item must have to be a candidate, by category field; none: every item is one."""
+    targets = schema.targets
+    if targets is None:
+        return {}
+    wanted = dict(targets.candidates or {})
+    if targets.column in schema.events.pair_columns and targets.weights:
+        wanted.setdefault(targets.column, tuple(value for value, weight in targets.weights.items() if weight > 0))
+    return wanted
 
 
 def weights_of(values: pa.Array, targets: Targets) -> np.ndarray:

@@ -1,7 +1,8 @@
 """What a model must beat: popularity, recent popularity, repeating, item-to-item transitions, and the world's oracle.
 
 Each is a proper distribution over the catalogue, so that losses compare. What is counted is counted on training
-events only.
+events only. Where the schema has [targets], popularity and what follows an item count targets, and histories hold all
+events.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from habitus.errors import ConfigError
 from habitus.evaluation.queries import QueryBatch
 from habitus.evaluation.scores import DenseScorer, Scores
 from habitus.evaluation.sparse_scores import SparseScorer
-from habitus.events import Queries, World
+from habitus.events import Queries, ViewQueries, World
 
 _HALF_LIVES = 10  # of recent popularity, in the training span
 _REPEAT_SHARE = 0.8  # of the probability that repeating gives to the visible history
@@ -27,7 +28,7 @@ def baselines(dataset: Dataset) -> list[Any]:
 
 
 class Popularity(SparseScorer):
-    """Each item in proportion to its training events, plus one."""
+    """Each item in proportion to its training targets, plus one."""
 
     name = "popularity"
 
@@ -35,7 +36,7 @@ class Popularity(SparseScorer):
         super().__init__(self._weights(dataset) + 1.0)
 
     def _weights(self, dataset: Dataset) -> np.ndarray:
-        return dataset.item_train_counts.astype(np.float64)
+        return dataset.item_target_counts.astype(np.float64)
 
 
 class RecentPopularity(Popularity):
@@ -46,6 +47,7 @@ class RecentPopularity(Popularity):
     def _weights(self, dataset: Dataset) -> np.ndarray:
         weights = np.zeros(dataset.num_items)
         events = train_events(dataset)
+        events = events[dataset.is_target(events)]
         times = dataset.times[events]
         span = max(int(times.max() - times.min()), 1) if len(times) else 1
         decay = 0.5 ** ((times.max(initial=0) - times) / span * _HALF_LIVES)
@@ -100,8 +102,11 @@ class OracleScorer:
         self.world = World(dataset.schema.world)
         self.dataset = dataset
         self.num_items = dataset.num_items
+        self.views = None if self.world.view_oracle is None else _ViewsOracle(dataset, self.world)
 
     def score(self, queries: QueryBatch, candidates: np.ndarray | None, k: int, *, losses: bool = True) -> Scores:
+        if self.views is not None:
+            return self.views.score(queries, candidates, k, losses=losses)
         if candidates is not None:
             return _RestrictedOracle(self).score(queries, candidates, k, losses=losses)
         oracle, world_queries = self.world.oracle, self.world_queries(queries, slice(None))
@@ -136,8 +141,32 @@ class _RestrictedOracle(DenseScorer):
             return np.log(dense if candidates is None else dense[:, candidates])
 
 
+class _ViewsOracle(DenseScorer):
+    """The exact conditional of a world with views: of the next purchase, or of the next event without [targets]."""
+
+    name = "oracle"
+    writes_full_rows = True
+
+    def __init__(self, dataset: Dataset, world: World) -> None:
+        assert world.view_oracle is not None
+        self.dataset, self.num_items = dataset, dataset.num_items
+        self.law = world.view_oracle.next_event if dataset.target_weight is None else world.view_oracle.next_purchase
+        purchase = dataset.encoders.event_values["event_type"].index("purchase") + 1
+        self.is_purchase = dataset.event_fields["event_type"] == purchase
+
+    def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
+        dense = self.law(self.view_queries(queries.events[chosen] + 1))
+        with np.errstate(divide="ignore"):
+            return np.log(dense if candidates is None else dense[:, candidates])
+
+    def view_queries(self, events: np.ndarray) -> ViewQueries:
+        """The queries whose targets are these rows of the log."""
+        starts = self.dataset.user_offsets[:-1]
+        return ViewQueries.of_events(self.dataset.items, self.is_purchase, starts, events)
+
+
 def _popularity(dataset: Dataset) -> np.ndarray:
-    counts = dataset.item_train_counts + 1.0
+    counts = dataset.item_target_counts + 1.0
     return counts / counts.sum()
 
 
@@ -150,9 +179,10 @@ def train_events(dataset: Dataset) -> np.ndarray:
 
 
 def train_pairs(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Item and next item of every training query."""
+    """Item and next item of every training query, where that is a target."""
     segments = dataset.windows("train").segments
     lengths = segments["length"].astype(np.int64) - 1
     before = np.cumsum(lengths) - lengths
     rows = np.repeat(segments["start"] - before, lengths) + np.arange(lengths.sum())
+    rows = rows if dataset.target_weight is None else rows[dataset.is_target(rows + 1)]
     return dataset.items[rows], dataset.items[rows + 1]

@@ -190,21 +190,24 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
 
 
 def catalogue_subset(dataset: Dataset, queries: QuerySet, options: EvaluateOptions) -> np.ndarray | None:
-    """The candidates of the catalogue regime: None for all, or a fixed seeded subset that holds every target."""
-    size = options.catalogue_items
-    if size == "all" or size == dataset.num_items:
-        return None
+    """The candidates of the catalogue regime: None for all, those of [targets], or a fixed seeded subset of them that
+    holds every target."""
+    size, allowed = options.catalogue_items, dataset.candidate_rows
+    num_items = dataset.num_items if allowed is None else len(allowed)
+    if size == "all" or size == num_items:
+        return allowed
     targets = queries.targets()
-    if not len(targets) <= size <= dataset.num_items:
+    if not len(targets) <= size <= num_items:
         raise ConfigError(
             f"catalogue_items is {size:,}",
-            expected=f"{len(targets):,} (the targets) to {dataset.num_items:,} (the catalogue), or all",
+            expected=f"{len(targets):,} (the targets) to {num_items:,} (the catalogue), or all",
         )
     order = permute_index(
-        np.arange(min(dataset.num_items, size + len(targets))),
-        dataset.num_items,
+        np.arange(min(num_items, size + len(targets))),
+        num_items,
         shuffle_keys(options.seed, Stream.EVALUATION, 1),
     )
+    order = order if allowed is None else allowed[order]
     others = order[~np.isin(order, targets)]
     return np.sort(np.concatenate([targets, others[: size - len(targets)]]))
 

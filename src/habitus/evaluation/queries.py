@@ -65,8 +65,8 @@ class QuerySet:
                 next_step=f"prepare again with another --split or a larger --{side}-share",
             )
         order = permute_index(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))
-        segments, offsets = dataset.windows(side)
-        per_segment = segments["length"].astype(np.int64) - segments["first_target"]
+        _, offsets = dataset.windows(side)
+        per_segment = dataset.queries_per_segment(side)
         per_segment = per_segment if per_user is None else np.minimum(per_segment, per_user)
         per_window = np.add.reduceat(per_segment, offsets[:-1])[order]
         self._windows = order[: self._num_windows(per_window, queries)]

@@ -4,6 +4,7 @@ from habitus.events.schema import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, S
 from habitus.events.targets import Targets
 from habitus.events.world import Likeness, MixtureWeights, World, WorldConfig
 from habitus.events.world.queries import Queries
+from habitus.events.world.views import ViewQueries
 from habitus.events.world.writing import WORLD_SCHEMA, schema_of, write_world
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Schema",
     "Targets",
     "TimeUnit",
+    "ViewQueries",
     "World",
     "WorldConfig",
     "schema_of",

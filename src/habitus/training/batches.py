@@ -35,6 +35,7 @@ class StepBatch(NamedTuple):
     slots: Tensor | None  # int64 [m]: the flat slots that have a query; None: all B·L of them
     counted: Tensor | None  # bool [m]: queries that are no padding; None: all
     num_queries: int | Tensor  # of the full batch, over all parts and processes
+    weights: Tensor | None = None  # float32 [m]: of the targets, their sizes 1 on average over the full batch; None: 1
 
 
 # Which windows ------------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ class WindowOrder:
         segments, offsets = dataset.windows("train")
         lengths = segments["length"].astype(np.int64)
         self.events = np.add.reduceat(lengths, offsets[:-1])  # per window
-        self.queries = np.add.reduceat(lengths - segments["first_target"], offsets[:-1])
+        self.queries = np.add.reduceat(dataset.queries_per_segment("train"), offsets[:-1])
         self.pairs = np.add.reduceat(lengths * (lengths + 1) // 2, offsets[:-1])  # scored by causal attention
 
     def windows(self, step: int) -> np.ndarray:
@@ -73,8 +74,15 @@ class WindowOrder:
 
     def unique_events(self, steps: int) -> int:
         """Distinct events among those of the first steps: windows are disjoint, an epoch holds each once."""
+        return self._sum_of_first(self.events, steps)
+
+    def unique_targets(self, steps: int) -> int:
+        """Distinct events that are predicted in the first steps."""
+        return self._sum_of_first(self.queries, steps)
+
+    def _sum_of_first(self, per_window: np.ndarray, steps: int) -> int:
         count = min(steps * self.batch_sequences, self.num_windows)
-        return int(self.events.sum() if count == self.num_windows else self.events[self._between(0, count)].sum())
+        return int(per_window.sum() if count == self.num_windows else per_window[self._between(0, count)].sum())
 
     def _between(self, start: int, stop: int) -> np.ndarray:
         return self.dataset.window_order("train", start, stop, seed=self.seed)
@@ -164,6 +172,7 @@ class HostBatches:
         """The parts of this process; each has as many queries on every process."""
         undivided = self.ranks.world == 1 and self.num_parts == 1
         num_queries = int(np.count_nonzero(targets >= 0))
+        scale = 0.0 if full.target_weights is None else num_queries / np.abs(full.target_weights).sum(dtype=np.float64)
         for part in range(self.num_parts):
             spans = [self._span(rank, part, len(windows)) for rank in range(self.ranks.world)]
             start, stop = spans[self.ranks.rank]
@@ -177,11 +186,14 @@ class HostBatches:
                 places = targets[start:stop].ravel()
             batch = full if undivided else self.dataset.gather("train", windows[start:stop])
             slots = np.flatnonzero(places >= 0)
-            target_places, counted = places[slots], None
+            target_places, counted, weights = places[slots], None, None
+            if batch.target_weights is not None:
+                weights = (batch.target_weights.ravel()[slots] * scale).astype(np.float32)
             if len(slots) < needed:
                 counted = self._tensor(np.arange(needed) < len(slots))
                 padding = (0, needed - len(slots))
                 slots, target_places = np.pad(slots, padding), np.pad(target_places, padding)
+                weights = None if weights is None else np.pad(weights, padding)
             yield StepBatch(
                 inputs=self._inputs(batch, self._dropout_mask(step, start, batch.items)),
                 event_places=self._tensor(events[start:stop]),
@@ -190,6 +202,7 @@ class HostBatches:
                 slots=self._tensor(slots),
                 counted=counted,
                 num_queries=num_queries,
+                weights=None if weights is None else self._tensor(weights),
             )
 
     def _span(self, rank: int, part: int, size: int) -> tuple[int, int]:

@@ -34,6 +34,7 @@ class DeviceBatch(NamedTuple):
     event_places: Tensor  # int32 [B, L]: where each event's item stands among them
     target_places: Tensor  # int64 [B, L]
     counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
+    weights: Tensor | None  # float32 [B, L]: of the targets, their sizes 1 on average; None: all 1
     fields: tuple[Tensor, ...]  # [B, L] each, in the order of the dataset's event fields
 
     def step_batch(self, names: tuple[str, ...], dropout_mask: DropoutMask | None = None) -> StepBatch:
@@ -49,16 +50,17 @@ class DeviceBatch(NamedTuple):
             slots=None,
             counted=self.has_query.flatten(),
             num_queries=self.counts[4],
+            weights=None if self.weights is None else self.weights.flatten(),
         )
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in one order."""
-        return [*self[:-1], *self.fields]
+        return [*(value for value in self[:-1] if value is not None), *self.fields]
 
     def clone(self) -> "DeviceBatch":
         """The same values in memory of their own."""
-        copies = {name: value.clone() for name, value in self._asdict().items() if name != "fields"}
-        return DeviceBatch(**copies, fields=tuple(field.clone() for field in self.fields))
+        copies = [None if value is None else value.clone() for value in self[:-1]]
+        return DeviceBatch(*copies, fields=tuple(field.clone() for field in self.fields))
 
 
 class DeviceEvents:
@@ -70,6 +72,8 @@ class DeviceEvents:
         self.max_segments = dataset.counts("train").max_segments
         narrow = torch.int32 if dataset.num_items < 2**31 else torch.int64
         self.item = torch.from_numpy(np.array(dataset.items)).to(narrow).to(device)
+        weight = dataset.target_weight
+        self.target_weight = None if weight is None else torch.from_numpy(np.array(weight)).to(device)
         self.names = tuple(spec.name for spec in dataset.fields.event)
         self.is_number = tuple(spec.kind != "category" for spec in dataset.fields.event)
         self.columns = [
@@ -104,6 +108,11 @@ class DeviceEvents:
         has_query = ~empty & (following < length.gather(1, inside))
         has_query &= following >= self.first_target[segment].gather(1, inside)
         items = torch.where(empty, 0, self.item[row].long())
+        weights = None
+        if self.target_weight is not None:
+            weights = torch.where(has_query, self.target_weight[torch.where(has_query, row + 1, 0)], 0)
+            has_query &= weights != 0
+            weights = weights * (has_query.sum() / weights.abs().sum(dtype=torch.float64)).float()
         targets = torch.where(has_query, self.item[torch.where(has_query, row + 1, 0)].long(), -1)
         targets = torch.where(has_query, targets, targets.max())  # padding that is a target in any case
         # A segment that is not there begins where the next one does: repeated boundaries divide nothing.
@@ -120,7 +129,7 @@ class DeviceEvents:
         )
         return DeviceBatch(
             items, targets, has_query, torch.where(empty, 0, position).int(), torch.where(empty, -1, place).int(),
-            boundaries, rows, event_places, target_places, counts, fields,
+            boundaries, rows, event_places, target_places, counts, weights, fields,
         )  # fmt: skip
 
 
@@ -216,6 +225,7 @@ class DeviceItems:
 def device_bytes(dataset: Dataset) -> int:
     """Bytes that the data would take on a device."""
     event_bytes = 4 + sum(1 if f.kind == "category" and f.size <= 256 else 4 for f in dataset.fields.event)
+    event_bytes += 0 if dataset.target_weight is None else 4
     segments, offsets = dataset.windows("train")
     return (
         dataset.num_events * event_bytes

@@ -30,6 +30,7 @@ from habitus.training.batches import StepBatch
 # (docs/decisions/0107).
 _FEW_SCORES = 1 << 19
 _LEAST_LOG_Q = -80.0  # of an item that no pool can hold: finite
+_LEAST_LOSS = 1e-6  # of a target below 0, in nats: its probability stays below 1
 
 
 class TargetPool(NamedTuple):
@@ -79,7 +80,7 @@ class GroupedPool(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Means over the queries of the full batch in nats; of a part of the batch, what it adds to them."""
+    """Weighted means over the queries of the full batch in nats; of a part of the batch, what it adds to them."""
 
     in_batch: Tensor
     extra: Tensor | None = None  # of stage 2 with extra negatives
@@ -117,6 +118,8 @@ def batch_losses(
     means, sizes = [], []
     for pool in pools:
         losses = query_losses(queries, pool, mass, latch=latch, group=group)
+        if batch.weights is not None:
+            losses = weigh_losses(losses, batch.weights)
         if batch.counted is not None:
             losses = torch.where(batch.counted, losses, 0)
         means.append(losses.sum() / batch.num_queries)
@@ -124,6 +127,16 @@ def batch_losses(
     if len(means) == 1:
         return Losses(means[0], None, sizes[0])
     return Losses(means[0], means[1], sizes[0] + sizes[1])
+
+
+def weigh_losses(losses: Tensor, weights: Tensor) -> Tensor:
+    """The losses of targets of these weights [m]: |w|·(−log p) above 0, |w|·(−log(1 − p)) below.
+
+    A target below 0 says that the item was not the right one, which has probability 1 − p. Its loss has a least value,
+    0; −|w|·(−log p) would have none.
+    """
+    refuted = -torch.log(-torch.expm1(-losses.clamp(min=_LEAST_LOSS)))
+    return weights.abs() * torch.where(weights < 0, refuted, losses)
 
 
 def query_losses(
@@ -184,10 +197,13 @@ class LogQ(NamedTuple):
 
     @classmethod
     def of(cls, dataset: Dataset, recipe: Recipe, device: torch.device) -> "LogQ":
-        """From how often each item occurs in training, the size of the batch and the number of extras."""
-        counts = dataset.item_train_counts.astype(np.float64)
+        """From how often each item is a target in training, the size of the batch and the number of extras."""
+        counts = dataset.item_trained_counts.astype(np.float64)
         share = counts / counts.sum()
         slots = (recipe.train.pool_sequences or recipe.train.batch_sequences) * recipe.data.seq_len
+        if dataset.target_weight is not None:  # those of them that hold a target, on average
+            train = dataset.counts("train")
+            slots = slots * train.queries / (train.windows * dataset.seq_len)
         with np.errstate(divide="ignore"):
             absent = slots * np.log1p(-share)  # log of 'in no slot of the batch'
             extra = recipe.train.num_negatives / dataset.num_items

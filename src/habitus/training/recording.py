@@ -93,6 +93,7 @@ def make_record(
         events_seen=counts["events"],
         queries_seen=counts["queries"],
         unique_events=order.unique_events(outcome.steps),
+        unique_targets=None if dataset.target_weight is None else order.unique_targets(outcome.steps),
         epochs=outcome.steps * recipe.train.batch_sequences / order.num_windows,
         trained_until=dataset.trained_until,
         train=train,

@@ -15,7 +15,7 @@ from habitus.events.world.draws import Draw, draw_words, event_keys, fraction, u
 
 EVENT_TYPES = ("view", "cart", "purchase")
 _TYPE_ENDS = np.array([0.75, 0.88])  # the rest are purchases
-PURCHASE = EVENT_TYPES.index("purchase")
+VIEW, PURCHASE = EVENT_TYPES.index("view"), EVENT_TYPES.index("purchase")
 
 _START = 1_736_121_600  # Monday 2025-01-06 00:00:00, seconds since 1970
 _HOUR = 3_600

@@ -104,6 +104,15 @@ class WorldConfig(Typed):
         description="share of items whose fields show their kind; the others show another one's",
     )  # fmt: skip
 
+    views_per_purchase: float = Field(
+        0.0, ge=0, le=100, exclude_if=not_,
+        description="views before a purchase, on average; above 0 the other knobs speak of purchases",
+    )  # fmt: skip
+    view_informs: float = Field(
+        0.5, ge=0, lt=1, exclude_if=lambda value: value == 0.5,
+        description="share of views that show what is bought next; the others are drawn by popularity",
+    )  # fmt: skip
+
     num_words: int = Field(1_000, ge=1, le=1_000_000, description="descriptor words of titles")
     image_dim: int = Field(16, ge=1, le=1_024, description="length of the image-like vector")
     missing_rate: float = Field(0.01, ge=0, lt=1, description="share of missing values per item field")

@@ -34,6 +34,8 @@ class Draw(IntEnum):
     TOPIC_OF_GROUP = 21
     TOPIC_OF_BRAND = 22
     SHOWN_KIND = 23
+    VIEW_COUNT = 24
+    VIEW = 25
 
 
 _UNIT = 2.0**-32

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.errors import DataError
-from habitus.events.world.clock import EVENT_TYPES, PURCHASE, occasions
+from habitus.events.world.clock import EVENT_TYPES, PURCHASE, VIEW, occasions
 from habitus.events.world.config import WorldConfig
 from habitus.events.world.draws import Draw
 from habitus.events.world.features import Features
@@ -22,6 +22,7 @@ from habitus.events.world.histories import draw_items, history_lengths
 from habitus.events.world.items import WorldCatalogue
 from habitus.events.world.oracle import Oracle
 from habitus.events.world.queries import Estimate, Queries, estimate
+from habitus.events.world.views import ViewOracle, add_views
 from habitus.randomness import Stream, permute_index, shuffle_keys
 
 _BLOCK_EVENTS = 1 << 18  # events generated together: more share the cost of a call, fewer need less memory
@@ -35,6 +36,8 @@ class World:
         self.catalogue = WorldCatalogue(config)
         self.features = Features(self.catalogue)
         self.oracle = Oracle(self.catalogue)
+        # Where there are views, histories and queries of the oracle are of purchases, and this one knows of views.
+        self.view_oracle = ViewOracle(self.catalogue, self.oracle) if config.views_per_purchase else None
 
     @classmethod
     def read(cls, path: str | Path) -> "World":
@@ -117,7 +120,11 @@ class World:
 
     def _event_columns(self, users: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, ...]:
         items = draw_items(self.catalogue, users, positions)
+        is_purchase = None
+        if self.config.views_per_purchase:
+            users, positions, items, is_purchase = add_views(self.catalogue, users, positions, items)
         seconds, types, paid_share = occasions(self.config, users, positions)
+        types = types if is_purchase is None else np.where(is_purchase, PURCHASE, VIEW).astype(np.int8)
         bought = types == PURCHASE
         paid = np.zeros(len(items))
         paid[bought] = np.round(self.features.prices(items[bought]) * paid_share[bought], 2)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from habitus.errors import DataError
 from habitus.events.schema import EventColumns, ItemColumns, Schema
+from habitus.events.targets import Targets
 from habitus.events.world.world import World
 from habitus.files import staged_folder
 from habitus.progress import Progress
@@ -34,8 +35,9 @@ WORLD_SCHEMA = Schema(
 
 
 def schema_of(world: World) -> Schema:
-    """The columns of a world's tables, and the world itself."""
-    return WORLD_SCHEMA.model_copy(update={"world": world.config})
+    """The columns of a world's tables, and the world itself; where it has views, purchases are the targets."""
+    targets = Targets(column="event_type", weights={"purchase": 1.0}) if world.config.views_per_purchase else None
+    return WORLD_SCHEMA.model_copy(update={"world": world.config, "targets": targets})
 
 
 _LABELS = ["event_type", "category", "brand"]  # few values: the only columns worth a dictionary on disk
