@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 CHUNK_ROWS = 1 << 16
+_CORRECT_SCHEMA = "correct the name in the schema, or write one with 'habitus prepare --guess'"
 _RESERVED = {"file_row_number", "file_index", "filename"}
 _SUFFIXES = {
     ".parquet": "parquet",
@@ -101,7 +102,7 @@ def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path
     return SourceTable(role, tuple(sources), types, tuple(frozenset(schema.names) for schema in schemas))
 
 
-def require_columns(table: SourceTable, columns: list[str]) -> None:
+def require_columns(table: SourceTable, columns: list[str], next_step: str | None = None) -> None:
     """Refuse a table that lacks a column, naming the file and the closest column it has."""
     for column in columns:
         for source, names in zip(table.sources, table.names, strict=True):
@@ -110,7 +111,7 @@ def require_columns(table: SourceTable, columns: list[str]) -> None:
                 raise DataError(
                     f"{table.role}: column {column!r} is missing from {source.name} ({hint})",
                     expected=f"the columns that the schema names: {', '.join(columns)}",
-                    next_step="correct the name in the schema, or write one with 'habitus prepare --guess'",
+                    next_step=next_step or _CORRECT_SCHEMA,
                 )
         if isinstance(table.types[column], str):
             raise DataError(table.types[column], expected="one type per column")
