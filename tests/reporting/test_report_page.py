@@ -27,7 +27,7 @@ from .make_store import HOSTILE, planted_rows, small_plan, write_store
 from .reading import Page, read_page
 
 ORDER = """opening plan test-users answer map passes regularisation value-of-data log-limits share
-    share-law share-table batch batch-table isoflop frontiers allocation-table exponents
+    share-law share-table batch batch-table batch-targets isoflop frontiers allocation-table exponents
     negatives negatives-table correlations loss-recall regimes recipe accounting share-zoom flop-share proxy depth
     depth-metrics depth-summary depth-grid depth-evaluation trajectories channels negatives-law train-surrogate
     surrogacy init init-table training-loss correlations-budget correlations-stage1 correlations-stage2 loss-metric

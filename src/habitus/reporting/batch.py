@@ -22,6 +22,7 @@ from habitus.reporting.study import Study
 from habitus.store import Law, direction_of
 
 _MAX_POINTS = 160  # of a drawn trajectory; a screen shows no more
+_OWN = "of the batch"  # whose targets are candidates, in the arm that has no fixed pool
 _MAX_LINES = 24  # of a panel; of many seeds some are drawn
 
 
@@ -51,9 +52,8 @@ def batch_table(study: Study) -> Exhibit | None:
             lines = [f"{'none' if v is None else f'{v:,.0f}'} {k.replace('_', ' ')}" for k, v in others.items()]
             rows.append(
                 (
-                    metric,
+                    metric if arm == _OWN else f"{metric}, candidates {arm}",
                     power_of_ten(budget),
-                    arm,
                     significant(law.details.get("target"), 4),
                     *(f"{steps[b]:,.0f}" if b in steps else "–" for b in sizes),
                     "\n".join([_b_crit(law), *lines]),
@@ -69,7 +69,7 @@ def batch_table(study: Study) -> Exhibit | None:
     if not rows:
         return None
     header = (
-        "metric", "budget", "candidates", "target", *(f"B {b:g}" for b in sizes), "B_crit [95%]", "R²", "paper",
+        "metric", "budget", "target", *(f"B {b:g}" for b in sizes), "B_crit [95%]", "R²", "paper",
     )  # fmt: skip
     sheet = Sheet(
         ("metric", "flops_budget", "candidates", "target", "b_crit", "low95", "high95", "s_min", "r2", "status"),
@@ -121,7 +121,7 @@ def batch_targets(study: Study) -> Exhibit | None:
 
 def _arms(study: Study, metric: str) -> list[tuple[float, str, Law]]:
     """(budget, whose targets are candidates, law) of both arms."""
-    arms = [(c, "of the batch", law) for c, law in study.laws_by_budget("critical_batch", metric).items()]
+    arms = [(c, _OWN, law) for c, law in study.laws_by_budget("critical_batch", metric).items()]
     for c, law in study.laws_by_budget("critical_batch_fixed_pool", metric).items():
         arms.append((c, f"of {law.details['pool_sequences']:g} windows", law))
     return arms
