@@ -13,10 +13,10 @@ from habitus.data.from_world import prepare_world
 from habitus.data.guess import guess_schema
 from habitus.data.item_names import DISPLAY_FILE, to_display
 from habitus.data.kinds import KINDS
-from habitus.data.log import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.prepare import PrepareOptions, prepare, update
 from habitus.data.problems import quote_value
 from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
+from habitus.data.sql import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.structure import Structure, structure
 from habitus.data.windows import SEGMENT, pack
 

@@ -5,7 +5,6 @@ sorted by (user, time, original row), which is read back by row group: streaming
 DuckDB doubled the memory.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,17 +16,28 @@ import pyarrow.parquet as pq
 from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
 from habitus.data.earlier import Earlier
-from habitus.data.kinds import KINDS, Number, datetime_sql
+from habitus.data.kinds import KINDS, Number
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
 from habitus.data.sources import SourceTable, quoted_path, require_columns
+from habitus.data.sql import (
+    are_comparable,
+    check_field_types,
+    check_id_type,
+    check_time_type,
+    id_sql,
+    name_sql,
+    origin_sql,
+    printable_sql,
+    refuse_type,
+    scan_sql,
+    time_in_range_sql,
+    time_sql,
+)
 from habitus.errors import DataError
 from habitus.events import Schema, Targets
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-YEAR_1900_US, YEAR_2200_US = -2_208_988_800_000_000, 7_258_118_400_000_000
-TIME_UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ class EventLog:
         source = "SELECT 0 AS item_row, item FROM items WHERE false"
         if self.earlier is not None:
             (name,) = pq.read_schema(self.earlier.item_ids).names
-            item = _id_sql(name, self.items.types[self.schema.items.item], self._same_item_types)
+            item = id_sql(name, self.items.types[self.schema.items.item], self._same_item_types)
             source = (
                 f"SELECT file_row_number AS item_row, {item} AS item "
                 f"FROM read_parquet('{quoted_path(self.earlier.item_ids)}', file_row_number = true)"
@@ -332,49 +342,44 @@ class EventLog:
     def _create_views(self) -> None:
         schema = self.schema
         self.con.execute(
-            f"CREATE TEMP VIEW events_view AS SELECT *, {self._time_in_range()} AS t "
-            f"FROM (SELECT {', '.join(self._event_columns())} FROM {_scan(self.events)})"
+            f"CREATE TEMP VIEW events_view AS SELECT *, {time_in_range_sql('t_parsed', schema.events.time_unit)} AS t "
+            f"FROM (SELECT {', '.join(self._event_columns())} FROM {scan_sql(self.events)})"
         )
-        item = _id_sql(schema.items.item, self.items.types[schema.items.item], self._same_item_types)
+        item = id_sql(schema.items.item, self.items.types[schema.items.item], self._same_item_types)
         self.con.execute(
-            f"CREATE TEMP VIEW items AS SELECT {item} AS item, {_origin_sql(self.items)} AS origin "
-            f"FROM {_scan(self.items)}"
+            f"CREATE TEMP VIEW items AS SELECT {item} AS item, {origin_sql(self.items)} AS origin "
+            f"FROM {scan_sql(self.items)}"
         )
 
     @property
     def _same_item_types(self) -> bool:
         """Whether the ids of both tables can be compared as they are."""
         item_types = self.events.types[self.schema.events.item_column], self.items.types[self.schema.items.item]
-        return _comparable(*item_types)
+        return are_comparable(*item_types)
 
     def _event_columns(self) -> list[str]:
         """Roles and fields under names of our own, so that no column of the log can stand in for another."""
         roles, types = self.schema.events, self.events.types
-        time = _name(roles.timestamp)
+        time = name_sql(roles.timestamp)
         selected = [
-            f"{_id_sql(roles.user, types[roles.user], True)} AS u",
-            f"{_id_sql(roles.item_column, types[roles.item_column], self._same_item_types)} AS i",
-            *(f"CAST({_name(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
-            f"{_printable_sql(time, types[roles.timestamp])} AS t_raw",
-            f"{_time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
-            f"{_origin_sql(self.events)} AS origin",
+            f"{id_sql(roles.user, types[roles.user], True)} AS u",
+            f"{id_sql(roles.item_column, types[roles.item_column], self._same_item_types)} AS i",
+            *(f"CAST({name_sql(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
+            f"{printable_sql(time, types[roles.timestamp])} AS t_raw",
+            f"{time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
+            f"{origin_sql(self.events)} AS origin",
         ]
         for name, kind in roles.fields.items():
-            column, alias = _name(name), self._field(name)
+            column, alias = name_sql(name), self._field(name)
             number = KINDS[kind].event_sql(column, types[name])
             if number is None:
                 selected.append(f"{column} AS {alias}")
             else:
                 selected += [f"{column} AS {alias}_raw", f"{number} AS {alias}"]
         if self.schema.targets is not None:
-            column = _name(self.schema.targets.column)
+            column = name_sql(self.schema.targets.column)
             selected += [f"CAST({column} AS VARCHAR) AS w_raw", f"{_weight_sql(column, self.schema.targets)} AS w"]
         return selected
-
-    def _time_in_range(self) -> str:
-        if self.schema.events.time_unit == "order":
-            return "CAST(t_parsed AS BIGINT)"
-        return f"CASE WHEN t_parsed BETWEEN {YEAR_1900_US} AND {YEAR_2200_US - 1} THEN CAST(t_parsed AS BIGINT) END"
 
     def join(self) -> None:
         """Look every event's item up in the catalogue; events without one keep a null."""
@@ -387,18 +392,6 @@ class EventLog:
         self.con.execute(f"CREATE TEMP VIEW joined AS {joined}")
 
 
-def _name(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
-
-
-def _id_sql(column: str, kind: pa.DataType, plain: bool) -> str:
-    """An id in SQL; an empty text is no id, and ids of tables that differ in type meet as text."""
-    name = _name(column)
-    if pa.types.is_string(kind):
-        return f"nullif({name}, '')"
-    return name if plain else f"CAST({name} AS VARCHAR)"
-
-
 def _weight_sql(column: str, targets: Targets) -> str:
     """The weight of an event as a target."""
     if targets.weights is None:
@@ -408,91 +401,34 @@ def _weight_sql(column: str, targets: Targets) -> str:
     return f"CAST(CASE CAST({column} AS VARCHAR) {cases} ELSE 0 END AS FLOAT)"
 
 
-def _printable_sql(column: str, kind: pa.DataType) -> str:
-    """A value that an error can show: DuckDB hands times with a zone to Python only where pytz is installed."""
-    return f"CAST({column} AS VARCHAR)" if pa.types.is_timestamp(kind) or pa.types.is_date(kind) else column
-
-
-def _scan(table: SourceTable) -> str:
-    # Names are names, not patterns; and a folder called user_id=7 says nothing about the column.
-    names = (re.sub(r"([*?\[])", r"[\1]", quoted_path(source.parquet)) for source in table.sources)
-    files = ", ".join(f"'{name}'" for name in names)
-    return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
-
-
-def _origin_sql(table: SourceTable) -> str:
-    """The row of the whole table, in SQL: the row of the file after all rows of the files before it."""
-    if len(table.sources) == 1:
-        return "file_row_number"
-    firsts = ", ".join(str(first) for first in table.first_rows)
-    return f"[{firsts}][CAST(file_index + 1 AS BIGINT)] + file_row_number"
-
-
 def _plain_strings(column: pa.ChunkedArray) -> pa.Array:
     array = column.combine_chunks()
     return array.cast(pa.string()) if pa.types.is_string_view(array.type) else array
-
-
-def _comparable(a: pa.DataType, b: pa.DataType) -> bool:
-    return a == b or (pa.types.is_integer(a) and pa.types.is_integer(b))
-
-
-def _time_sql(column: str, kind: pa.DataType, unit: str) -> str:
-    """Microseconds since 1970 (or the plain position), null where the value cannot be read."""
-    if unit == "order":  # a cast would round 0.4 and 0.6 to positions that the log does not have
-        position = f"TRY_CAST({column} AS BIGINT)"
-        if pa.types.is_integer(kind):
-            return position
-        return f"CASE WHEN TRY_CAST({column} AS DOUBLE) = {position} THEN {position} END"
-    if unit in TIME_UNIT_US:  # a double holds every microsecond to the year 2255
-        return f"round(TRY_CAST({column} AS DOUBLE) * {TIME_UNIT_US[unit]})"
-    return datetime_sql(column, kind)
 
 
 def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> None:
     """Refuse columns whose type cannot serve the role or kind that the schema gives them."""
     roles = schema.events
     for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
-        type_ = table.types[name]
-        if isinstance(type_, pa.BaseExtensionType):
-            _refuse_type(table, name, "an id: integers or text")
-        if pa.types.is_floating(type_) or pa.types.is_decimal(type_) or pa.types.is_nested(type_):
-            _refuse_type(table, name, "an id: integers or text (fractions lose digits)")
-    type_ = events.types[roles.timestamp]
-    has_clock = pa.types.is_timestamp(type_) or pa.types.is_date(type_)
-    if roles.time_unit == "datetime" and not (has_clock or pa.types.is_string(type_)):
-        _refuse_type(events, roles.timestamp, "a datetime; for numbers set time_unit to s, ms, us or order")
-    if roles.time_unit != "datetime" and (has_clock or pa.types.is_nested(type_)):
-        _refuse_type(events, roles.timestamp, "a number, as time_unit says; for times set it to 'datetime'")
-    plain_kinds = {name: kind for name, kind in schema.items.kinds.items() if name not in schema.items.separators}
-    for table, fields in ((events, roles.fields), (items, plain_kinds)):
-        for name, kind in fields.items():
-            if not KINDS[kind].accepts(table.types[name]):
-                _refuse_type(table, name, KINDS[kind].expected)
+        check_id_type(table, name)
+    check_time_type(events, roles.timestamp, roles.time_unit)
+    check_field_types(events, roles.fields)
+    check_field_types(items, {n: kind for n, kind in schema.items.kinds.items() if n not in schema.items.separators})
     if schema.targets is not None:
         type_ = events.types[schema.targets.column]
         is_weight = KINDS["number"].accepts(type_) and not pa.types.is_string(type_)
         if schema.targets.weights is None and not is_weight:
-            _refuse_type(
+            refuse_type(
                 events,
                 schema.targets.column,
                 "a boolean or a number, as the weight of a target; for other columns [targets] lists the weights of "
                 "their values, as in weights = { purchase = 1.0 }",
             )
         if schema.targets.weights is not None and not KINDS["category"].accepts(type_):
-            _refuse_type(events, schema.targets.column, KINDS["category"].expected)
+            refuse_type(events, schema.targets.column, KINDS["category"].expected)
     for name, separator in schema.items.separators.items():
         if not (pa.types.is_string(items.types[name]) or pa.types.is_null(items.types[name])):
-            _refuse_type(items, name, f'a text that {separator!r} divides; for a list write {name} = "categories"')
+            refuse_type(items, name, f'a text that {separator!r} divides; for a list write {name} = "categories"')
     for name in schema.items.display or ():
         if not KINDS["text"].accepts(items.types[name]):
-            _refuse_type(items, name, "a column that can be shown: text, numbers, booleans or times")
-
-
-def _refuse_type(table: SourceTable, name: str, expected: str) -> None:
-    raise DataError(
-        f"{table.role}: column {name!r} of {table.sources[0].name} has type {table.types[name]} "
-        f"in all {table.num_rows:,} rows",
-        expected=expected,
-        next_step="cast the column, or change its role or kind in the schema",
-    )
+            refuse_type(items, name, "a column that can be shown: text, numbers, booleans or times")
