@@ -11,7 +11,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "habitus"
 
 # Top to bottom. A room sees what stands above it.
 ROOMS = """errors display units progress machine files typed randomness recipe record store cards sizing laws events
-           data softmax model evaluation training sweeps planning reporting studies serving exporting api cli""".split()
+           data softmax model evaluation training sweeps planning reporting studies serving exporting probing api
+           cli""".split()
 BLIND = {"planning", "reporting"}  # these read files; they see none of softmax..sweeps
 HIDDEN = {"softmax", "model", "evaluation", "training", "sweeps"}
 TORCH_FREE = """errors display units progress machine files typed randomness recipe record store cards sizing laws

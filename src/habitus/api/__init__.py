@@ -1,6 +1,7 @@
 """habitus in Python: the verbs as functions, and the objects that they return."""
 
 from habitus.api.laws import FittedLaw, Laws
+from habitus.api.questions import age, diff, probe, show
 from habitus.api.run import Run
 from habitus.api.verbs import (
     card,
@@ -27,8 +28,10 @@ __all__ = [
     "FittedLaw",
     "Laws",
     "Run",
+    "age",
     "card",
     "describe",
+    "diff",
     "embed",
     "evaluate",
     "export",
@@ -36,10 +39,12 @@ __all__ = [
     "load",
     "plan",
     "prepare",
+    "probe",
     "recommend",
     "report",
     "runs",
     "serve",
+    "show",
     "size",
     "study",
     "sweep",

@@ -23,6 +23,7 @@ from habitus.cli import (  # noqa: F401
     fit,
     plan,
     prepare,
+    probe,
     recommend,
     report,
     runs,
