@@ -12,7 +12,7 @@ _EXAMPLE = "Example: `habitus fit out/store --out out/store/laws.json --metric b
 
 @app.command(epilog=_EXAMPLE)
 def fit(
-    store: Annotated[Path, typer.Argument(help="A run store, or a flat CSV of runs.")],
+    store: Annotated[Path, typer.Argument(help="A run store, its archive (.store.xz), or a flat CSV of runs.")],
     out: Annotated[
         Path | None, typer.Option(help="Where to write the laws; default: STORE/laws.json, or beside the CSV.")
     ] = None,

@@ -15,7 +15,7 @@ _EXAMPLE = (
 
 @app.command(epilog=_EXAMPLE, cls=WatchingCommand)
 def report(
-    store: Annotated[Path, typer.Argument(help="A run store, or a flat CSV of runs.")],
+    store: Annotated[Path, typer.Argument(help="A run store, its archive (.store.xz), or a flat CSV of runs.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the page.", show_default="report.html")] = None,
     png: Annotated[Path | None, typer.Option(help="A folder for the figures as PNG files (extra 'png').")] = None,
     plan: Annotated[

@@ -37,6 +37,8 @@ from habitus.store import (
     correlated_axes,
     direction_of,
     headline_metrics,
+    is_archive,
+    open_store,
 )
 from habitus.typed import suggest_name
 
@@ -66,7 +68,7 @@ def fit(
     allow_repeats: bool = False,
     group: str = "",
 ) -> Laws:
-    """Every law that the runs of a store or CSV support, per metric. The same for the same seed.
+    """Every law that the runs of a store, its archive or a CSV support, per metric. The same for the same seed.
 
     Runs of one optimizer and init form a group, and groups are never pooled. `group` names the one that `entries` and
     everything beside them are of, as in "muon/default"; by default the one with the most runs of the allocation axis.
@@ -75,6 +77,9 @@ def fit(
         raise FitError(
             f"seed = {seed}, bootstrap = {bootstrap}", expected="a seed from 0 up; 0 or at least 2 resamplings"
         )
+    if is_archive(source):
+        with open_store(source) as folder:
+            return fit(folder, metrics, seed, bootstrap, allow_repeats, group)
     whole = select(read_runs(source), allow_repeats)
     if not whole.runs:
         reasons = sorted({e.reason for e in whole.exclusions})

@@ -28,7 +28,7 @@ from habitus.reporting.page import render_page
 from habitus.reporting.plan import plan_exhibit
 from habitus.reporting.study import Study, read_study, study_name
 from habitus.reporting.valleys import DEPTH, NEGATIVES, SHARE, SIZE, Valley, curves, law_over_compute, optimum_table
-from habitus.store import Laws, Plan
+from habitus.store import Laws, Plan, open_store
 
 LIVE_FOLDER = "data"  # of the sheets beside a page that is served
 _Make = Callable[[Study], Exhibit | list[Exhibit] | None]
@@ -43,14 +43,15 @@ def report(
     title: str | None = None,
     next_command: str | None = None,
 ) -> Path:
-    """Write the report of a store (or a flat CSV of runs) to `out`; with `png`, its figures as PNG files too.
+    """Write the report of a store, its archive or a flat CSV of runs to `out`; with `png`, its figures as PNG too.
 
     `title` stands on top instead of the store's name, `next_command` below the plan.
     """
     store, out = Path(store), Path(out)
     if out.suffix.lower() not in (".html", ".htm") or not out.parent.is_dir():
         raise ConfigError(f"--out {out} cannot be used", expected="a name that ends in .html, in a folder that exists")
-    study = read_study(store, plan)
+    with open_store(store) as folder:
+        study = read_study(folder, plan)
     study = replace(study, name=title or study.name, next_command=next_command)
     contents = _list_contents(study)
     try:

@@ -1,6 +1,15 @@
 """What rooms hand each other on disk, typed once: manifests, laws, plans; and the tables that all of them read."""
 
-from habitus.store.axes import AXES, CORRELATED_REGIMES, LOG_AXIS, CorrelationStage, StudyAxis, correlated_axes
+from habitus.store.archive import ARCHIVE_SUFFIX, is_archive, open_store, pack_store
+from habitus.store.axes import (
+    AXES,
+    CORRELATED_REGIMES,
+    HELD_OUT,
+    LOG_AXIS,
+    CorrelationStage,
+    StudyAxis,
+    correlated_axes,
+)
 from habitus.store.evaluations import EVALUATION_SLICE, EVALUATIONS, StoreEvaluation, evaluation_path, read_evaluations
 from habitus.store.folder import (
     ATTEMPTS,
@@ -217,10 +226,13 @@ __all__ = [
     "headline_metrics",
     "horizon_of",
     "horizon_regime",
+    "is_archive",
     "is_recipe_hash",
     "level_key",
     "manifest_path",
     "manifest_paths",
+    "open_store",
+    "pack_store",
     "published_attempt",
     "read_evaluations",
     "read_record",
