@@ -116,6 +116,7 @@ from habitus.store.test_table import TABLE_METRICS, TEST_TABLE_FILE, BaselineDif
 
 __all__ = [
     "ALL_METRIC_GROUPS",
+    "ARCHIVE_SUFFIX",
     "ATTEMPTS",
     "AXES",
     "BEYOND_SLICE",
@@ -126,6 +127,7 @@ __all__ = [
     "EVALUATION_SIDES",
     "EVALUATION_SLICE",
     "GPUS",
+    "HELD_OUT",
     "HISTORIES",
     "HISTORY_SLICE",
     "HORIZON_METRICS",

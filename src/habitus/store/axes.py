@@ -22,6 +22,8 @@ class StudyAxis:
 
 # Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
 LOG_AXIS = "passes"
+# How cells of the shape axis are called that no surface is fitted to.
+HELD_OUT = "held-out"
 
 # In the order of a study: each axis may use what those before it found.
 AXES = {
