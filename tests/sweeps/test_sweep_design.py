@@ -19,7 +19,7 @@ from habitus.sweeps.refinement import next_rate, next_shape
 from habitus.sweeps.request import SweepRequest, parse_budgets, rate_grid
 
 # What a log of ten million items and 5·10¹⁰ events would say.
-LARGE = DatasetFacts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 200_000_000)
+LARGE = DatasetFacts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 200_000_000, longest_history=9_000, reach=1_000)
 
 
 def own_world(preset: Preset) -> DatasetFacts:

@@ -10,6 +10,7 @@ from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
 from habitus.laws.checks import pluralize
+from habitus.laws.context_axis import fit_context
 from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.learning_rate import learning_rate_drift
@@ -19,6 +20,7 @@ from habitus.laws.pure_error import PureError, pure_error
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
+from habitus.laws.shape_axis import fit_regularisation, fit_shape
 from habitus.laws.size_test import is_loss, size_test
 from habitus.store import (
     CORRELATED_REGIMES,
@@ -56,6 +58,9 @@ _FITTERS: dict[str, Callable[..., AxisLaws]] = {
     "batch": fit_batch,
     "allocation": fit_allocation,
     "negatives": fit_negatives,
+    "context": fit_context,
+    "shape": fit_shape,
+    "regularisation": fit_regularisation,
     LOG_AXIS: fit_log_axis,
 }
 
@@ -312,7 +317,8 @@ def _rows(selection: Selection) -> list[RunRow]:
 
 def _notes(selection: Selection, group: str, other_groups: Sequence[str]) -> list[str]:
     notes = []
-    query_sets = {run.query_set for run in selection.runs} - {""}
+    # Runs of the context axis have windows of their own, and are compared on queries that all of them share.
+    query_sets = {run.query_set for run in selection.runs if run.axis != "context"} - {""}
     if len(query_sets) > 1:
         notes.append(
             f"the runs were evaluated on {len(query_sets)} different query sets: their metrics are not comparable"

@@ -4,18 +4,18 @@
 
 by least squares on cells that are spread over all knobs (a Latin hypercube, say). The best knobs of a budget solve a
 linear system; their intervals are those of coefficients drawn from the fit's own distribution, which is what makes
-them joint.
+them joint. With one budget the terms of log C are left out.
 """
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, as_columns, check_positive, check_positive_number, sign_of
-from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
+from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
 from habitus.store import LEVELS, Direction, Law, Residuals
 
 FORM = "sign*y = second-order polynomial in log C and the logs of the knobs"
@@ -33,20 +33,22 @@ def response_surface(
     check_positive(compute=C, **dict(zip(names, x, strict=True)))
     points = {"compute": tuple(C), "metric": tuple(y), **{n: tuple(v) for n, v in zip(names, x, strict=True)}}
     X = _terms(np.log(C), np.log(np.stack(x, axis=1)), *_centres(points, names))
-    dof = len(y) - X.shape[1]
-    if dof < 3 or np.linalg.matrix_rank(X) < X.shape[1]:
+    used = X.any(axis=0)
+    dof = len(y) - int(used.sum())
+    if dof < 3 or np.linalg.matrix_rank(X[:, used]) < used.sum():
         why = (
-            f"{len(y)} runs; {X.shape[1]} coefficients and three runs to judge them by are needed, on no line or plane"
+            f"{len(y)} runs; {used.sum()} coefficients and three runs to judge them by are needed, on no line or plane"
         )
         return law_without_values("response_surface", FORM, "too_few", len(y), why)
     sign = sign_of(direction)
-    coefficients, *_ = np.linalg.lstsq(X, sign * y, rcond=None)
+    coefficients = np.zeros(len(used))
+    coefficients[used] = np.linalg.lstsq(X[:, used], sign * y, rcond=None)[0]
     return Law(
         law="response_surface",
         form=FORM,
         status="ok",
         values={"curvatures_above_zero": _share_with_minimum(coefficients[None], len(names))},
-        residuals=residuals_of(y, sign * (X @ coefficients), X.shape[1]),
+        residuals=residuals_of(y, sign * (X @ coefficients), int(used.sum())),
         points=points,
         details={"knobs": list(names), "direction": direction, "coefficients": coefficients.tolist()},
     )
@@ -57,22 +59,14 @@ def response_optimum(law: Law, compute: float, seed: int = 0) -> Law:
     if law.law != "response_surface" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted response surface")
     check_positive_number(compute=compute)
-    names, sign = tuple(law.details["knobs"]), sign_of(law.details["direction"])
-    centre_c, centre = _centres(law.points, names)
-    logs = np.log(np.stack([np.asarray(law.points[n]) for n in names], axis=1))
-    X = _terms(np.log(np.asarray(law.points["compute"])), logs, centre_c, centre)
-    y = sign * np.asarray(law.points["metric"])
-    coefficients = np.asarray(law.details["coefficients"])
-    dof = len(y) - X.shape[1]
-    missed = y - X @ coefficients
-    covariance = np.linalg.inv(X.T @ X) * float(missed @ missed) / dof
-    rng = np.random.default_rng(seed)
-    scale = np.sqrt(dof / rng.chisquare(dof, _DRAWS))[:, None]  # Student's t rather than normal
-    draws = coefficients + rng.multivariate_normal(np.zeros(len(coefficients)), covariance, _DRAWS) * scale
-    c = float(np.log(compute)) - centre_c
+    fitted = fitted_coefficients(law)
+    names, sign, logs, centre, dof = fitted.names, fitted.sign, fitted.logs, fitted.centre, fitted.dof
+    draws = draw_coefficients(fitted, seed)
+    y = law.points["metric"]
+    c = float(np.log(compute)) - fitted.centre_c
     places, heights = _optima(draws, c, len(names))
     has_minimum = np.isfinite(heights)
-    (best,), (height,) = _optima(coefficients[None], c, len(names))
+    (best,), (height,) = _optima(fitted.coefficients[None], c, len(names))
     share = float(has_minimum.mean())
     if not np.isfinite(height) or share < _CURVED:
         why = f"{share:.0%} of what the runs allow has a minimum in all knobs: no joint optimum"
@@ -103,6 +97,149 @@ def response_optimum(law: Law, compute: float, seed: int = 0) -> Law:
     )
 
 
+class FittedCoefficients(NamedTuple):
+    """The coefficients of a surface with their covariance; zero where a term was left out."""
+
+    names: tuple[str, ...]
+    sign: int
+    logs: np.ndarray  # [n, K] of the knobs
+    centre_c: float
+    centre: np.ndarray  # [K], subtracted from the logs
+    coefficients: np.ndarray
+    covariance: np.ndarray
+    dof: int
+
+
+def fitted_coefficients(law: Law) -> FittedCoefficients:
+    """What was fitted, from the points that the law keeps."""
+    names, sign = tuple(law.details["knobs"]), sign_of(law.details["direction"])
+    centre_c, centre = _centres(law.points, names)
+    logs = np.log(np.stack([np.asarray(law.points[n]) for n in names], axis=1))
+    X = _terms(np.log(np.asarray(law.points["compute"])), logs, centre_c, centre)
+    used = X.any(axis=0)
+    coefficients = np.asarray(law.details["coefficients"])
+    missed = sign * np.asarray(law.points["metric"]) - X @ coefficients
+    dof = len(missed) - int(used.sum())
+    covariance = np.zeros((len(used), len(used)))
+    covariance[np.ix_(used, used)] = np.linalg.inv(X[:, used].T @ X[:, used]) * float(missed @ missed) / dof
+    return FittedCoefficients(names, sign, logs, centre_c, centre, coefficients, covariance, dof)
+
+
+def draw_coefficients(fitted: FittedCoefficients, seed: int = 0) -> np.ndarray:
+    """Coefficients [_DRAWS, P] as the runs allow them: Student's t rather than normal."""
+    rng = np.random.default_rng(seed)
+    scale = np.sqrt(fitted.dof / rng.chisquare(fitted.dof, _DRAWS))[:, None]
+    size = len(fitted.coefficients)
+    return fitted.coefficients + rng.multivariate_normal(np.zeros(size), fitted.covariance, _DRAWS) * scale
+
+
+def predict_response(law: Law, knobs: Mapping[str, Numbers], compute: Numbers) -> np.ndarray:
+    """The metric that a surface gives for knobs at budgets."""
+    fitted = fitted_coefficients(law)
+    logs = np.log(np.stack([np.atleast_1d(np.asarray(knobs[n], float)) for n in fitted.names], axis=1))
+    X = _terms(np.log(np.atleast_1d(np.asarray(compute, float))), logs, fitted.centre_c, fitted.centre)
+    return np.asarray(fitted.sign * (X @ fitted.coefficients))
+
+
+def optimum_in_range(law: Law, compute: float, seed: int = 0) -> Law:
+    """The best knobs within the range of each that was tried, where a surface need not have a minimum in all of them.
+
+    Intervals are those of the optima of drawn surfaces. Knobs whose best value is an end of their range are named.
+    """
+    fitted = fitted_coefficients(law)
+    draws = np.concatenate([fitted.coefficients[None], draw_coefficients(fitted, seed)])
+    c = float(np.log(compute)) - fitted.centre_c
+    places, heights = _optima_in_box(draws, c, fitted.logs - fitted.centre)
+    logs = places + fitted.centre
+    by_level: dict[float, dict[str, tuple[float, float]]] = {}
+    for level in LEVELS:
+        quantiles = [0.5 - level / 2, 0.5 + level / 2]
+        ends = np.exp(np.quantile(logs[1:], quantiles, axis=0)).T
+        by_level[level] = {n: (float(a), float(b)) for n, (a, b) in zip(fitted.names, ends, strict=True)}
+        low, high = sorted(fitted.sign * np.quantile(heights[1:], quantiles))
+        by_level[level]["metric"] = (float(low), float(high))
+    values = {n: float(v) for n, v in zip(fitted.names, np.exp(logs[0]), strict=True)}
+    values["metric"] = fitted.sign * float(heights[0])
+    at_end = [
+        n
+        for n, v, tried in zip(fitted.names, logs[0], fitted.logs.T, strict=True)
+        if min(v - tried.min(), tried.max() - v) < 1e-6
+    ]
+    return Law(
+        law="response_optimum",
+        form=FORM,
+        status="boundary" if at_end else "ok",
+        values=values,
+        intervals=make_intervals(widen_to_values(by_level, values)),
+        residuals=Residuals(n=len(fitted.logs), dof=fitted.dof),
+        warnings=(f"the best {', '.join(at_end)} is an end of what was tried",) if at_end else (),
+        details={"compute": compute, "at_end": at_end},
+    )
+
+
+def compare_with_optimum(law: Law, knobs: Mapping[str, float], compute: float, seed: int = 0) -> dict[str, float]:
+    """How much worse the metric is at these knobs than at the best of the tried range, with a 95% interval; and the
+    p value of an F test that the surface is level there: the knobs for which it is not small are the optimum's region.
+    """
+    from scipy.stats import f
+
+    fitted = fitted_coefficients(law)
+    K, c = len(fitted.names), float(np.log(compute)) - fitted.centre_c
+    u = np.log([float(knobs[n]) for n in fitted.names]) - fitted.centre
+    draws = np.concatenate([fitted.coefficients[None], draw_coefficients(fitted, seed)])
+    level, slope, hessian = _parts(draws, c, K)
+    here = level + slope @ u + 0.5 * np.einsum("k,gkl,l->g", u, hessian, u)
+    lost = here - _optima_in_box(draws, c, np.concatenate([fitted.logs - fitted.centre, u[None]]))[1]
+    low, high = np.quantile(lost[1:], [0.025, 0.975])
+    gradient = _gradient_terms(u, c)
+    slope_here = gradient @ fitted.coefficients
+    statistic = float(slope_here @ np.linalg.solve(gradient @ fitted.covariance @ gradient.T, slope_here)) / K
+    return {
+        "lost": float(lost[0]),
+        "low": min(float(low), float(lost[0])),
+        "high": max(float(high), float(lost[0])),
+        "p_value": float(f.sf(statistic, K, fitted.dof)),
+    }
+
+
+def _optima_in_box(coefficients: np.ndarray, c: float, tried: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Centred log knobs [G, K] and heights [G] of the lowest point between the ends of what was tried [n, K].
+
+    From the best tried point downhill, one knob at a time, each to its own minimum.
+    """
+    level, slope, hessian = _parts(coefficients, c, tried.shape[1])
+    low, high = tried.min(axis=0), tried.max(axis=0)
+
+    def heights(points: np.ndarray) -> np.ndarray:
+        return np.asarray(
+            level + np.einsum("gk,gk->g", slope, points) + 0.5 * np.einsum("gk,gkl,gl->g", points, hessian, points)
+        )
+
+    every = level[:, None] + slope @ tried.T + 0.5 * np.einsum("nk,gkl,nl->gn", tried, hessian, tried)
+    best = tried[every.argmin(axis=1)].copy()
+    for _ in range(50):
+        for k in range(tried.shape[1]):
+            curvature = hessian[:, k, k]
+            pull = slope[:, k] + np.einsum("gl,gl->g", hessian[:, k], best) - curvature * best[:, k]
+            rise = pull * (high[k] - low[k]) + curvature / 2 * (high[k] ** 2 - low[k] ** 2)
+            ends = np.where(rise < 0, high[k], low[k])
+            inside = np.clip(-pull / np.where(curvature > 0, curvature, 1.0), low[k], high[k])
+            best[:, k] = np.where(curvature > 0, inside, ends)
+    return best, heights(best)
+
+
+def _gradient_terms(u: np.ndarray, c: float) -> np.ndarray:
+    """[K, P]: the derivative of every term by every centred log knob."""
+    K = len(u)
+    pairs = list(combinations(range(K), 2))
+    rows = np.zeros((K, 3 + 3 * K + len(pairs)))
+    for k in range(K):
+        rows[k, 3 + 3 * k : 6 + 3 * k] = 1, c, 2 * u[k]
+    for place, (k, m) in enumerate(pairs, 3 + 3 * K):
+        rows[k, place], rows[m, place] = u[m], u[k]
+    return rows
+
+
 def _centres(points: Mapping[str, Any], names: tuple[str, ...]) -> tuple[float, np.ndarray]:
     """What is subtracted from log C and from the logs of the knobs."""
     return float(np.mean(np.log(points["compute"]))), np.array([np.mean(np.log(points[n])) for n in names])
@@ -111,6 +248,7 @@ def _centres(points: Mapping[str, Any], names: tuple[str, ...]) -> tuple[float, 
 def _terms(log_c: np.ndarray, logs: np.ndarray, centre_c: float, centre: np.ndarray) -> np.ndarray:
     """1, c, c²; then for each knob u, u·c, u²; then the products of pairs."""
     c, u = log_c - centre_c, logs - centre
+    c = np.where(np.abs(c) < 1e-9, 0.0, c)  # of one budget, whose mean is off by a rounding
     columns = [np.ones_like(c), c, c**2]
     for k in range(u.shape[1]):
         columns += [u[:, k], u[:, k] * c, u[:, k] ** 2]

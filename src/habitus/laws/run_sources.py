@@ -10,7 +10,11 @@ from habitus.laws.runs import MeasuredRun
 from habitus.record import Record
 from habitus.store import (
     AXES,
+    BEYOND_SLICE,
+    CONTEXT_SLICE,
     LOG_AXIS,
+    QUERY_SECONDS,
+    TRAIN,
     ManifestRow,
     StoreEvaluation,
     SweepManifest,
@@ -87,6 +91,8 @@ def _read_manifest(path: Path) -> SweepManifest:
 
 
 def _measured_run(axis: str, row: ManifestRow, measured: dict[str, Any]) -> MeasuredRun:
+    if axis == "context" and "metrics" in measured:
+        measured = measured | {name: on_same_queries(measured[name]) for name in ("metrics", "errors")}
     return MeasuredRun(
         axis=axis,
         cell_id=row.cell_id,
@@ -99,6 +105,21 @@ def _measured_run(axis: str, row: ManifestRow, measured: dict[str, Any]) -> Meas
     )
 
 
+def on_same_queries(values: dict[str, float]) -> dict[str, float]:
+    """The metrics of a run of the context axis: under their plain names those with the longest history.
+
+    What was measured on the run's own windows goes: runs with other windows have other queries there.
+    """
+    kept = {
+        name: value
+        for name, value in values.items()
+        if name.startswith((f"{TRAIN}/", QUERY_SECONDS)) or f"/{CONTEXT_SLICE}" in name or f"/{BEYOND_SLICE}" in name
+    }
+    lengths = [int(name.rpartition(CONTEXT_SLICE)[2]) for name in kept if f"/{CONTEXT_SLICE}" in name]
+    longest = f"/{CONTEXT_SLICE}{max(lengths, default=0)}"
+    return kept | {name.removesuffix(longest): value for name, value in kept.items() if name.endswith(longest)}
+
+
 def _measurements(record: Record | None) -> dict[str, Any]:
     """What a Record says, as fields of a MeasuredRun."""
     if record is None:
@@ -108,6 +129,7 @@ def _measurements(record: Record | None) -> dict[str, Any]:
         return {"status": "failed", "reason": record.reason or "failed", "init": recipe.model.init}
     metrics = {name: metric.value for name, metric in record.metrics.items()}
     metrics |= {"train/loss": record.train.loss, "train/in_batch_loss": record.train.in_batch_loss}
+    metrics |= {name: value for name, value in record.throughput.items() if name.startswith(QUERY_SECONDS)}
     if record.train.extra_loss is not None:
         metrics["train/extra_loss"] = record.train.extra_loss
     return {
@@ -150,6 +172,7 @@ def _knobs(record: Record) -> dict[str, float]:
         "depth": recipe.model.depth,
         "text_depth": recipe.model.text_depth,
         "joint_dim": recipe.model.joint_dim,
+        "seq_len": recipe.data.seq_len,
     }
     return {name: float(value) for name, value in knobs.items() if value is not None}
 

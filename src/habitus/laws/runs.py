@@ -9,7 +9,7 @@ KNOBS = (
     "params", "embedder_params", "contextualizer_params", "embedder_share", "embedder_flop_share",
     "slots_seen", "batch_sequences", "num_negatives", "steps", "epochs", "width", "depth", "text_depth",
     "joint_dim", "flops_nominal", "flops_executed", "unique_events", "user_share", "user_part", "dropout",
-    "token_dropout", "field_dropout", "item_dropout", "weight_decay", "pool_sequences",
+    "token_dropout", "field_dropout", "item_dropout", "weight_decay", "seq_len", "pool_sequences",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ class StudyAxis:
     knob: str  # the column of laws.json that it varies
     needs: tuple[str, ...] = ()  # axes whose answers its cells are built from
     correlations: CorrelationStage | None = None  # the correlation tables that its runs enter
+    on_request: bool = False  # a study runs it only where it is named
 
 
 # Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
@@ -36,6 +37,9 @@ AXES = {
         StudyAxis("allocation", "params", needs=("share", "allocation"), correlations="stage1"),
         StudyAxis("negatives", "num_negatives", needs=("allocation",), correlations="stage2"),
         StudyAxis("init", "learning_rate", needs=("share",)),
+        StudyAxis("context", "seq_len", needs=("share", "allocation"), on_request=True),
+        StudyAxis("shape", "params", needs=("share", "allocation"), on_request=True),
+        StudyAxis("regularisation", "embedder_share", needs=("share",), on_request=True),
         StudyAxis(LOG_AXIS, "epochs"),
     )
 }

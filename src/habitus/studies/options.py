@@ -85,7 +85,7 @@ class StudyOptions:
     def chosen_axes(self) -> tuple[str, ...]:
         """The axes in the order in which they run."""
         # Initialisations matter for learning rates across sizes, not for a recipe: only the full programme has them.
-        default = [axis for axis in GRID_AXES if axis != "init" or self.preset == "paper"]
+        default = [a for a in GRID_AXES if not AXES[a].on_request and (a != "init" or self.preset == "paper")]
         return tuple(axis for axis in GRID_AXES if axis in (self.axes or default))
 
 

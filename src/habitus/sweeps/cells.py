@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from habitus.data import Dataset
+from habitus.data import Dataset, history_reach
 from habitus.recipe import DataRecipe, Recipe
 from habitus.sizing import Cell, Inputs
 from habitus.store import LeftOut, ManifestRow
@@ -22,10 +22,15 @@ class DatasetFacts:
     num_items: int
     train_windows: int
     part_windows: Mapping[tuple[float, int], int] = field(default_factory=dict)  # of (user_share, user_part)
+    length_windows: Mapping[int, int] = field(default_factory=dict)  # training windows of other lengths than seq_len
+    longest_history: int = 0  # of a training user
+    reach: int = 0  # history that enough validation users have before an event
 
     @classmethod
-    def of(cls, dataset: Dataset, user_parts: Iterable[tuple[float, int]] = ()) -> "DatasetFacts":
-        """The facts of a dataset; `user_parts` are shares of its users whose windows are counted too."""
+    def of(
+        cls, dataset: Dataset, user_parts: Iterable[tuple[float, int]] = (), seq_lens: Iterable[int] = ()
+    ) -> "DatasetFacts":
+        """The facts of a dataset; windows of the shares `user_parts` of its users and of other lengths count too."""
         return cls(
             checksum=dataset.checksum,
             inputs=Inputs.of(dataset.fields),
@@ -34,10 +39,16 @@ class DatasetFacts:
             num_items=dataset.num_items,
             train_windows=dataset.counts("train").windows,
             part_windows={part: dataset.with_users(*part).counts("train").windows for part in user_parts},
+            length_windows={length: dataset.with_seq_len(length).counts("train").windows for length in seq_lens},
+            longest_history=int(dataset.user_parts.train_lengths.max(initial=0)),
+            reach=history_reach(dataset),
         )
 
     def windows_of(self, data: DataRecipe) -> int:
-        """Training windows of a recipe's share of the users; about so many where they were not counted."""
+        """Training windows of a recipe's length and share of the users; about so many where they were not counted."""
+        if data.seq_len != self.seq_len:
+            whole = self.length_windows.get(data.seq_len, round(self.train_windows * self.seq_len / data.seq_len))
+            return round(data.user_share * whole)
         return self.part_windows.get((data.user_share, data.user_part), round(data.user_share * self.train_windows))
 
     def epochs(self, batch_sequences: int, steps: int, data: DataRecipe | None = None) -> float:
@@ -139,6 +150,8 @@ def plan_run(
         "epochs": facts.epochs(recipe.train.batch_sequences, recipe.train.steps, recipe.data),
         "flops": cell.flops,
     }
+    if cell.seq_len != facts.seq_len:
+        realised["seq_len"] = cell.seq_len
     if cell.embedder_flop_share is not None:
         realised["embedder_flop_share"] = cell.embedder_flop_share
     row = ManifestRow(

@@ -7,10 +7,12 @@ from habitus.errors import ConfigError
 from habitus.recipe import DataRecipe, ModelRecipe
 from habitus.store import LOG_AXIS
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
-from habitus.sweeps.draft import Draft, Shape
+from habitus.sweeps.context_cells import add_contexts
+from habitus.sweeps.draft import Draft, centred_shapes
 from habitus.sweeps.preset import Preset
 from habitus.sweeps.prior_results import PriorResults
 from habitus.sweeps.request import SweepRequest, check_axis
+from habitus.sweeps.shape_cells import add_regularised, add_shapes
 
 
 def design_axis(
@@ -150,33 +152,11 @@ _DESIGNERS: dict[str, Callable[[Draft], None]] = {
     "allocation": _allocation,
     "negatives": _negatives,
     "init": _init,
+    "context": add_contexts,
+    "shape": add_shapes,
+    "regularisation": add_regularised,
     LOG_AXIS: _passes,
 }
-
-
-def centred_shapes(preset: Preset, prior: PriorResults, budget: float, share: float) -> tuple[list[Shape], str]:
-    """The neighbouring shapes of the ladder whose middle is nearest to the expected best size.
-
-    The preset's table holds at the preset's share. At another share a parameter costs more or less per event, since
-    those of the embedder work on all tokens of an item, and the best size goes as the root of what compute buys.
-    """
-    settings = preset.allocation
-    expected = prior.size(budget)
-    if expected is None:
-        table_budget, params = min(settings.centres, key=lambda row: abs(math.log(row[0] / budget)))
-        tokens = preset.world.text_len
-        relative_cost = (1 + (tokens - 1) * share) / (1 + (tokens - 1) * preset.common.share)
-        expected = params * (budget / table_budget / relative_cost) ** 0.5, "the preset's table"
-    size, why = expected
-    sizes = [12 * depth * width * width / (1 - share) for width, depth in settings.ladder]
-    count = min(settings.num_shapes, len(sizes))
-
-    def distance(first: int) -> float:
-        middle = sum(math.log(s) for s in sizes[first : first + count]) / count
-        return abs(middle - math.log(size))
-
-    first = min(range(len(sizes) - count + 1), key=distance)
-    return list(settings.ladder[first : first + count]), f"{size:.3g} parameters ({why})"
 
 
 def _stage_one_parent(draft: Draft, budget: float) -> PlannedRun | None:

@@ -288,6 +288,7 @@ class Draft:
         every: int,
         train_changes: dict[str, Any],
         data: DataRecipe | None = None,
+        evaluate_changes: dict[str, Any] | None = None,
     ) -> None:
         """Add one run per learning rate and seed."""
         common = self.preset.common
@@ -311,7 +312,12 @@ class Draft:
                     model=model,
                     train=TrainRecipe(**train, learning_rate=rate, seed=seed),
                     evaluate=EvaluateRecipe(
-                        **self.preset.evaluate.to_values(), every=every, regimes=self.settings.regimes
+                        **{
+                            **self.preset.evaluate.to_values(),
+                            "every": every,
+                            "regimes": self.settings.regimes,
+                            **(evaluate_changes or {}),
+                        }
                     ),
                 )
                 self.cells.append(plan_run(recipe, cell, self.facts, budget=budget, label=label, wanted=wanted))
@@ -334,7 +340,8 @@ class Draft:
         self, cell: Cell, budget: float, wanted: dict[str, Any], min_steps: int, steps: int | None = None
     ) -> bool:
         steps = cell.steps if steps is None else steps
-        epochs = self.facts.epochs(cell.batch_sequences, steps)
+        data = DataRecipe(seq_len=cell.seq_len)
+        epochs = self.facts.epochs(cell.batch_sequences, steps, data)
         if steps < min_steps:
             reason = (
                 f"not affordable: the budget buys {steps:,} steps of {cell.flops_per_step:.3g} FLOPs, "
@@ -343,7 +350,7 @@ class Draft:
         elif epochs > _ONE_EPOCH and not self.request.allow_repeats:
             passes = f"{epochs:.2f}" if epochs > 1.005 else "just over 1"
             reason = (
-                f"beyond one epoch: {passes} passes over {self.facts.train_windows:,} training windows, which "
+                f"beyond one epoch: {passes} passes over {self.facts.windows_of(data):,} training windows, which "
                 "the laws leave out (--allow-repeats runs it)"
             )
         else:
@@ -366,3 +373,28 @@ class Draft:
             else:
                 reason = f"the same cell as {first.row.cell_id}: the nearest model that can be built"
                 self._leave_out(planned.row.flops_budget, planned.row.wanted, reason)
+
+
+def centred_shapes(preset: Preset, prior: PriorResults, budget: float, share: float) -> tuple[list[Shape], str]:
+    """The neighbouring shapes of the ladder whose middle is nearest to the expected best size.
+
+    The preset's table holds at the preset's share. At another share a parameter costs more or less per event, since
+    those of the embedder work on all tokens of an item, and the best size goes as the root of what compute buys.
+    """
+    settings = preset.allocation
+    expected = prior.size(budget)
+    if expected is None:
+        table_budget, params = min(settings.centres, key=lambda row: abs(math.log(row[0] / budget)))
+        tokens = preset.world.text_len
+        relative_cost = (1 + (tokens - 1) * share) / (1 + (tokens - 1) * preset.common.share)
+        expected = params * (budget / table_budget / relative_cost) ** 0.5, "the preset's table"
+    size, why = expected
+    sizes = [12 * depth * width * width / (1 - share) for width, depth in settings.ladder]
+    count = min(settings.num_shapes, len(sizes))
+
+    def distance(first: int) -> float:
+        middle = sum(math.log(s) for s in sizes[first : first + count]) / count
+        return abs(middle - math.log(size))
+
+    first = min(range(len(sizes) - count + 1), key=distance)
+    return list(settings.ladder[first : first + count]), f"{size:.3g} parameters ({why})"

@@ -94,6 +94,8 @@ def _recipe_at(template: Recipe, row: ManifestRow) -> Recipe | None:
     for section, names in _ROW_SETTINGS.items():
         values[section] |= {name: row.realised[name] for name in names if name in row.realised}
     values["train"] |= {"learning_rate": row.learning_rate, "seed": row.seed}
+    if "seq_len" in row.realised:
+        values["data"]["seq_len"] = row.realised["seq_len"]
     if "init" in row.wanted:
         values["model"]["init"] = row.wanted["init"]
     try:

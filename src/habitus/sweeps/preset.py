@@ -185,6 +185,47 @@ class PassesAxis(AxisSettings):
         ]
 
 
+class ContextAxis(AxisSettings):
+    """Windows of different lengths at equal compute and equal slots per step, judged on the same queries."""
+
+    seq_lens: tuple[int, ...] = Field((32, 64, 128, 256, 512, 1024, 2048), min_length=1, description="Events.")
+    histories: tuple[int, ...] = Field(
+        (3, 5, 10, 20, 50, 100, 200, 500, 1000),
+        min_length=1,
+        description="Events that each query is shown; longer ones than the validation users have are left out.",
+    )
+    attention: bool = Field(True, description="Pay for attention's own term too, or long windows would cost nothing.")
+    extend: int = Field(0, ge=0)
+    regimes: Regimes = ("batch", "catalogue")
+
+
+class ShapeAxis(AxisSettings):
+    """Six knobs at once around a centre: a space-filling design, and a quadratic in their logarithms."""
+
+    points: int = Field(60, ge=31, description="Cells that the surface is fitted to: 28 coefficients.")
+    held_out: int = Field(10, ge=0, description="Cells more, by which its error is known.")
+    centre_seeds: int = Field(3, ge=1, description="Runs of the centre itself.")
+    span: float = Field(2.0, gt=1, description="Widths and depths go from centre / span to centre · span.")
+    wide_span: float = Field(4.0, gt=1, description="The same of batch and learning rate.")
+    extend: int = Field(0, ge=0)
+    regimes: Regimes = ("batch", "catalogue")
+
+
+class RegularisationAxis(AxisSettings):
+    """Shares with and without dropout in the embedder: does a regularised one bear more parameters?"""
+
+    shares: tuple[float, ...] = Field((0.02, 0.05, 0.10, 0.18, 0.30, 0.50), min_length=1)
+    dropouts: tuple[float, ...] = Field(
+        (0.0, 0.2), min_length=2, description="Of text tokens, fields and entries of item vectors alike; 0 is one."
+    )
+    extend: int = Field(0, ge=0)
+    regimes: Regimes = ("batch", "catalogue")
+
+
+# Axes younger than presets, whose sections those before them do not read.
+_YOUNGER = (LOG_AXIS, "context", "shape", "regularisation")
+
+
 class Preset(Typed):
     """Everything that turns an axis and a budget into cells."""
 
@@ -202,6 +243,9 @@ class Preset(Typed):
     negatives: NegativesAxis
     init: InitAxis
     passes: PassesAxis = PassesAxis()
+    context: ContextAxis = ContextAxis()
+    shape: ShapeAxis = ShapeAxis()
+    regularisation: RegularisationAxis = RegularisationAxis()
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
@@ -224,11 +268,11 @@ class Preset(Typed):
         return settings
 
     def hash(self, axis: str) -> str:
-        """What a manifest knows a preset by. The others do not read [passes], which is younger than they are.
+        """What a manifest knows a preset by. Axes do not read the sections of younger ones.
 
         What the world is like is the dataset's to say: designs depend on its size alone.
         """
-        values = {k: v for k, v in self.to_values().items() if k != LOG_AXIS or axis == LOG_AXIS}
+        values = {k: v for k, v in self.to_values().items() if k not in _YOUNGER or k == axis}
         world = {k: v for k, v in values["world"].items() if k != "like"}
         return content_hash({**values, "world": world})
 

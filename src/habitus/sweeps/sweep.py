@@ -68,7 +68,11 @@ def sweep(
     running = _Sweep(
         axis=axis,
         dataset=dataset,
-        facts=DatasetFacts.of(dataset, preset.passes.user_parts() if axis == LOG_AXIS else ()),
+        facts=DatasetFacts.of(
+            dataset,
+            preset.passes.user_parts() if axis == LOG_AXIS else (),
+            preset.context.seq_lens if axis == "context" else (),
+        ),
         path=Path(store),
         preset=preset,
         request=SweepRequest(tuple(sorted(set(budgets))), learning_rates, seeds, allow_repeats),
