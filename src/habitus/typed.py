@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -254,7 +254,10 @@ def explain_error(cls: type[BaseModel], detail: Any) -> str:
 def _keys_at(cls: type[BaseModel], sections: list[Any]) -> list[str]:
     for section in sections:
         field = cls.model_fields.get(str(section))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        # A section, or one that may be absent.
+        types = () if field is None else (field.annotation, *get_args(field.annotation))
+        inner = [type_ for type_ in types if isinstance(type_, type) and issubclass(type_, BaseModel)]
+        if len(inner) != 1:
             return []
-        cls = field.annotation
+        cls = inner[0]
     return [field.alias or name for name, field in cls.model_fields.items()]

@@ -18,6 +18,7 @@ from habitus.data.problems import quote_value
 from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
 from habitus.data.sql import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.structure import Structure, structure
+from habitus.data.targets import find_candidates
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "data_facts",
     "describe",
     "events_after",
+    "find_candidates",
     "guess_schema",
     "histories_before",
     "history_reach",

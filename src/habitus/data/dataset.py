@@ -16,7 +16,7 @@ from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
-from habitus.data.targets import WEIGHT_FILE, TargetRows, wanted_values
+from habitus.data.targets import WEIGHT_FILE, TargetRows, find_candidates
 from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack
 from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
@@ -264,19 +264,8 @@ class Dataset:
     @cached_property
     def candidate_rows(self) -> np.ndarray | None:
         """The items that may be ranked or recommended, int64, ascending; None: all."""
-        wanted = wanted_values(self.schema)
-        allowed = np.ones(self.num_items, bool)
-        for name, values in wanted.items():
-            known = self.encoders.item_values[name]
-            unknown = [value for value in values if value not in known]
-            if unknown:
-                raise DataError(
-                    f"[targets] candidates: no item has {name} = {', '.join(map(repr, unknown))}",
-                    expected=f"values of items, such as {', '.join(map(repr, known[:3]))}",
-                    next_step="correct [targets] in the schema",
-                )
-            allowed &= np.isin(self._item_fields[name], [known.index(value) + 1 for value in values])
-        return np.flatnonzero(allowed) if wanted else None
+        allowed = find_candidates(self.schema, self.encoders.item_values, self._item_fields)
+        return None if allowed is None else np.flatnonzero(allowed)
 
     def check_candidates(self) -> None:
         """Refuse a dataset in which something is to be predicted that is no candidate."""

@@ -4,12 +4,14 @@ A weight of 0 is context only. Above 0 an event is predicted. Below 0 it says 'n
 query of an evaluation asks for it.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from habitus.data.columns import to_categories
+from habitus.errors import DataError
 from habitus.events import Schema, Targets
 from habitus.store import SplitName
 
@@ -53,15 +55,32 @@ class TargetRows:
         return trimmed[ends > begins]
 
 
-def wanted_values(schema: Schema) -> dict[str, tuple[str, ...]]:
-    """The values that an item must have to be a candidate, by category field; none: every item is one."""
-    targets = schema.targets
-    if targets is None:
-        return {}
-    wanted = dict(targets.candidates or {})
-    if targets.column in schema.events.pair_columns and targets.weights:
-        wanted.setdefault(targets.column, tuple(value for value, weight in targets.weights.items() if weight > 0))
-    return wanted
+def find_candidates(
+    schema: Schema, values: Mapping[str, Sequence[str]], codes: Mapping[str, np.ndarray]
+) -> np.ndarray | None:
+    """Which items may be ranked or recommended, bool [items]; None: all.
+
+    `values` and `codes` are those of the items' category fields. Item×value pairs whose value is no target are none.
+    """
+    if schema.targets is None:
+        return None
+    column, weights = schema.targets.column, schema.targets.weights
+    wanted = dict(schema.targets.candidates or {})
+    if column in schema.events.pair_columns and weights:
+        wanted.setdefault(column, tuple(value for value, weight in weights.items() if weight > 0))
+    allowed: np.ndarray | None = None
+    for name, chosen in wanted.items():
+        unknown = [value for value in chosen if value not in values[name]]
+        if unknown:
+            raise DataError(
+                f"[targets] candidates: no item has {name} = {', '.join(map(repr, unknown))}",
+                expected=f"values of items, such as {', '.join(map(repr, values[name][:3]))}",
+                next_step="correct [targets] in the schema",
+            )
+        passes = np.isin(codes[name], [values[name].index(value) + 1 for value in chosen])
+        passes = passes.any(axis=1) if passes.ndim == 2 else passes  # of several categories one is enough
+        allowed = passes if allowed is None else allowed & passes
+    return allowed
 
 
 def weights_of(values: pa.Array, targets: Targets) -> np.ndarray:

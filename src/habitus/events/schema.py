@@ -146,7 +146,7 @@ class Schema(Typed):
         roles = {self.events.user, self.events.item_column, self.events.timestamp}
         if self.targets.column in roles:
             raise ValueError(f"targets.column is {self.targets.column!r}, which is the user, the item or the time")
-        categories = {name for name, kind in self.items.fields.items() if kind == "category"}
+        categories = {name for name, kind in self.items.kinds.items() if kind in ("category", "categories")}
         for name in self.targets.candidates or ():
             if name not in categories | set(self.events.pair_columns):
                 raise ValueError(

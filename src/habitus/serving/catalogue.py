@@ -21,7 +21,7 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from habitus.data import DISPLAY_FILE, Dataset, item_file
+from habitus.data import DISPLAY_FILE, Dataset, find_candidates, item_file
 from habitus.errors import ModelError
 from habitus.evaluation import cache_folder, check_dataset, find_cache
 from habitus.files import sha256_of, staged_folder
@@ -65,6 +65,7 @@ class TrainedCatalogue:
     lookup: IdLookup
     sample_queries: Tensor  # float32 [n, joint_dim], of histories of the dataset
     names: ItemNames
+    context_rows: frozenset[int] = frozenset()  # items that the schema's [targets] leave out of the candidates
 
     @property
     def num_items(self) -> int:
@@ -206,7 +207,9 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
     display = pq.read_table(folder / _DISPLAY).combine_chunks() if _DISPLAY in manifest.files else None
     counts = np.load(folder / _COUNTS) if _COUNTS in manifest.files else None
     names = ItemNames(ids, display, counts)
-    return TrainedCatalogue(ids, codes, cache, id_format, IdLookup(id_format, ids), queries, names)
+    allowed = find_candidates(bundle.schema, bundle.encoders.item_values, codes)
+    context = frozenset() if allowed is None else frozenset(np.flatnonzero(~allowed).tolist())
+    return TrainedCatalogue(ids, codes, cache, id_format, IdLookup(id_format, ids), queries, names, context)
 
 
 class CandidateItems:
@@ -220,14 +223,14 @@ class CandidateItems:
         self.dtype = cache.dtype if device.type == "cuda" else torch.float32
         self.trained_vectors = _load_resident(cache.pieces(0, catalogue.num_items), self.dtype, device)
         self.num_trained = catalogue.num_items
-        self.num_active = self.num_trained
+        self.num_active = self.num_trained - len(catalogue.context_rows)
         self.added_vectors = torch.empty(0, cache.manifest.joint_dim, dtype=self.dtype, device=device)
         self.num_added = 0
         self.added_keys: list[Key] = []  # by row
         self.added_categories: list[Mapping[str, Any]] = []  # by row, as texts
         self.added_display: list[dict[str, str]] = []  # by row
         self.added_rows: dict[Key, int] = {}  # of withdrawn items too
-        self.hidden: set[int] = set()  # rows that are withdrawn or replaced
+        self.hidden: set[int] = set(catalogue.context_rows)  # and rows that are withdrawn or replaced
         self._bias: Tensor | None = None
 
     @property
