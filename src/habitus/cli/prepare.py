@@ -13,6 +13,8 @@ EXAMPLE = """
 
 Example: `habitus prepare 'log/*.parquet' items.parquet --schema schema.toml --out dataset`
 
+What is known of users: `habitus prepare events.parquet items.parquet --users users.parquet --out dataset`
+
 Later events: `habitus prepare today.parquet items.parquet --update dataset --out dataset-today`
 """
 # What a dataset has decided already, and an update cannot change.
@@ -26,6 +28,9 @@ def prepare(
     context: typer.Context,
     events: Annotated[str, typer.Argument(help="Event table: Parquet, CSV or JSON lines; a file or a quoted glob.")],
     items: Annotated[str, typer.Argument(help="Item table, likewise.")],
+    users: Annotated[
+        str | None, typer.Option(help="User table, likewise: what the schema's [users] names.", show_default=False)
+    ] = None,
     schema: Annotated[Path, typer.Option(help="Roles and kinds of the columns.")] = Path("schema.toml"),
     out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
     update: Annotated[
@@ -54,13 +59,14 @@ def prepare(
     from habitus.store import SPLIT_KINDS
 
     if guess:
-        proposal = guess_schema(events, items)
+        proposal = guess_schema(events, items, users)
         if schema.exists():
             raise ConfigError(f"{schema} exists already", next_step="remove it or name another file with --schema")
         proposal.write(schema)
         typer.echo(proposal.to_toml())
         typer.echo(f"# written to {schema}; check it, then:")
-        typer.echo(f"# habitus prepare {quote(events)} {quote(items)} --schema {quote(str(schema))} --out dataset")
+        tables = [events, items] if users is None else [events, items, "--users", users]
+        typer.echo(f"# habitus prepare {' '.join(map(quote, tables))} --schema {quote(str(schema))} --out dataset")
         return
     if update is not None:
         _refuse_decided(context, update)
@@ -80,9 +86,9 @@ def prepare(
     )
     with phases() as progress:
         if update is None:
-            manifest = run(events, items, Schema.read(schema), out, options, progress)
+            manifest = run(events, items, Schema.read(schema), out, options, progress, users=users)
         else:
-            manifest = run_update(Dataset.open(update), events, items, out, options, progress)
+            manifest = run_update(Dataset.open(update), events, items, out, options, progress, users=users)
     if as_json:
         typer.echo(manifest.to_json())
         return

@@ -21,6 +21,7 @@ from habitus.data.item_columns import write_items
 from habitus.data.item_names import DISPLAY_FILE, write_display
 from habitus.data.manifest import MANIFEST_FILE, DatasetManifest, SplitCounts, list_files
 from habitus.data.survey import ItemSurvey
+from habitus.data.users_table import UserRows
 from habitus.data.windows import pack
 from habitus.events import Schema
 from habitus.progress import Progress
@@ -40,6 +41,7 @@ class Assembly:
     dropped: dict[str, int]
     item_display: Callable[[], Iterable[pa.RecordBatch]]  # read where the schema displays columns
     earlier: Earlier | None = None  # the dataset that these items and events are added to
+    user_rows: UserRows | None = None  # what became of the users table
 
     @property
     def num_items(self) -> int:
@@ -90,6 +92,7 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
         item_fields_filled=parts.item_fields_filled(),
         event_fields_filled=events.filled,
         dropped={key: count for key, count in parts.dropped.items() if count},
+        user_rows=parts.user_rows,
         versions={"tokenizers": version("tokenizers")},
         files=list_files(stage),
     ).with_checksum()

@@ -26,7 +26,7 @@ def data_facts(manifest: DatasetManifest) -> DataFacts:
             for name, side in manifest.sides().items()
         },
         item_fields=_fields(schema.items.kinds, manifest.item_fields_filled, manifest.num_items),
-        event_fields=_fields(dict(schema.events.fields), manifest.event_fields_filled, manifest.num_events),
+        event_fields=_fields(schema.event_fields, manifest.event_fields_filled, manifest.num_events),
         dropped=manifest.dropped,
         synthetic=schema.world is not None,
     )

@@ -42,7 +42,7 @@ class Earlier:
         """Every event as u, t, item_row, then each field: k_* with a category's code, f_* with a number."""
         data = self.dataset
         users, offsets = data.user_ids(), data.user_offsets
-        names = list(data.schema.events.fields)
+        names = list(data.schema.event_fields)
         writer: pq.ParquetWriter | None = None
         for start in range(0, data.num_events, EVENT_CHUNK_ROWS):
             stop = min(start + EVENT_CHUNK_ROWS, data.num_events)

@@ -16,12 +16,13 @@ from habitus.events import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
 _TIME = ("timestamp", "time", "datetime", "date", "ts", "created_at", "event_time")
+_BARE_TIMES = tuple(name.replace("_", "") for name in _TIME)
 _NAMES = ("title", "name", "itemname", "productname", "label", "description")
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
 
 
-def guess_schema(events: str, items: str) -> Schema:
+def guess_schema(events: str, items: str, users: str | None = None) -> Schema:
     """The likeliest schema; a person should look it over."""
     import duckdb
 
@@ -29,6 +30,8 @@ def guess_schema(events: str, items: str) -> Schema:
         event_table = open_table("events", events, con, Path(scratch))
         item_table = open_table("items", items, con, Path(scratch))
         event_rows, item_rows = _sample(event_table), _sample(item_table)
+        user_table = None if users is None else open_table("users", users, con, Path(scratch))
+        user_rows = None if user_table is None else _sample(user_table)
     user = _role(event_table, _USER, "user")
     item = _role(event_table, _ITEM, "item")
     time = _role(event_table, _TIME, "timestamp")
@@ -50,8 +53,23 @@ def guess_schema(events: str, items: str) -> Schema:
     name = _name(item_rows, item_fields)
     if name is not None:
         item_values["display"] = (name,)
-    values = {"events": {**roles, "fields": event_fields}, "items": item_values}
+    values: dict[str, Any] = {"events": {**roles, "fields": event_fields}, "items": item_values}
+    if user_table is not None and user_rows is not None:
+        values["users"] = _guess_users(user_table, user_rows, user, unit)
     return Schema.parse(values, f"the schema guessed from {events} and {items}")
+
+
+def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str) -> dict[str, Any]:
+    """The section [users]: its times count where some user has several rows."""
+    key = user if user in table.types else _role(table, _USER, "user")
+    values: dict[str, Any] = {"user": key}
+    times = [name for name, type_ in table.types.items() if _can_be("timestamp", type_) and _bare(name) in _BARE_TIMES]
+    if times and pc.count_distinct(rows[key]).as_py() < rows.num_rows:
+        values["timestamp"], unit = times[0], _time_unit(rows[times[0]])
+        values |= {} if unit == event_unit else {"time_unit": unit}
+    others = [name for name in rows.column_names if name not in (key, values.get("timestamp"))]
+    values["fields"] = {name: kind for name in others if (kind := _kind(name, rows[name], EVENT_KINDS))}
+    return values
 
 
 def _sample(table: SourceTable) -> pa.Table:

@@ -33,8 +33,9 @@ from habitus.data.sql import (
     time_in_range_sql,
     time_sql,
 )
+from habitus.data.users_table import UserRows, UsersTable
 from habitus.errors import DataError
-from habitus.events import Schema, Targets
+from habitus.events import Schema, Targets, user_field
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -63,6 +64,7 @@ class EventLog:
         items: SourceTable,
         earlier: Earlier | None = None,
         earlier_events: Path | None = None,
+        users: SourceTable | None = None,
     ) -> None:
         self.con = con
         self.earlier = earlier  # the dataset that these events are added to, and its events as a file
@@ -82,6 +84,10 @@ class EventLog:
         require_columns(events, [*roles, *schema.events.fields, *weighted], step)
         require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())], step)
         _check_types(schema, events, items)
+        self.users: UsersTable | None = None
+        if users is not None and schema.users is not None:
+            aliases = {name: self._field(user_field(name)) for name in schema.users.fields}
+            self.users = UsersTable(con, schema, users, events, aliases)
         self._create_views()
 
     # --- the catalogue -----------------------------------------------------------------------------------
@@ -221,13 +227,13 @@ class EventLog:
             source = f"joined JOIN pairs USING ({using})"
         fields = [
             c if name in self._categories() else f"CASE WHEN isfinite({c}) THEN {c} END AS {c}"
-            for name in self.schema.events.fields
+            for name in self.schema.event_fields
             for c in [self._field(name)]
         ]
         fields += ["w"] if self.schema.targets else []
         columns = ", ".join([f"u, t, {row} AS item_row", *fields])
         events = f"SELECT {columns}, origin FROM {source} WHERE {self._usable()}"
-        kept = ["u", "t", "item_row", *(self._field(name) for name in self.schema.events.fields)]
+        kept = ["u", "t", "item_row", *(self._field(name) for name in self.schema.event_fields)]
         kept += ["w"] if self.schema.targets else []
         if self.earlier_events is not None:
             events = (
@@ -263,21 +269,22 @@ class EventLog:
         problems = []
         for name in self._categories():
             column = self._field(name)
+            source = "events_view" if name in self.schema.events.fields else "joined"
             distinct = self._rows(
-                f"SELECT count(*) FROM (SELECT DISTINCT {column} FROM events_view WHERE {column} IS NOT NULL)"
+                f"SELECT count(*) FROM (SELECT DISTINCT {column} FROM {source} WHERE {column} IS NOT NULL)"
             )[0][0]
             if distinct > MAX_CATEGORIES:
                 rows = self.con.execute(
-                    f"SELECT DISTINCT CAST({column} AS VARCHAR) FROM events_view LIMIT 3"
+                    f"SELECT DISTINCT CAST({column} AS VARCHAR) FROM {source} LIMIT 3"
                 ).fetchall()
                 problems.append(too_many_categories("events", name, distinct, [row[0] for row in rows]))
         return problems
 
     def _categories(self) -> list[str]:
-        return [name for name, kind in self.schema.events.fields.items() if KINDS[kind].encoded_as == "category"]
+        return [name for name, kind in self.schema.event_fields.items() if KINDS[kind].encoded_as == "category"]
 
     def _field(self, name: str) -> str:
-        return f"f_{list(self.schema.events.fields).index(name)}"
+        return f"f_{list(self.schema.event_fields).index(name)}"
 
     def _usable(self) -> str:
         return " AND ".join(f"NOT ({check.condition})" for check in self._checks() if check.drops_row)
@@ -381,14 +388,30 @@ class EventLog:
             selected += [f"CAST({column} AS VARCHAR) AS w_raw", f"{_weight_sql(column, self.schema.targets)} AS w"]
         return selected
 
+    def read_users(self, drop: bool) -> None:
+        """Read the users table, if there is one; refuse what is wrong with it, or leave it out as `drop` allows."""
+        if self.users is not None:
+            self._settle(self.users.read(), drop)
+
+    def count_users(self) -> UserRows | None:
+        """What became of the rows of the users table; the users are those of an earlier dataset, too."""
+        if self.users is None:
+            return None
+        events = f"SELECT u, t FROM joined WHERE {self._usable()}"
+        if self.earlier_events is not None:
+            events += f" UNION ALL SELECT u, t FROM read_parquet('{quoted_path(self.earlier_events)}')"
+        return self.users.count(f"SELECT u, max(t) AS last_t FROM ({events}) GROUP BY u")
+
     def join(self) -> None:
-        """Look every event's item up in the catalogue; events without one keep a null."""
+        """Look every event's item up in the catalogue, and its user's fields; events without one keep a null."""
         joined = "SELECT * FROM events_view LEFT JOIN catalogue ON events_view.i = catalogue.item"
         if self.earlier is not None and self.schema.events.time_unit != "order":
             joined = joined.replace("*", f"*, {self.earlier.dataset.manifest.time_span[1]} AS last_t", 1)
         elif self.earlier_events is not None:  # positions count by user
             lasts = f"SELECT u, max(t) AS last_t FROM read_parquet('{quoted_path(self.earlier_events)}') GROUP BY u"
             joined = f"SELECT * FROM ({joined}) LEFT JOIN ({lasts}) USING (u)"
+        if self.users is not None:
+            joined = self.users.join_sql(joined)
         self.con.execute(f"CREATE TEMP VIEW joined AS {joined}")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from habitus.data.split import Split
+from habitus.data.users_table import UserRows
 from habitus.data.windows import UserParts, Windows
 from habitus.errors import DataError
 from habitus.events import Schema
@@ -83,6 +84,7 @@ class DatasetManifest(Typed):
     item_fields_filled: dict[str, int]
     event_fields_filled: dict[str, int]
     dropped: dict[str, int]
+    user_rows: UserRows | None = Field(None, description="Of the users table; absent without one.")
     versions: dict[str, str]
     files: dict[str, FileEntry]
     checksum: str = Field("", description="The dataset's identity: this manifest, and so all bytes of all files.")
@@ -97,6 +99,7 @@ class DatasetManifest(Typed):
         return [
             *self._time_warnings(),
             *self._side_warnings(),
+            *(self.user_rows.warnings(self.num_users) if self.user_rows else ()),
         ]
 
     def _time_warnings(self) -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -61,6 +61,15 @@ class PrepareOptions:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class InputTables:
+    """Paths or globs of the tables."""
+
+    events: str
+    items: str
+    users: str | None = None
+
+
 def prepare(
     events: str,
     items: str,
@@ -68,12 +77,15 @@ def prepare(
     out: str | Path,
     options: PrepareOptions | None = None,
     progress: Progress | None = None,
+    *,
+    users: str | None = None,
 ) -> DatasetManifest:
     """The manifest of the dataset written to `out`, which must not exist yet.
 
-    `events` and `items` are paths or globs of Parquet, CSV or JSON-lines files.
+    `events`, `items` and `users` are paths or globs of Parquet, CSV or JSON-lines files.
     """
-    return _prepare(events, items, schema, Path(out), options or PrepareOptions(), progress or _silent, None)
+    tables = InputTables(events, items, users)
+    return _prepare(tables, schema, Path(out), options or PrepareOptions(), progress or _silent, None)
 
 
 def update(
@@ -83,6 +95,8 @@ def update(
     out: str | Path,
     options: PrepareOptions | None = None,
     progress: Progress | None = None,
+    *,
+    users: str | None = None,
 ) -> DatasetManifest:
     """The manifest of a dataset written to `out`: that of `dataset`, which stays as it is, with later events.
 
@@ -101,7 +115,8 @@ def update(
         test_share=manifest.split.test_share,
         seed=manifest.seed,
     )
-    return _prepare(events, items, dataset.schema, Path(out), options, progress or _silent, Earlier(dataset))
+    tables = InputTables(events, items, users)
+    return _prepare(tables, dataset.schema, Path(out), options, progress or _silent, Earlier(dataset))
 
 
 def _check_can_grow(dataset: Dataset) -> None:
@@ -125,8 +140,7 @@ def _silent(phase: str, done: float) -> None:
 
 
 def _prepare(
-    events: str,
-    items: str,
+    tables: InputTables,
     schema: Schema,
     out: Path,
     options: PrepareOptions,
@@ -134,10 +148,11 @@ def _prepare(
     earlier: Earlier | None,
 ) -> DatasetManifest:
     check_options(options, out, schema)
+    _check_users(tables.users, schema)
     try:
         with staged_folder(out) as stage, _scratch(stage) as scratch:
             with _connection(scratch, options, progress) as con:
-                log, parts = _read(con, events, items, schema, options, scratch, progress, earlier)
+                log, parts = _read(con, tables, schema, options, scratch, progress, earlier)
                 progress("sorting events", 0.0)
                 log.sort_into(scratch / "sorted.parquet")
             sorted_chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
@@ -146,10 +161,26 @@ def _prepare(
     except Exception as error:
         if "Query interrupted" in str(error):  # DuckDB's RuntimeError, or its InterruptException, for Ctrl-C
             raise KeyboardInterrupt from error
-        explanation = _explain(error, out, options, {"events": events, "items": items})
+        explanation = _explain(error, out, options, {k: v for k, v in asdict(tables).items() if v is not None})
         if explanation is None:
             raise
         raise explanation from error
+
+
+def _check_users(users: str | None, schema: Schema) -> None:
+    """Refuse a users table that no schema describes, and the other way round."""
+    if users is not None and schema.users is None:
+        raise ConfigError(
+            f"the users table {users} was given, and the schema has no [users]",
+            expected='[users] with user = "the column of the id", and its fields under [users.fields]',
+            next_step="add it to the schema, or let 'habitus prepare --guess --users' propose it",
+        )
+    if users is None and schema.users is not None:
+        raise ConfigError(
+            f"the schema has user fields ({', '.join(schema.users.fields)}), and no users table was given",
+            expected="the table that holds them",
+            next_step="pass --users USERS.parquet, or leave [users] out of the schema",
+        )
 
 
 def _explain(error: Exception, out: Path, options: PrepareOptions, tables: dict[str, str]) -> DataError | None:
@@ -214,25 +245,26 @@ def split_of(options: PrepareOptions) -> Split:
 
 def _read(
     con: "DuckDBPyConnection",
-    events: str,
-    items: str,
+    inputs: InputTables,
     schema: Schema,
     options: PrepareOptions,
     scratch: Path,
     progress: Progress,
     earlier: Earlier | None,
 ) -> tuple[EventLog, Assembly]:
-    """Open, check and survey both tables; errors in either are raised before the long work starts."""
+    """Open, check and survey the tables; errors in any are raised before the long work starts."""
     progress("opening files", 0.0)
-    tables = open_table("events", events, con, scratch), open_table("items", items, con, scratch)
+    tables = open_table("events", inputs.events, con, scratch), open_table("items", inputs.items, con, scratch)
+    users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
     if earlier is None:
-        log = EventLog(con, schema, *tables)
+        log = EventLog(con, schema, *tables, users=users)
     else:
-        log = EventLog(con, schema, *tables, earlier, scratch / "earlier.parquet")
+        log = EventLog(con, schema, *tables, earlier, scratch / "earlier.parquet", users)
         earlier.check_ids(log.events.types[schema.events.user], log.items.types[schema.items.item])
         earlier.write_events(scratch / "earlier.parquet")
     drop = options.on_bad == "drop"
     unusable = log.make_catalogue(drop)
+    log.read_users(drop)
     log.join()
     progress("checking events", 0.0)
     log.check_events(drop)
@@ -257,7 +289,7 @@ def _read(
         split, num_items = before.split, num_items + before.num_items
         dropped.update(before.dropped)
         item_ids, item_display = earlier.ids_with(item_ids), earlier.display_with(item_display)
-    plan = EventPlan(schema.events.fields, log.event_values(), schema.events.time_unit, num_items, split)
+    plan = EventPlan(schema.event_fields, log.event_values(), schema.events.time_unit, num_items, split)
     parts = Assembly(
         schema=schema,
         seq_len=options.seq_len,
@@ -268,6 +300,7 @@ def _read(
         dropped=dict(dropped),
         item_display=item_display,
         earlier=earlier,
+        user_rows=log.count_users(),
     )
     return log, parts
 
@@ -337,7 +370,7 @@ def _sorted_chunks(
     path: Path, schema: Schema, plan: EventPlan, progress: Progress
 ) -> Generator[EventChunk, None, None]:
     """The sorted events, encoded, in chunks of one size."""
-    columns = {name: f"f_{number}" for number, name in enumerate(schema.events.fields)}
+    columns = {name: f"f_{number}" for number, name in enumerate(schema.event_fields)}
     vocabularies = plan.vocabularies()
     done = 0
     with pq.ParquetFile(path, read_dictionary=[columns[name] for name in vocabularies]) as file:

@@ -109,7 +109,7 @@ class _Columns:
 
     def _offered(self) -> dict[str, dict[str, tuple[str, "_Make"]]]:
         fields, schema = self.dataset.fields, self.dataset.schema
-        item_kinds, event_kinds = self.dataset.encoders.item_kinds, schema.events.fields
+        item_kinds, event_kinds = self.dataset.encoders.item_kinds, schema.event_fields
         offered: dict[str, dict[str, tuple[str, _Make]]] = {"item": {}, "event": {}, "file": {}}
         for spec in fields.item:
             if spec.kind in ("category", "number"):

@@ -1,6 +1,6 @@
 """The event log: its schema, and the synthetic world with its oracle."""
 
-from habitus.events.schema import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema, TimeUnit
+from habitus.events.schema import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema, TimeUnit, UserColumns, user_field
 from habitus.events.targets import Targets
 from habitus.events.world import Likeness, MixtureWeights, World, WorldConfig
 from habitus.events.world.queries import Queries
@@ -20,9 +20,11 @@ __all__ = [
     "Schema",
     "Targets",
     "TimeUnit",
+    "UserColumns",
     "ViewQueries",
     "World",
     "WorldConfig",
     "schema_of",
+    "user_field",
     "write_world",
 ]

@@ -57,6 +57,11 @@ TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
 GAP, HOUR, WEEKDAY = "time_gap", "hour", "weekday"
 
 
+def user_field(name: str) -> str:
+    """What a field of the users is called among those of the events."""
+    return f"user.{name}"
+
+
 class EventColumns(Typed):
     user: str = Field(description="Column that names the user.")
     item: str | tuple[str, ...] = Field(
@@ -127,11 +132,33 @@ class ItemColumns(Typed):
         return {name: field.separator for name, field in self.fields.items() if not isinstance(field, str)}
 
 
+class UserColumns(Typed):
+    """The table of the users: one row each, or several rows that are known from a time on."""
+
+    user: str = Field(description="Column that names the user, as the events do.")
+    timestamp: str | None = Field(
+        None, description="Column of the time from which a row is known; absent: one row per user, known always."
+    )
+    time_unit: TimeUnit | None = Field(None, description="Of the timestamp; absent: as the events' time_unit.")
+    fields: dict[str, EventKind] = Field(description="User fields and their kinds.")
+
+    @model_validator(mode="after")
+    def _fields_are_fields(self) -> Self:
+        if not self.fields:
+            raise ValueError("no user fields: name some under [users.fields], or leave [users] out")
+        if self.user in self.fields or self.user == self.timestamp:
+            raise ValueError(f"{self.user!r} names the user and cannot be a field or the time")
+        if self.time_unit is not None and self.timestamp is None:
+            raise ValueError("time_unit is given and timestamp is not")
+        return self
+
+
 class Schema(Typed):
     """Roles and kinds of an event table and an item table; the file schema.toml."""
 
     events: EventColumns
     items: ItemColumns
+    users: UserColumns | None = Field(None, description="What is known of users; absent: their histories alone.")
     targets: Targets | None = Field(
         None, description="Which events are predicted and with what weight; absent: all, with weight 1."
     )
@@ -162,6 +189,20 @@ class Schema(Typed):
         if taken:
             raise ValueError(f"{sorted(taken)} is a column of both tables; rename it in one of them")
         return self
+
+    @model_validator(mode="after")
+    def _user_fields_have_names_of_their_own(self) -> Self:
+        names = {user_field(name) for name in self.users.fields} if self.users else set()
+        taken = names & set(self.events.fields)
+        if taken:
+            raise ValueError(f"{sorted(taken)} are event fields, and so would fields of [users] be called; rename them")
+        return self
+
+    @property
+    def event_fields(self) -> dict[str, str]:
+        """Kinds of all that is known at an event: its own fields, then those of its user as user.NAME."""
+        users = {} if self.users is None else self.users.fields
+        return {**self.events.fields, **{user_field(name): kind for name, kind in users.items()}}
 
     def to_toml(self) -> str:
         """The file schema.toml; a field with a separator takes one line, as people write it."""

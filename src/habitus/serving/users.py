@@ -75,7 +75,7 @@ class ValidationUsers:
         """An event by the columns of the log, as a request may send it; missing values are absent."""
         schema, encoders = self.dataset.schema, self.dataset.encoders
         event: Event = {}
-        for name, kind in schema.events.fields.items():
+        for name, kind in schema.event_fields.items():
             value = self.dataset.event_fields[name][number]
             if name in encoders.event_values:
                 if value:

@@ -128,7 +128,6 @@ __all__ = [
     "EVALUATION_SLICE",
     "GPUS",
     "HELD_OUT",
-    "HELD_OUT",
     "HISTORIES",
     "HISTORY_SLICE",
     "HORIZON_METRICS",
