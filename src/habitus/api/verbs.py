@@ -7,6 +7,7 @@ own options (`PrepareOptions`, `TrainOptions`, `EvaluateOptions`, …).
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,11 +36,11 @@ RunLike = Run | str | Path
 
 def prepare(
     events: Table, items: Table, schema: Schema | Mapping[str, Any] | str | Path | None = None, *,
-    out: str | Path, update: DatasetLike | None = None, **options: Any,
+    out: str | Path, users: Table | None = None, update: DatasetLike | None = None, **options: Any,
 ) -> Dataset:  # fmt: skip
-    """The dataset prepared from an event log and an item table into the folder `out`.
+    """The dataset prepared from an event log, an item table and perhaps a user table into the folder `out`.
 
-    Both are paths or globs of Parquet, CSV or JSON lines, or tables of pandas, polars or Arrow. Without a schema one
+    All are paths or globs of Parquet, CSV or JSON lines, or tables of pandas, polars or Arrow. Without a schema one
     is guessed from the columns; look at `dataset.schema`. With `update`, these are the events that come after those of
     that dataset, and `out` is the two together.
     """
@@ -51,19 +52,21 @@ def prepare(
         tempfile.TemporaryDirectory() as folder,
         table_path(events, "events", Path(folder)) as event_path,
         table_path(items, "items", Path(folder)) as item_path,
+        nullcontext() if users is None else table_path(users, "users", Path(folder)) as user_path,
     ):
         if update is not None:
             if schema is not None:
                 raise ConfigError("update and a schema were given", expected="an update alone: it has the dataset's")
-            update_files(_dataset(update), event_path, item_path, out, _options(PrepareOptions, options))
+            settings = _options(PrepareOptions, options)
+            update_files(_dataset(update), event_path, item_path, out, settings, users=user_path)
             return Dataset.open(out)
         if schema is None:
-            schema = guess_schema(event_path, item_path)
+            schema = guess_schema(event_path, item_path, user_path)
         elif isinstance(schema, str | Path):
             schema = Schema.read(schema)
         elif isinstance(schema, Mapping):
             schema = Schema.parse(schema, "schema")
-        prepare_files(event_path, item_path, schema, out, _options(PrepareOptions, options))
+        prepare_files(event_path, item_path, schema, out, _options(PrepareOptions, options), users=user_path)
     return Dataset.open(out)
 
 

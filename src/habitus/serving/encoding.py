@@ -31,7 +31,7 @@ from habitus.data import (
     to_categories,
     to_display,
 )
-from habitus.events import GAP, HOUR, WEEKDAY, Schema, TimeUnit
+from habitus.events import GAP, HOUR, WEEKDAY, Schema, TimeUnit, user_field
 from habitus.model import EMBED_ROWS, Bundle, embed_features
 from habitus.serving.ids import IdFormat, Key, is_unicode
 from habitus.serving.schemas import Event, Fields, Limits, RequestError, invalid_value
@@ -64,7 +64,9 @@ class HistoryEncoder:
         self.fields = encoders.fields.event
         self.codes = encoders.event_codes
         roles = self.roles
-        self.columns = {roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *roles.fields}
+        self.kinds = schema.event_fields
+        self.user_fields = () if schema.users is None else tuple(schema.users.fields)
+        self.columns = {roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *self.kinds}
         self.has_clock = roles.time_unit != "order"
 
     def encode(self, events: Sequence[Event], rows_of: Callable[[Sequence[Key]], Sequence[int]]) -> EncodedHistory:
@@ -82,7 +84,7 @@ class HistoryEncoder:
         newest = order[-self.window :]
         clock = self._clock(None if times is None else times[order], len(order))
         fields = {name: column[-self.window :] for name, column in clock.items()}
-        for name, kind in self.roles.fields.items():
+        for name, kind in self.kinds.items():
             fields[name] = self._field(name, kind, events, newest)
         unknown = dict.fromkeys(keys[place] for place in np.flatnonzero(rows < 0))
         return EncodedHistory(
@@ -91,6 +93,16 @@ class HistoryEncoder:
             seen_rows=frozenset(rows[order].tolist()),
             unknown_ids=tuple(self.id_format.to_id(key) for key in unknown),
         )
+
+    def add_user(self, events: Sequence[Event], user: Mapping[str, Any]) -> Sequence[Event]:
+        """The events with the fields of their user, where they do not say what was known at their time."""
+        if not user:
+            return events
+        if not self.user_fields:
+            raise RequestError("user was given, and the model knows no user fields", expected="no user")
+        check_names("user", user, self.user_fields)
+        known = {user_field(name): value for name, value in user.items()}
+        return [{**known, **event} for event in events]
 
     def _keys(self, events: Sequence[Event]) -> list[Key]:
         keys = []
