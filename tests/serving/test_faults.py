@@ -47,7 +47,18 @@ GOOD = [{"item_id": 1, "timestamp": "2024-05-01T10:00:00", "event_type": "view",
         ({"history": GOOD, "k": 2.5}, "valid integer"),
         ({"history": GOOD, "k": True}, "valid integer"),
         ({"history": GOOD, "k": None}, "valid integer"),
-        ({"history": []}, "empty"),
+        ({"history": [], "histories": [[]]}, "history"),
+        ({"histories": []}, "0 histories"),
+        ({"histories": [GOOD] * 257}, "257 histories"),
+        ({"histories": [GOOD, GOOD * 501]}, "histories[1] has 501 events"),
+        ({"histories": [GOOD, [{"item_id": 987654321}]]}, "histories[1]: none of the history's 1 events"),
+        ({"history": GOOD, "ranges": {"colour": [1, 2]}}, "colour"),
+        ({"history": GOOD, "ranges": {"price": [2, 1]}}, "ranges.price is [2, 1]"),
+        ({"history": GOOD, "ranges": {"price": [None, None]}}, "ranges.price"),
+        ({"history": GOOD, "ranges": {"price": ["dear", None]}}, "ranges.price[0]"),
+        ({"history": GOOD, "ranges": {"price": [1]}}, "ranges.price"),
+        ({"history": GOOD, "only_items": [1] * 10_001}, "only_items holds 10,001 items"),
+        ({"history": GOOD, "exclude_items": ["five"]}, "five"),
         ({"history": [{}]}, "item_id"),
         ({"history": [1]}, "history.0 = 1"),
         ({"history": {"item_id": 1}}, "history"),
@@ -101,6 +112,23 @@ def test_numbers_beyond_floats_are_refused(served: Served) -> None:
     raw = b'{"history": [{"item_id": 1, "price_paid": 1e999}]}'
     assert "price_paid" in refused(served.ask("POST", "/v1/recommend", raw=raw), 422)
     assert "price" in refused(served.ask("PUT", "/v1/items/7100", raw=b'{"fields": {"price": 1e999}}'), 422)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"item_ids": [1]}, "histories"),
+        ({"histories": [GOOD]}, "0 items to score"),
+        ({"histories": [GOOD], "item_ids": [1] * 10_001}, "10,001 items to score"),
+        ({"histories": [GOOD], "items": [{"title": "x"}] * 257}, "257 items with fields"),
+        ({"histories": [], "item_ids": [1]}, "0 histories"),
+        ({"histories": [GOOD, GOOD * 501], "item_ids": [1]}, "histories[1] has 501 events"),
+        ({"histories": [GOOD], "item_ids": ["five"]}, "five"),
+        ({"histories": [GOOD], "items": [{"nope": 1}]}, "nope"),
+    ],
+)
+def test_score_requests_that_make_no_sense_are_told_why(served: Served, body: Any, words: str) -> None:
+    assert words in refused(served.ask("POST", "/v1/score", body), 422)
 
 
 @pytest.mark.parametrize(

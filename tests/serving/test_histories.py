@@ -87,7 +87,6 @@ def test_the_newest_events_fill_the_window_and_all_are_seen(retriever: Retriever
 @pytest.mark.parametrize(
     ("history", "message"),
     [
-        ([], "empty"),
         ("item 5", "valid list"),
         ({"item_id": 5}, "valid list"),
         ([5], "valid dictionary"),
@@ -110,6 +109,11 @@ def test_histories_that_cannot_be_used_are_refused_in_words(retriever: Retriever
         retriever.embed_histories([history])
     with pytest.raises(RequestError, match=message):
         retriever.recommend([RecommendRequest(history=history)])
+
+
+def test_an_empty_history_has_no_vector(retriever: Retriever) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        retriever.embed_histories([[]])
 
 
 def test_an_event_value_never_seen_is_unknown_and_not_an_error(retriever: Retriever) -> None:

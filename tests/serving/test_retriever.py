@@ -234,7 +234,8 @@ def test_requests_that_cannot_be_answered_are_refused_in_words(
 
 def test_a_bad_request_fails_alone(retriever: Retriever, log: Log) -> None:
     good = RecommendRequest(history=log[1])
-    for bad in ({"k": 0}, {"allow": {"colour": ["red"]}}, {"deny": {"category": [["shoes"]]}}, {"history": []}):
+    conditions = {"allow": {"colour": ["red"]}}, {"deny": {"category": [["shoes"]]}}, {"ranges": {"price": (2, 1)}}
+    for bad in ({"k": 0}, *conditions):
         found = retriever.recommend_each([good, good.model_copy(update=bad), good])
         assert isinstance(found[1], RequestError)
         assert found[0] == found[2] == retriever.recommend([good, good])[0]
@@ -316,7 +317,7 @@ def test_pairs_of_item_and_event_are_asked_for_and_answered_as_pairs(
     with pytest.raises(RequestError, match="mapping with item_id, event_type"):
         again.item("5")
     with pytest.raises(RequestError, match="not that of the item's id"):
-        again._items.read_item((5, "dream"), {**fields, "event_type": "view"})
+        again.item_encoder.read_item((5, "dream"), {**fields, "event_type": "view"})
 
 
 def test_text_ids_positions_and_times_as_item_fields(

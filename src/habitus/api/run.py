@@ -68,15 +68,25 @@ class Run:
         return evaluate(self.path, self.dataset if dataset is None else dataset, **options)[0]
 
     def recommend(
-        self, history: Sequence[Mapping[str, Any] | Any], k: int = 10, *, exclude_seen: bool = False
+        self, history: Sequence[Mapping[str, Any] | Any], k: int = 10, *, exclude_seen: bool = False, **conditions: Any
     ) -> "list[RecommendedItem]":
-        """The k next items for a history: events as dictionaries, or plain item ids; oldest first."""
+        """The k next items for a history: events as dictionaries, or plain item ids; oldest first. Popular items for an
+        empty one. `conditions` as in RecommendRequest: allow, deny, ranges, only_items, exclude_items."""
         from habitus.serving import RecommendRequest
 
-        item = self.retriever.bundle.schema.events.item_column
-        events = [event if isinstance(event, Mapping) else {item: event} for event in history]
-        request = RecommendRequest(history=events, k=k, exclude_seen=exclude_seen)
+        request = RecommendRequest(history=self._events(history), k=k, exclude_seen=exclude_seen, **conditions)
         return list(self.retriever.recommend([request])[0].items)
+
+    def score(self, history: Sequence[Mapping[str, Any] | Any], item_ids: Sequence[Any]) -> list[float | None]:
+        """The scores of given items for a history, as `recommend` gives them; None for items that are unknown."""
+        from habitus.serving import ScoreRequest
+
+        request = ScoreRequest(histories=[self._events(history)], item_ids=list(item_ids))
+        return list(self.retriever.score([request])[0].answers[0].scores)
+
+    def _events(self, history: Sequence[Mapping[str, Any] | Any]) -> list[dict[str, Any]]:
+        item = self.retriever.bundle.schema.events.item_column
+        return [dict(event) if isinstance(event, Mapping) else {item: event} for event in history]
 
     def item_vectors(self) -> pa.Table:
         """Id and vector of every item of the catalogue; a query's dot product with a vector is the item's score."""

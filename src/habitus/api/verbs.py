@@ -226,11 +226,14 @@ def study(out: str | Path, data: DatasetLike | None = None, **options: Any) -> "
 
 def recommend(
     run: RunLike, history: Sequence[Mapping[str, Any] | Any], k: int = 10, *,
-    dataset: DatasetLike | None = None, exclude_seen: bool = False,
+    dataset: DatasetLike | None = None, exclude_seen: bool = False, **conditions: Any,
 ) -> "list[RecommendedItem]":  # fmt: skip
-    """The k next items for a history of events or plain item ids, oldest first."""
+    """The k next items for a history of events or plain item ids, oldest first; popular ones for an empty one.
+
+    `conditions` as in `habitus.serving.RecommendRequest`: allow, deny, ranges, only_items, exclude_items.
+    """
     opened = run if isinstance(run, Run) else Run(run, dataset)
-    return opened.recommend(history, k, exclude_seen=exclude_seen)
+    return opened.recommend(history, k, exclude_seen=exclude_seen, **conditions)
 
 
 def load(folder: str | Path, dataset: DatasetLike | None = None) -> Run:
@@ -273,17 +276,14 @@ def export(
     return Path(out)
 
 
-def serve(run: RunLike, *, dataset: DatasetLike | None = None, host: str = "127.0.0.1", port: int = 8080) -> None:
-    """Serve a run over HTTP until the process is stopped; `habitus serve` has more options."""
-    from habitus.serving import Retriever, Service, address_of, bind, run_server
+def serve(run: RunLike, *, dataset: DatasetLike | None = None, **options: Any) -> None:
+    """Serve a run over HTTP until the process is stopped; `options` as in `habitus.serving.ServeOptions`: host, port,
+    show_users, temperature, ..., with the defaults of `habitus serve`."""
+    from habitus.serving import ServeOptions, serve_run
 
     opened = run if isinstance(run, Run) else Run(run, dataset)
     data = None if opened._dataset is None else opened.dataset.path
-    listener = bind(host, port)
-    service = Service(
-        opened.path, lambda folder, store: Retriever.open(folder, data=data, items=store), share_items=False
-    )
-    run_server(service, listener, token=None, access_log=False, ready=lambda: print(f"habitus: {address_of(listener)}"))
+    serve_run(opened.path, _options(ServeOptions, {**options, "data": data}))
 
 
 def size(recipe: RecipeLike | None = None, *, dataset: DatasetLike | None = None, **request: Any) -> "Cell":

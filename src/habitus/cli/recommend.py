@@ -16,6 +16,8 @@ EXAMPLE = """
 
 Example: `habitus recommend run --data dataset --histories log.parquet --k 10 --out recommended.parquet`
 
+Nobody knows this visitor yet: `habitus recommend run --history '[]' --allow category=shoes --range price=..50`
+
 One history: `habitus recommend run --history '[{"item_id": 5, "event_type": "view"}, {"item_id": 7}]'`
 """
 
@@ -42,6 +44,16 @@ def recommend(
         list[str] | None, typer.Option(help="field=value of a category; only such items. May be repeated.")
     ] = None,
     deny: Annotated[list[str] | None, typer.Option(help="field=value of a category; no such items.")] = None,
+    within: Annotated[
+        list[str] | None, typer.Option("--range", help="field=lowest..highest of a number or time, as price=..20.")
+    ] = None,
+    only_items: Annotated[
+        Path | None, typer.Option(help="File with an item id per line, such as what is in stock: only these.")
+    ] = None,
+    exclude_items: Annotated[Path | None, typer.Option(help="Likewise: none of these.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Divides scores before they become probabilities; evaluate --calibrate fits it.")
+    ] = 1.0,
     index: Annotated[str, typer.Option(help="exact, ivf, ivfpq, hnsw or auto.")] = "exact",
     items: Annotated[
         Path | None, typer.Option(help="Folder of items added at run time; RUN/serve/items unless given.")
@@ -52,7 +64,13 @@ def recommend(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done, or the answer, as JSON.")] = False,
 ) -> None:
-    from habitus.exporting import RESULT_SUFFIXES, RecommendOptions, check_output, recommend_file
+    from habitus.exporting import (
+        RESULT_SUFFIXES,
+        SHARED_CONDITIONS,
+        RecommendOptions,
+        check_output,
+        recommend_file,
+    )
     from habitus.serving import INDEX_KINDS, Limits, RecommendRequest, Retriever
 
     if (histories is None) == (history is None):
@@ -69,6 +87,9 @@ def recommend(
         exclude_seen=exclude_seen,
         allow=_parse_conditions("allow", allow or []),
         deny=_parse_conditions("deny", deny or []),
+        ranges=_parse_ranges(within or []),
+        only_items=None if only_items is None else _read_ids("only-items", only_items),
+        exclude_items=[] if exclude_items is None else _read_ids("exclude-items", exclude_items),
         on_bad=check_choice("on-bad", on_bad, ("error", "skip")),
         memory=memory,
         replace=replace,
@@ -82,7 +103,9 @@ def recommend(
             index=kind,
             items=items,
             read_only=True,
-            limits=Limits(max_history=10**9),  # a file may hold more than a client may send
+            # A file may hold more than a client may send.
+            limits=Limits(max_history=10**9, max_candidates=10**9),
+            temperature=temperature,
             note=lambda text: typer.echo(text, err=True),
             progress=progress,
         )
@@ -92,11 +115,7 @@ def recommend(
             done = recommend_file(retriever, histories, out, options, progress)
     if history is not None:
         request = RecommendRequest(
-            history=_parse_history(history, retriever),
-            k=k,
-            exclude_seen=exclude_seen,
-            allow=options.allow,
-            deny=options.deny,
+            history=_parse_history(history, retriever), **{name: getattr(options, name) for name in SHARED_CONDITIONS}
         )
         _print_response(retriever.recommend([request])[0], as_json)
         return
@@ -116,6 +135,27 @@ def _parse_conditions(option: str, texts: list[str]) -> dict[str, list[str]]:
             raise ConfigError(f"--{option} {text!r} has no '='", expected="field=value, as in --allow category=shoes")
         conditions.setdefault(name, []).append(value)
     return conditions
+
+
+def _parse_ranges(texts: list[str]) -> dict[str, tuple[str | None, str | None]]:
+    ranges: dict[str, tuple[str | None, str | None]] = {}
+    for text in texts:
+        name, separator, ends = text.partition("=")
+        low, dots, high = ends.partition("..")
+        if not separator or not name or not dots or not (low or high):
+            raise ConfigError(f"--range {text!r}", expected="field=lowest..highest, as in price=5..20 or price=..20")
+        ranges[name] = low or None, high or None
+    return ranges
+
+
+def _read_ids(option: str, path: Path) -> list[str]:
+    try:
+        ids = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--{option} {path} cannot be read: {error}", expected="a text file of ids") from None
+    if not ids:
+        raise ConfigError(f"--{option} {path} holds no item", expected="an id per line")
+    return ids
 
 
 def _parse_history(text: str, retriever: "Retriever") -> list["Event"]:
@@ -154,6 +194,8 @@ def _print_response(response: "RecommendResponse", as_json: bool) -> None:
         names = [Text((item.display or {}).get(name, "")) for name in shown]
         table.add_row(str(rank), Text(item_id), *names, f"{item.score:.3f}", f"{item.probability:.4f}")
     Console().print(table)
+    if response.because is not None:
+        typer.echo("the history is empty: these are the most frequent items of training", err=True)
     if response.unknown_items:
         typer.echo(f"left out, since unknown: {', '.join(map(str, response.unknown_items))}", err=True)
     for note in response.notes:

@@ -10,6 +10,7 @@ from habitus.cli.app import app, check_choice
 from habitus.errors import ConfigError
 from habitus.units import MAX_THREADS
 
+TOKEN_VARIABLE = "HABITUS_TOKEN"
 EXAMPLE = """
 
 Example: `habitus serve run --data dataset`, then open http://127.0.0.1:8000
@@ -18,7 +19,6 @@ Example: `habitus serve run --data dataset`, then open http://127.0.0.1:8000
 
 What validation users did, beside what the model says: `habitus serve run --data dataset --show-users`
 """
-TOKEN_VARIABLE = "HABITUS_TOKEN"
 
 
 @app.command(help="Answer recommendations, vectors and item updates over HTTP." + EXAMPLE)
@@ -57,6 +57,7 @@ def serve(
     max_history: Annotated[int, typer.Option(help="Events of one history.")] = 2_000,
     max_k: Annotated[int, typer.Option(help="Recommendations in one answer.")] = 1_000,
     max_filter_values: Annotated[int, typer.Option(help="Values in allow and deny together.")] = 1_000,
+    max_candidates: Annotated[int, typer.Option(help="Items to score, to choose from or to leave out.")] = 10_000,
     timeout: Annotated[float, typer.Option(help="Seconds from a request to its answer.")] = 10.0,
     read_timeout: Annotated[float, typer.Option(help="Seconds for headers, and for a body, to arrive.")] = 10.0,
     max_batch: Annotated[int, typer.Option(help="Requests computed together.")] = 64,
@@ -70,20 +71,7 @@ def serve(
 
     import torch
 
-    from habitus.data import Dataset
-    from habitus.serving import (
-        INDEX_KINDS,
-        ItemStore,
-        Limits,
-        Retriever,
-        Service,
-        ValidationUsers,
-        address_of,
-        bind,
-        check_image_origin,
-        is_loopback,
-        run_server,
-    )
+    from habitus.serving import INDEX_KINDS, Limits, ServeOptions, serve_run
 
     limits = Limits.parse(
         {
@@ -91,6 +79,7 @@ def serve(
             "max_history": max_history,
             "max_k": max_k,
             "max_filter_values": max_filter_values,
+            "max_candidates": max_candidates,
             "timeout_s": timeout,
             "read_timeout_s": read_timeout,
             "max_batch": max_batch,
@@ -101,62 +90,29 @@ def serve(
         },
         "the options",
     )
-    kind = check_choice("index", index, INDEX_KINDS)
-    origins = tuple(map(check_image_origin, images or ()))
-    if show_users and data is None:
-        raise ConfigError(
-            "--show-users was given without --data",
-            expected="the prepared dataset, which holds the histories",
-            next_step=f"habitus serve {run} --data DATASET --show-users",
-        )
-    token = _read_token(token_file)
+    options = ServeOptions(
+        data=data,
+        host=host,
+        port=port,
+        token=_read_token(token_file),
+        index=check_choice("index", index, INDEX_KINDS),
+        items=items,
+        read_only=read_only,
+        show_users=show_users,
+        images=tuple(images or ()),
+        temperature=temperature,
+        device=device,
+        limits=limits,
+        access_log=access_log,
+    )
+    options.check(run)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("habitus").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     if threads:
         torch.set_num_threads(threads)
-    listener = bind(host, port)
-    is_local = is_loopback(listener.getsockname()[0])
-    if show_users and not is_local:
-        listener.close()
-        raise ConfigError(
-            f"--show-users was given, and {host} can be reached from other machines",
-            expected="a loopback address: what people did stays on this machine",
-            next_step="leave out --host, or leave out --show-users",
-        )
-    if token is None and not is_local:
-        typer.echo(
-            f"habitus: warning: no token, and {host} can be reached from other machines: anyone there may send "
-            f"requests and change items. Set {TOKEN_VARIABLE} or pass --token-file.",
-            err=True,
-        )
-
-    def note(text: str) -> None:
-        typer.echo(text, err=True)
-
-    def open_run(folder: Path, store: ItemStore | None) -> Retriever:
-        return Retriever.open(
-            folder,
-            data=data,
-            device=device,
-            index=kind,
-            items=store or items,
-            read_only=read_only,
-            limits=limits,
-            temperature=temperature,
-            note=note,
-        )
-
-    users = ValidationUsers(Dataset.open(data, verify=False)) if show_users and data is not None else None
-    service = Service(run, open_run, share_items=items is not None, users=users, image_origins=origins)
     # One line on standard output once it answers, so that whoever started it knows the port.
-    run_server(
-        service,
-        listener,
-        token=token,
-        access_log=access_log,
-        ready=lambda: typer.echo(f"habitus: {service.num_items:,} items at {address_of(listener)}"),
-    )
+    serve_run(run, options, note=lambda text: typer.echo(text, err=True), ready=typer.echo)
 
 
 def _read_token(path: Path | None) -> str | None:

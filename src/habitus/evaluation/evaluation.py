@@ -104,7 +104,8 @@ def evaluate(
     queries = query_set(dataset, options) if options.regimes else None
     items = ItemStatistics(dataset)
     metrics: dict[str, Metric] = {}
-    specification, seconds = {}, {}
+    specification: dict[str, EvaluationSpec] = {}
+    seconds: dict[str, float] = {}
     for regime in options.regimes:
         assert queries is not None
         began = time.perf_counter()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _HISTORY = "history"  # the column of a table with one history per row
+# What a request has of the options.
+SHARED_CONDITIONS = ("k", "exclude_seen", "allow", "deny", "ranges", "only_items", "exclude_items")
 BATCH = 256
 READ_ROWS = 1 << 14
 
@@ -35,6 +37,9 @@ class RecommendOptions:
     exclude_seen: bool = False
     allow: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # as in RecommendRequest
     deny: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    only_items: Sequence[Any] | None = None
+    exclude_items: Sequence[Any] = ()
     on_bad: Literal["error", "skip"] = "error"  # a history with values that cannot be read
     memory: str = "2GiB"  # of sorting events by user
     replace: bool = False  # whether `out` may exist; it is replaced when the new file is complete
@@ -47,6 +52,7 @@ class Recommendations(Typed):
     users: int
     answered: int
     items: int = Field(description="Recommendations written.")
+    by_popularity: int = Field(0, description="Users with an empty history, who got popular items.")
     unknown_only: int = Field(description="Users without an answer: none of their items is known.")
     skipped: int = Field(description="Users without an answer: their events hold values that cannot be read.")
     unknown_events: int = Field(description="Distinct unknown items over all users, summed.")
@@ -94,6 +100,7 @@ class _Tally:
     users: int = 0
     answered: int = 0
     items: int = 0
+    by_popularity: int = 0
     unknown_only: int = 0
     skipped: int = 0
     unknown_events: int = 0
@@ -105,6 +112,7 @@ class _Tally:
         if isinstance(response, RecommendResponse):
             self.answered += 1
             self.items += len(response.items)
+            self.by_popularity += response.because is not None
             self.unknown_events += len(response.unknown_items)
             return
         unknown = isinstance(response, UnknownHistoryError)
@@ -125,6 +133,7 @@ class _Tally:
             users=self.users,
             answered=self.answered,
             items=self.items,
+            by_popularity=self.by_popularity,
             unknown_only=self.unknown_only,
             skipped=self.skipped,
             unknown_events=self.unknown_events,
@@ -136,7 +145,7 @@ class _Tally:
 def _recommend(
     retriever: Retriever, batch: list[tuple[Any, list[Event]]], options: RecommendOptions
 ) -> Iterator[tuple[Any, RecommendResponse | RequestError]]:
-    shared = {name: getattr(options, name) for name in ("k", "exclude_seen", "allow", "deny")}
+    shared = {name: getattr(options, name) for name in SHARED_CONDITIONS}
     requests = [RecommendRequest(history=events, **shared) for _, events in batch]
     for (user, _), response in zip(batch, retriever.recommend_each(requests), strict=True):
         yield user, response

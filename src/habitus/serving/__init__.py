@@ -13,9 +13,12 @@ from habitus.serving.schemas import (
     RankRequest,
     RankResponse,
     RecommendedItem,
+    RecommendManyRequest,
     RecommendRequest,
     RecommendResponse,
     RequestError,
+    ScoreRequest,
+    ScoreResponse,
     SimilarRequest,
     SimilarResponse,
     UnknownHistoryError,
@@ -23,17 +26,19 @@ from habitus.serving.schemas import (
 from habitus.serving.users import ValidationUsers
 
 if TYPE_CHECKING:
-    from habitus.serving.server import address_of, bind, check_image_origin, is_loopback, run_server
+    from habitus.serving.serve import ServeOptions, serve_run
+    from habitus.serving.server import address_of, bind, is_loopback, run_server
     from habitus.serving.service import Service
 
 # The HTTP side needs the `serve` extra (FastAPI, uvicorn, Prometheus), so it is imported when it is first used.
 _HTTP = {
+    "ServeOptions": "serve",
     "Service": "service",
     "address_of": "server",
     "bind": "server",
-    "check_image_origin": "server",
     "is_loopback": "server",
     "run_server": "server",
+    "serve_run": "serve",
 }
 
 __all__ = [
@@ -45,11 +50,15 @@ __all__ = [
     "Limits",
     "RankRequest",
     "RankResponse",
+    "RecommendManyRequest",
     "RecommendRequest",
     "RecommendResponse",
     "RecommendedItem",
     "RequestError",
     "Retriever",
+    "ScoreRequest",
+    "ScoreResponse",
+    "ServeOptions",
     "Service",
     "SimilarRequest",
     "SimilarResponse",
@@ -57,10 +66,10 @@ __all__ = [
     "ValidationUsers",
     "address_of",
     "bind",
-    "check_image_origin",
     "is_loopback",
     "pack_histories",
     "run_server",
+    "serve_run",
 ]
 
 

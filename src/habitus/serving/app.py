@@ -33,10 +33,14 @@ from habitus.serving.schemas import (
     PutItemRequest,
     RankRequest,
     RankResponse,
+    RecommendManyRequest,
+    RecommendManyResponse,
     RecommendRequest,
     RecommendResponse,
     RequestError,
     SchemaResponse,
+    ScoreRequest,
+    ScoreResponse,
     SearchResponse,
     SimilarRequest,
     SimilarResponse,
@@ -46,6 +50,7 @@ from habitus.serving.schemas import (
     UserResponse,
     UsersResponse,
     parse_body,
+    parse_recommend,
     shorten,
 )
 from habitus.serving.service import Service
@@ -103,12 +108,26 @@ def _add_endpoints(app: FastAPI, service: Service) -> None:
     def deadline(request: Request) -> float:
         return float(request.scope[BEGAN]) + limits.timeout_s
 
-    @app.post("/v1/recommend", response_model=RecommendResponse, openapi_extra=_describe_body(RecommendRequest))
+    @app.post(
+        "/v1/recommend",
+        response_model=RecommendResponse | RecommendManyResponse,
+        openapi_extra=_describe_body(RecommendRequest, RecommendManyRequest),
+    )
     async def recommend(request: Request) -> Response:
-        """The next items of a history, best first."""
-        body = parse_body(RecommendRequest, await _read_body(request, limits))
+        """The next items of a history, best first; with `histories` an answer for each of them."""
+        body = parse_recommend(await _read_body(request, limits))
+        if isinstance(body, RecommendManyRequest):
+            limits.check_many(body)
+            return _to_json(await service.recommend_many(body, deadline(request)))
         limits.check_recommend(body)
         return _to_json(await service.recommend(body, deadline(request)))
+
+    @app.post("/v1/score", response_model=ScoreResponse, openapi_extra=_describe_body(ScoreRequest))
+    async def score(request: Request) -> Response:
+        """Scores of given candidates for a history or for several, in the order given; nothing else is searched."""
+        body = parse_body(ScoreRequest, await _read_body(request, limits))
+        limits.check_score(body)
+        return _to_json(await service.score(body, deadline(request)))
 
     @app.post("/v1/embed", response_model=EmbedResponse, openapi_extra=_describe_body(EmbedRequest))
     async def embed(request: Request) -> Response:
@@ -293,9 +312,11 @@ async def _handle_failure(request: Request, _: Exception) -> Response:
     return await _handle_refusal(request, internal_error())
 
 
-def _describe_body(kind: type[BaseModel]) -> dict[str, Any]:
+def _describe_body(*kinds: type[BaseModel]) -> dict[str, Any]:
     """The request body for OpenAPI, which FastAPI cannot see since the endpoints read bodies themselves."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}}
+    schemas = [kind.model_json_schema() for kind in kinds]
+    schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 @cache

@@ -50,6 +50,7 @@ class CatalogueManifest(Sealed):
     dataset_checksum: str
     num_items: int
     categories: dict[str, str] = Field(description="File of the codes by field.")
+    numbers: dict[str, str] = Field(default_factory=dict, description="File of the values by field, times in days.")
     files: dict[str, str] = Field(description="SHA-256 by name.")
 
 
@@ -60,6 +61,7 @@ class TrainedCatalogue:
     ids: pa.Table
     codes: dict[str, np.ndarray]  # category -> codes [num_items], 0 where missing or too rare to have a code; of
     # several categories [num_items, width]
+    numbers: dict[str, np.ndarray]  # number or time -> values float32 [num_items], NaN where missing
     cache: EmbeddingCache
     id_format: IdFormat
     lookup: IdLookup
@@ -128,15 +130,21 @@ def _write_catalogue(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache, fo
     try:
         with staged_folder(folder) as stage:
             _copy_file(dataset, f"items/{_IDS}", stage / _IDS)
-            _copy_file(dataset, "items/train_count.npy", stage / _COUNTS)
+            if dataset.schema.targets is None:
+                _copy_file(dataset, "items/train_count.npy", stage / _COUNTS)
+            else:
+                np.save(stage / _COUNTS, dataset.item_target_counts)
             if DISPLAY_FILE in dataset.manifest.files:
                 _copy_file(dataset, DISPLAY_FILE, stage / _DISPLAY)
-            categories = {}
+            categories, numbers = {}, {}
             for number, spec in enumerate(dataset.fields.item):
                 if spec.kind in ("category", "categories"):
                     name = f"codes-{number:02d}.npy"
                     _copy_file(dataset, item_file(number), stage / name)
                     categories[spec.name] = name
+                elif spec.kind == "number":
+                    numbers[spec.name] = f"numbers-{number:02d}.npy"
+                    _copy_file(dataset, item_file(number), stage / numbers[spec.name])
             save_file({"queries": _sample_queries(bundle, dataset, cache)}, stage / _QUERIES)
             shutil.copymode(stage / _IDS, stage / _QUERIES)  # safetensors writes files that only their owner can read
             files = {file.name: sha256_of(file) for file in sorted(stage.iterdir())}
@@ -145,6 +153,7 @@ def _write_catalogue(bundle: Bundle, dataset: Dataset, cache: EmbeddingCache, fo
                 dataset_checksum=dataset.checksum,
                 num_items=dataset.num_items,
                 categories=categories,
+                numbers=numbers,
                 files=files,
             ).write(stage / _MANIFEST)
     except FileExistsError:
@@ -201,7 +210,10 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
             f"{folder} holds {ids.num_rows:,} ids for {cache.manifest.num_items:,} vectors in {cache.path}",
             next_step=f"remove {folder} and pass --data DATASET",
         )
-    codes = {field: np.load(folder / name, mmap_mode="r") for field, name in manifest.categories.items()}
+    codes, numbers = (
+        {field: np.load(folder / name, mmap_mode="r") for field, name in part.items()}
+        for part in (manifest.categories, manifest.numbers)
+    )
     id_format = IdFormat.from_schema(bundle.schema, ids)
     queries = load_file(folder / _QUERIES)["queries"]
     display = pq.read_table(folder / _DISPLAY).combine_chunks() if _DISPLAY in manifest.files else None
@@ -209,7 +221,7 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
     names = ItemNames(ids, display, counts)
     allowed = find_candidates(bundle.schema, bundle.encoders.item_values, codes)
     context = frozenset() if allowed is None else frozenset(np.flatnonzero(~allowed).tolist())
-    return TrainedCatalogue(ids, codes, cache, id_format, IdLookup(id_format, ids), queries, names, context)
+    return TrainedCatalogue(ids, codes, numbers, cache, id_format, IdLookup(id_format, ids), queries, names, context)
 
 
 class CandidateItems:

@@ -228,8 +228,12 @@ class ItemEncoder:
         return values
 
     def categories(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that filters look at."""
-        return {name: fields.get(name) for name in self.bundle.encoders.item_values}
+        """The values that filters look at: categories as texts, numbers and times as they are compared."""
+        values = {name: fields.get(name) for name in self.bundle.encoders.item_values}
+        for name, kind in self.kinds.items():
+            if kind in ("number", "time"):
+                values[name] = read_value(f"field {name!r}", kind, fields.get(name))
+        return values
 
     def display(self, fields: Mapping[str, Any]) -> dict[str, str]:
         """What people see of an item beside its id."""
@@ -366,6 +370,25 @@ def read_time(what: str, value: Any, unit: TimeUnit) -> int:
     if not YEAR_1900_US <= time_us < YEAR_2200_US:
         raise invalid_value(what, value, f"a time from 1900 to 2199 (time_unit is {unit!r})")
     return time_us
+
+
+def read_value(what: str, kind: str, value: Any) -> float:
+    """A number, or a time in days, as the catalogue holds it: float32, NaN if it is missing."""
+    return float(np.float32((read_number if kind == "number" else _read_days)(what, value)))
+
+
+def read_range(what: str, kind: str, ends: tuple[Any, Any]) -> tuple[float, float]:
+    """The lowest and the highest value of a range; None leaves an end open."""
+    low, high = (read_value(f"{what}[{place}]", kind, end) for place, end in enumerate(ends))
+    low, high = (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
+    if low > high or (math.isinf(low) and math.isinf(high)):
+        raise invalid_value(what, list(ends), "[lowest, highest], of which one may be null")
+    return low, high
+
+
+def in_range(value: float | None, low: float, high: float) -> bool:
+    """Whether a number lies in a range; a missing one lies in none."""
+    return value is not None and low <= value <= high
 
 
 def _read_days(what: str, value: Any) -> float:

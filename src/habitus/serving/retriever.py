@@ -23,6 +23,7 @@ from habitus.serving.index import IndexInfo, IndexKind, SearchIndex, open_index
 from habitus.serving.item_store import ItemStore, JournalEntry
 from habitus.serving.names import words_of
 from habitus.serving.schemas import (
+    BY_POPULARITY,
     EmbedRequest,
     Event,
     Fields,
@@ -38,6 +39,8 @@ from habitus.serving.schemas import (
     RecommendRequest,
     RecommendResponse,
     RequestError,
+    ScoreRequest,
+    ScoreResponse,
     SearchResponse,
     SimilarItem,
     SimilarRequest,
@@ -45,6 +48,7 @@ from habitus.serving.schemas import (
     UnknownHistoryError,
     UnknownItemError,
 )
+from habitus.serving.scoring import score_requests
 from habitus.serving.search import EncodedRequest, PastItems, RankedRows, Searcher, collect_past_items
 
 LIBRARY_LIMITS = Limits(max_history=10_000)  # of a retriever in Python; a server's are set on its command line
@@ -73,8 +77,8 @@ class Retriever:
         self.window = bundle.recipe.data.seq_len
         self.id_format = candidates.catalogue.id_format
         self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, self.id_format, self.window, limits)
-        self._items = ItemEncoder(bundle, self.id_format, limits)
-        self._searcher = Searcher(candidates, bundle.encoders, index, limits)
+        self.item_encoder = ItemEncoder(bundle, self.id_format, limits)
+        self.searcher = Searcher(candidates, bundle.encoders, index, limits)
         self._version = 0  # of the store's changes that are among the candidates
         self._mutex = threading.RLock()
         self.catch_up()
@@ -114,7 +118,7 @@ class Retriever:
         search_index = open_index(index, bundle, candidates, note, progress)
         store = items if isinstance(items, ItemStore) else ItemStore(items or bundle.run_path / "serve" / "items")
         retriever = cls(bundle, candidates, search_index, store, read_only=read_only, limits=limits)
-        retriever._searcher.temperature = temperature
+        retriever.searcher.temperature = temperature
         return retriever
 
     @property
@@ -141,12 +145,28 @@ class Retriever:
         with self._mutex:
             self.catch_up()
             encoded = [self._encode_request(request) for request in requests]
-            good = [request for request in encoded if isinstance(request, EncodedRequest)]
+            good = [one for one in encoded if isinstance(one, EncodedRequest) and len(one.history.rows)]
             ranked = iter(self._search(good) if good else [])
             return [
-                self._respond(one, next(ranked), request.with_fields) if isinstance(one, EncodedRequest) else one
+                one if isinstance(one, RequestError)
+                else self._respond(one, next(ranked) if len(one.history.rows) else self.searcher.popular(one), request)
                 for request, one in zip(requests, encoded, strict=True)
-            ]
+            ]  # fmt: skip
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResponse]:
+        """The scores of given candidates, a response per request; the first bad request is raised."""
+        responses = []
+        for response in self.score_each(requests):
+            if isinstance(response, RequestError):
+                raise response
+            responses.append(response)
+        return responses
+
+    def score_each(self, requests: Sequence[ScoreRequest]) -> list[ScoreResponse | RequestError]:
+        """The same, but a request that cannot be answered gets its error."""
+        with self._mutex:
+            self.catch_up()
+            return score_requests(self, requests)
 
     def rank(self, request: RankRequest) -> RankResponse:
         """Where items stand among all that may come next; ties count against an item, as in evaluation."""
@@ -155,14 +175,14 @@ class Retriever:
             self.catch_up()
             history = self.encode_history(request.history)
             rows = [self._active_row(item_id) for item_id in request.item_ids]
-            new_items = [self._items.read_fields(fields) for fields in request.items]
-            queries, (past,) = self._compute_queries([history])
-            scores = self._searcher.score_all(queries[0], past)
+            new_items = [self.item_encoder.read_fields(fields) for fields in request.items]
+            queries, (past,) = self.compute_queries([history])
+            scores = self.searcher.score_all(queries[0], past)
             known = zip(self._name_rows(rows), map(scores.of_row, rows), strict=True)
             ranked = [RankedItem(**dict(item), **standing._asdict()) for item, standing in known]
-            for fields, vector in zip(new_items, self._embed_as_stored(new_items), strict=True):
+            for fields, vector in zip(new_items, self.embed_as_stored(new_items), strict=True):
                 standing = scores.of_new(float(vector @ queries[0].to(vector)))
-                ranked.append(RankedItem(display=self._items.display(fields) or None, **standing._asdict()))
+                ranked.append(RankedItem(display=self.item_encoder.display(fields) or None, **standing._asdict()))
             return RankResponse(
                 ranked=tuple(ranked),
                 num_items=self.num_items,
@@ -181,8 +201,8 @@ class Retriever:
                 own = self._active_row(request.item_id)
                 vector = self.candidates.vectors(np.array([own]))[0].float()
             else:
-                vector = self._embed_as_stored([self._items.read_fields(request.fields)])[0]
-            rows = self._searcher.nearest(vector, request.k + 1)
+                vector = self.embed_as_stored([self.item_encoder.read_fields(request.fields)])[0]
+            rows = self.searcher.nearest(vector, request.k + 1)
             rows = rows[rows != own][: request.k]
             cosines = torch.cosine_similarity(self.candidates.vectors(rows).float(), vector, dim=1)
             items = zip(self._name_rows(rows.tolist()), cosines.tolist(), strict=True)
@@ -216,7 +236,8 @@ class Retriever:
         """The vectors float32 [n, h] of items from their fields; an id among them is ignored."""
         request = EmbedRequest(items=items)
         with self._mutex:
-            return self._items.embed([self._items.read_fields(item) for item in request.items]).float().cpu().numpy()
+            fields = [self.item_encoder.read_fields(item) for item in request.items]
+            return self.item_encoder.embed(fields).float().cpu().numpy()
 
     def put_item(self, item_id: Any, fields: Mapping[str, Any]) -> None:
         """Add an item, or change it: embedded at once, and on the disk when this returns."""
@@ -225,8 +246,8 @@ class Retriever:
         with self._mutex:
             self.catch_up()
             key = self.id_format.key(item_id)
-            values = self._items.read_item(key, request.fields)
-            vector = self._items.embed([values])[0].float().cpu().numpy()
+            values = self.item_encoder.read_item(key, request.fields)
+            vector = self.item_encoder.embed([values])[0].float().cpu().numpy()
             self.store.put(key, JournalEntry(values, False, vector.tobytes(), self.bundle.embedder_checksum))
             self.catch_up()
 
@@ -279,9 +300,21 @@ class Retriever:
             )
         return encoded
 
+    def encode_any_history(self, history: Sequence[Event]) -> EncodedHistory:
+        """The same, but an empty one is taken: popularity answers it."""
+        if history:
+            return self.encode_history(history)
+        self.searcher.popularity.check()
+        return EncodedHistory(np.empty(0, np.int64), {})
+
+    def rows_of(self, item_ids: Sequence[Any]) -> list[int]:
+        """The rows of items that may be recommended, -1 of others."""
+        rows = self.candidates.rows_of([self.id_format.key(item_id) for item_id in item_ids])
+        return [-1 if row in self.candidates.hidden else row for row in rows]
+
     def embed_encoded(self, histories: Sequence[EncodedHistory]) -> Tensor:
         """The query vectors [M, h] of encoded histories, float32 on the model's device."""
-        return self._compute_queries(histories)[0]
+        return self.compute_queries(histories)[0]
 
     def catch_up(self) -> None:
         """Bring changes of the store, made by other retrievers or by an earlier process, into the candidates."""
@@ -292,15 +325,15 @@ class Retriever:
         outdated = [(key, entry) for key, entry in changes if entry.fields and entry.embedder != own]
         vectors: dict[Key, Tensor] = {}
         if outdated:  # items that were embedded by another model
-            items = [self._items.read_item(key, entry.fields) for key, entry in outdated]
-            vectors = dict(zip((key for key, _ in outdated), self._items.embed(items).float(), strict=True))
+            items = [self.item_encoder.read_item(key, entry.fields) for key, entry in outdated]
+            vectors = dict(zip((key for key, _ in outdated), self.item_encoder.embed(items).float(), strict=True))
         for key, entry in changes:
             if entry.fields:
                 vector = vectors.get(key)
                 if vector is None:
                     vector = torch.from_numpy(np.frombuffer(entry.vector, np.float32).copy())
-                categories, display = self._items.categories(entry.fields), self._items.display(entry.fields)
-                self.candidates.put(key, categories, display, vector)
+                categories = self.item_encoder.categories(entry.fields)
+                self.candidates.put(key, categories, self.item_encoder.display(entry.fields), vector)
             if entry.withdrawn:
                 self.candidates.withdraw(key)
         self._version = version
@@ -318,19 +351,25 @@ class Retriever:
     def _encode_request(self, request: RecommendRequest) -> EncodedRequest | RequestError:
         try:
             self.limits.check_recommend(request)
-            item_filter, notes = self._searcher.filters.read(request)
-            history = self.encode_history(request.history)
+            item_filter, notes = self.searcher.filters.read(request)
+            history = self.encode_any_history(self.encoder.add_user(request.history, request.user))
+            only = None if request.only_items is None else np.array(self.rows_of(request.only_items), np.int64)
+            exclude = frozenset(self.rows_of(request.exclude_items))
         except RequestError as error:
             return error
-        exclude = history.seen_rows if request.exclude_seen else frozenset()
-        return EncodedRequest(history, request.k, exclude, item_filter, notes)
+        if only is not None and (only < 0).any():
+            unknown = int(np.count_nonzero(only < 0))
+            notes = (*notes, f"{unknown:,} of the {len(only):,} items to choose from are not in the catalogue")
+            only = only[only >= 0]
+        exclude |= history.seen_rows if request.exclude_seen else frozenset()
+        return EncodedRequest(history, request.k, exclude, item_filter, notes, only)
 
     def _search(self, requests: Sequence[EncodedRequest]) -> list[RankedRows]:
-        vectors, past_items = self._compute_queries([request.history for request in requests])
-        return self._searcher.search(vectors, past_items, requests)
+        vectors, past_items = self.compute_queries([request.history for request in requests])
+        return self.searcher.search(vectors, past_items, requests)
 
     @torch.no_grad()
-    def _compute_queries(self, histories: Sequence[EncodedHistory]) -> tuple[Tensor, list[PastItems]]:
+    def compute_queries(self, histories: Sequence[EncodedHistory]) -> tuple[Tensor, list[PastItems]]:
         """What the model makes of histories: their query vectors [M, h], and the scores of their own items."""
         batch, windows, slots = pack_histories(histories, self.encoder.fields)
         rows, places = np.unique(batch.items, return_inverse=True)
@@ -341,11 +380,11 @@ class Retriever:
         queries = output.queries[torch.from_numpy(windows).to(device), torch.from_numpy(slots).to(device)].float()
         return queries, collect_past_items(output.copy_scores, batch.items, windows, slots)
 
-    def _respond(self, request: EncodedRequest, ranked: RankedRows, with_fields: bool) -> RecommendResponse:
+    def _respond(self, request: EncodedRequest, ranked: RankedRows, wanted: RecommendRequest) -> RecommendResponse:
         rows = ranked.rows.tolist()
         ids = self.candidates.ids_at(rows)
         fields: list[Fields | None] = [None] * len(rows)
-        if with_fields:
+        if wanted.with_fields:
             fields = [self._fields_of(self.id_format.key(item), row) for item, row in zip(ids, rows, strict=True)]
         probabilities = ranked.probabilities()
         copied = [None] * len(rows) if ranked.copied is None else ranked.copied.tolist()
@@ -374,6 +413,7 @@ class Retriever:
             unknown_items=request.history.unknown_ids,
             copied=ranked.total_copied,
             notes=request.notes,
+            because=None if len(request.history.rows) else BY_POPULARITY,
             model=self.checksum,
         )
 
@@ -392,11 +432,11 @@ class Retriever:
             )
         return row
 
-    def _embed_as_stored(self, items: Sequence[Fields]) -> Tensor:
+    def embed_as_stored(self, items: Sequence[Fields]) -> Tensor:
         """The vectors [n, h] of items whose fields were read, rounded as the catalogue's are, in float32."""
         if not items:
             return torch.empty(0, self.bundle.recipe.model.joint_dim)
-        vectors = self._items.embed(items).to(self.candidates.catalogue.cache.dtype)
+        vectors = self.item_encoder.embed(items).to(self.candidates.catalogue.cache.dtype)
         return vectors.to(self.candidates.device, self.candidates.dtype).float()
 
     def _fields_of(self, key: Key, row: int) -> Fields:

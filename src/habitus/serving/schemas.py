@@ -21,6 +21,7 @@ Display = dict[str, str]  # by displayed column of the item table
 Events = Annotated[list[Event], FailFast()]  # stops at the first wrong event instead of collecting a million errors
 _MAX_KEYS = 256  # of an object in a body
 _MAX_PROBLEM = 500  # characters of an error's text
+BY_POPULARITY = "popularity"  # why an answer to an empty history is as it is
 RequestT = TypeVar("RequestT", bound="_Request")
 
 
@@ -85,17 +86,47 @@ class _Request(Typed):
             raise RequestError(problem, expected=f"an object with the keys {', '.join(cls.model_fields)}") from None
 
 
-class RecommendRequest(_Request):
-    """Ask for the next items of one history."""
+class _Wanted(_Request):
+    """Which items are wanted, whatever the history."""
 
-    history: Events = Field(description="Events in order, oldest first, with the columns of the event log.")
     k: Annotated[int, Strict()] = Field(10, description="How many items.")
     exclude_seen: Annotated[bool, Strict()] = Field(False, description="Leave out the items of the history.")
     allow: dict[str, list[Any]] = Field({}, description="Only items whose field has one of these values.")
     deny: dict[str, list[Any]] = Field({}, description="No items whose field has one of these values.")
+    ranges: dict[str, tuple[Any, Any]] = Field(
+        {}, description="Only items whose number or time lies in [lowest, highest]; null leaves an end open."
+    )
+    only_items: list[ItemId] | None = Field(None, description="Only these items, such as those in stock.")
+    exclude_items: list[ItemId] = Field([], description="None of these items, such as those out of stock.")
     with_fields: Annotated[bool, Strict()] = Field(
         False, description="Add what is known of each item: its categories, or all its fields."
     )
+
+
+class RecommendRequest(_Wanted):
+    """Ask for the next items of one history; popular ones if it is empty."""
+
+    history: Events = Field(description="Events in order, oldest first, with the columns of the event log.")
+    user: Fields = Field({}, description="Fields of the user, for all events that do not name theirs as user.NAME.")
+
+
+class RecommendManyRequest(_Wanted):
+    """Ask for the next items of several histories, under the same conditions."""
+
+    histories: Annotated[list[Events], FailFast()] = Field(description="Histories, each a list of events.")
+
+    def requests(self) -> list[RecommendRequest]:
+        """One request per history."""
+        shared = {name: getattr(self, name) for name in _Wanted.model_fields}
+        return [RecommendRequest(history=history, **shared) for history in self.histories]
+
+
+class ScoreRequest(_Request):
+    """Ask for the scores of given candidates for every history: known ones by id, others by their fields."""
+
+    histories: Annotated[list[Events], FailFast()] = Field(description="Histories, each a list of events.")
+    item_ids: list[ItemId] = Field([], description="Items of the catalogue.")
+    items: Annotated[list[Fields], FailFast()] = Field([], description="Items that are not, each with its fields.")
 
 
 class RankRequest(_Request):
@@ -133,7 +164,7 @@ class NamedItem(Typed):
 
 
 class RecommendedItem(NamedItem):
-    score: float = Field(description="Dot product of the history's vector and the item's.")
+    score: float = Field(description="Dot product of the history's vector and the item's; by popularity its logarithm.")
     probability: float = Field(description="Of being the next event, among all items, whatever the filters.")
     copied: float | None = Field(
         None, description="Where the model copies: the share of the probability that the history's own events gave."
@@ -148,8 +179,33 @@ class RecommendResponse(Typed):
     events_used: int = Field(description="The newest events of known items that the model read.")
     unknown_items: tuple[ItemId, ...] = Field((), description="Items of the history that are not in the catalogue.")
     copied: float | None = Field(None, description="Where the model copies: the same share over all items.")
+    because: str | None = Field(
+        None, description="'popularity' where the history is empty: the most frequent in training that may be listed."
+    )
     notes: tuple[str, ...] = Field((), description="Such as a filter value that no item has.")
     model: str = Field(description="Checksum of the bundle that answered.")
+
+
+class RecommendManyResponse(Typed):
+    """A response per history, in the order of the request."""
+
+    answers: tuple[RecommendResponse, ...]
+
+
+class HistoryScores(Typed):
+    scores: tuple[float | None, ...] = Field(
+        description="Of item_ids, then of items, in their order; null for an id that is not in the catalogue."
+    )
+    events_used: int
+    unknown_items: tuple[ItemId, ...] = Field((), description="Items of the history that are not in the catalogue.")
+    because: str | None = Field(None, description="As in RecommendResponse; scores are then log-probabilities.")
+
+
+class ScoreResponse(Typed):
+    """The scores by history, in the order of the request; those that /v1/recommend gives."""
+
+    answers: tuple[HistoryScores, ...]
+    model: str
 
 
 class RankedItem(Typed):
@@ -266,6 +322,7 @@ class Limits(Typed):
     max_history: int = Field(2_000, ge=1, description="Events of one history; the model reads the newest ones.")
     max_k: int = Field(1_000, ge=1, description="Recommendations in one response.")
     max_filter_values: int = Field(1_000, ge=1, description="Values in allow and deny together.")
+    max_candidates: int = Field(10_000, ge=1, description="Items to score, items to choose from and to leave out.")
     max_text: int = Field(100_000, ge=1, description="Characters of a text or of a category's value.")
     max_rows: int = Field(256, ge=1, description="Histories or items of one embed request, items to rank.")
     timeout_s: float = Field(10.0, gt=0, description="From a request's headers to its response.")
@@ -277,8 +334,12 @@ class Limits(Typed):
     shutdown_s: float = Field(30.0, gt=0, description="For requests in flight to finish after SIGTERM.")
 
     def check_recommend(self, request: RecommendRequest) -> None:
-        self.check_history(request.history)
+        if request.history:
+            self.check_history(request.history)
         self.check_count(request.k)
+        for name, items in (("only_items", request.only_items), ("exclude_items", request.exclude_items)):
+            if items is not None and len(items) > self.max_candidates:
+                raise RequestError(f"{name} holds {len(items):,} items", expected=f"at most {self.max_candidates:,}")
         count = sum(len(values) for part in (request.allow, request.deny) for values in part.values())
         if count > self.max_filter_values:
             raise RequestError(
@@ -294,6 +355,25 @@ class Limits(Typed):
                 expected=f"at most {self.max_history:,}",
                 next_step="send the newest events only; the model reads no more than its window",
             )
+
+    def check_many(self, request: RecommendManyRequest) -> None:
+        self._check_histories(request.histories)
+
+    def check_score(self, request: ScoreRequest) -> None:
+        self._check_histories(request.histories)
+        count = len(request.item_ids) + len(request.items)
+        if not 1 <= count <= self.max_candidates:
+            raise RequestError(f"{count:,} items to score", expected=f"1 to {self.max_candidates:,}")
+        if len(request.items) > self.max_rows:
+            raise RequestError(f"{len(request.items):,} items with fields", expected=f"at most {self.max_rows:,}")
+
+    def _check_histories(self, histories: Sequence[Sequence[Event]]) -> None:
+        """Several, of which some may be empty."""
+        if not 1 <= len(histories) <= self.max_rows:
+            raise RequestError(f"{len(histories):,} histories", expected=f"1 to {self.max_rows:,}")
+        for number, history in enumerate(histories):
+            if history:
+                self.check_history(history, f"histories[{number}]")
 
     def check_rank(self, request: RankRequest) -> None:
         self.check_history(request.history)
@@ -321,7 +401,18 @@ class Limits(Typed):
 
 
 def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
-    """The request that a JSON body holds. NaN and Infinity are not JSON."""
+    """The request that a JSON body holds."""
+    return kind.model_validate(_read_object(body))
+
+
+def parse_recommend(body: bytes) -> RecommendRequest | RecommendManyRequest:
+    """A request for one history, or with the key `histories` for several."""
+    values = _read_object(body)
+    return (RecommendManyRequest if "histories" in values else RecommendRequest).model_validate(values)
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    """The object that a JSON body holds. NaN and Infinity are not JSON."""
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -332,7 +423,7 @@ def parse_body(kind: type[RequestT], body: bytes) -> RequestT:
     for name, part in (("the body", values), *values.items()):
         if isinstance(part, dict) and len(part) > _MAX_KEYS:
             raise RequestError(f"{shorten(name)} has {len(part):,} keys", expected=f"at most {_MAX_KEYS}")
-    return kind.model_validate(values)
+    return values
 
 
 def invalid_value(name: str, value: Any, expected: str) -> RequestError:

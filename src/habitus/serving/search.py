@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 from habitus.data import Encoders
 from habitus.model import MASKED_COPY_SCORE
 from habitus.serving.catalogue import CandidateItems
-from habitus.serving.encoding import EncodedHistory, check_names, read_category
+from habitus.serving.encoding import EncodedHistory, check_names, in_range, read_category, read_range
 from habitus.serving.index import SearchIndex
+from habitus.serving.popularity import Popularity
 from habitus.serving.scan import exact_search
-from habitus.serving.schemas import Limits, RecommendRequest
+from habitus.serving.schemas import Limits, RecommendRequest, RequestError
 
 # More than k rows are fetched if some will be left out: as many as were seen, up to a bound, and with a filter four
 # times as many. If that is not enough, the rows that pass are searched by themselves.
@@ -28,6 +29,7 @@ OVERFETCH = 4
 GATHER_ROWS = 1 << 16
 _MAX_MASKS = 16
 _Conditions = tuple[tuple[str, frozenset[str | None]], ...]
+_Ranges = tuple[tuple[str, float, float], ...]  # field, lowest, highest
 _Top = tuple[np.ndarray, np.ndarray]  # scores and rows, best first
 
 
@@ -37,14 +39,18 @@ class Filter:
 
     allow: _Conditions = ()
     deny: _Conditions = ()
+    ranges: _Ranges = ()  # a missing number is in none
 
     def __bool__(self) -> bool:
-        return bool(self.allow or self.deny)
+        return bool(self.allow or self.deny or self.ranges)
 
-    def passes(self, categories: Mapping[str, str | Sequence[str] | None]) -> bool:
+    def passes(self, categories: Mapping[str, Any]) -> bool:
         """Whether an item with these categories may be recommended."""
-        return all(_has_one(categories.get(name), values) for name, values in self.allow) and not any(
-            _has_one(categories.get(name), values) for name, values in self.deny
+        in_ranges = all(in_range(categories.get(name), low, high) for name, low, high in self.ranges)
+        return (
+            in_ranges
+            and all(_has_one(categories.get(name), values) for name, values in self.allow)
+            and not any(_has_one(categories.get(name), values) for name, values in self.deny)
         )
 
 
@@ -80,6 +86,7 @@ class EncodedRequest:
     exclude: frozenset[int]  # rows to leave out
     filter: Filter
     notes: tuple[str, ...] = ()
+    only: np.ndarray | None = None  # rows to choose from; None: all
 
 
 class RankedRows(NamedTuple):
@@ -144,7 +151,8 @@ class Searcher:
     def __init__(self, candidates: CandidateItems, encoders: Encoders, index: SearchIndex, limits: Limits) -> None:
         self.candidates = candidates
         self.index = index
-        self.filters = FilterMasks(candidates, encoders.item_codes, limits)
+        self.filters = FilterMasks(candidates, encoders, limits)
+        self.popularity = Popularity(candidates)
         self.temperature = 1.0  # of the probabilities; the order of items does not depend on it
 
     def search(
@@ -160,9 +168,10 @@ class Searcher:
         for number, (request, past) in enumerate(zip(requests, past_items, strict=True)):
             # Items of the history are scored by themselves, so only other rows are wanted of the index.
             exclude = request.exclude.union(past.rows.tolist())
-            places = self._passing(rows[number], exclude, request.filter)
-            if len(places) < request.k and np.count_nonzero(rows[number] >= 0) < self.candidates.num_active:
-                # The rows fetched are not enough, and there are more: search all rows that pass.
+            places = self._passing(rows[number], exclude, request)
+            all_fetched = np.count_nonzero(rows[number] >= 0) == self.candidates.num_active
+            if request.only is not None or (len(places) < request.k and not all_fetched):
+                # Few are to choose from, or the rows fetched are not enough: search all rows that pass.
                 top = self._search_passing(queries[number : number + 1], request, exclude)
             else:
                 top = scores[number][places[: request.k]], rows[number][places[: request.k]]
@@ -192,6 +201,21 @@ class Searcher:
                 lse += float(np.log1p((np.exp(copied - lse) - np.exp(plain - lse)).sum()))
             scaled.append(one._replace(lse=lse, temperature=temperature))
         return scaled
+
+    def popular(self, request: EncodedRequest) -> RankedRows:
+        """The most frequent rows that a request without a history allows, with their log-probabilities."""
+        rows = self.popularity.best(request.k, lambda rows: self._passing(rows, request.exclude, request))
+        return RankedRows(self.popularity.scores(rows), rows, 0.0)
+
+    def score_rows(self, vector: Tensor, past: PastItems, rows: np.ndarray, vectors: Tensor) -> np.ndarray:
+        """The scores of vectors for one query vector [h], float64; the first of them are those of the given rows."""
+        query = vector.to(self.candidates.dtype).float()
+        scores = (vectors @ query.to(vectors.device)).double().cpu().numpy()
+        if len(past.rows):
+            places = np.minimum(np.searchsorted(past.rows, rows), len(past.rows) - 1)
+            added = np.where(past.rows[places] == rows, past.added[places], -np.inf)
+            scores[: len(rows)] = np.logaddexp(scores[: len(rows)], added)
+        return scores
 
     def score_all(self, vector: Tensor, past: PastItems) -> AllScores:
         """The scores of all rows for one query vector [h], whatever the index."""
@@ -224,26 +248,27 @@ class Searcher:
         lse = float(np.logaddexp(lse, np.logaddexp.reduce(added)))
         products = (self.candidates.vectors(rows).double() @ query.double()).cpu().numpy()
         scores = np.logaddexp(products, added).astype(np.float32)
-        places = self._passing(rows, request.exclude, request.filter)
+        places = self._passing(rows, request.exclude, request)
         scores, rows = np.concatenate([top[0], scores[places]]), np.concatenate([top[1], rows[places]])
         order = np.lexsort((rows, -scores))[: request.k]
         return (scores[order], rows[order]), lse
 
-    def _passing(self, rows: np.ndarray, exclude: frozenset[int], item_filter: Filter) -> np.ndarray:
+    def _passing(self, rows: np.ndarray, exclude: frozenset[int], request: EncodedRequest) -> np.ndarray:
         """The places of the rows that may be recommended, in order."""
         passing = rows >= 0
         if exclude:
             passing &= ~np.isin(rows, list(exclude))
-        if item_filter:
+        if request.only is not None:
+            passing &= np.isin(rows, request.only)
+        if request.filter:
             places = np.flatnonzero(passing)
-            passing[places] = self.filters.passes(item_filter, rows[places])
+            passing[places] = self.filters.passes(request.filter, rows[places])
         return np.flatnonzero(passing)
 
     def _search_passing(self, query: Tensor, request: EncodedRequest, exclude: frozenset[int]) -> _Top:
         """The best of all rows that pass, by exact search over these alone."""
-        rows = self.filters.passing_rows(request.filter)
-        if exclude:
-            rows = rows[~np.isin(rows, list(exclude))]
+        rows = self.filters.passing_rows(request.filter) if request.only is None else np.unique(request.only)
+        rows = rows[self._passing(rows, exclude, request)]
         top_scores, top_rows = torch.empty(0), np.empty(0, np.int64)
         for at in range(0, len(rows), GATHER_ROWS):
             part = rows[at : at + GATHER_ROWS]
@@ -258,9 +283,10 @@ class Searcher:
 class FilterMasks:
     """The rows that pass a request's filter; masks over the trained catalogue are cached."""
 
-    def __init__(self, candidates: CandidateItems, codes: Mapping[str, Mapping[str, int]], limits: Limits) -> None:
+    def __init__(self, candidates: CandidateItems, encoders: Encoders, limits: Limits) -> None:
         self.candidates = candidates
-        self.codes = codes
+        self.codes = encoders.item_codes
+        self.kinds = {name: kind for name, kind in encoders.item_kinds.items() if kind in ("number", "time")}
         self.limits = limits
         self._masks: OrderedDict[Filter, np.ndarray] = OrderedDict()
 
@@ -273,7 +299,7 @@ class FilterMasks:
             for name, values in allow
             for value in sorted(value for value in values if value is not None and value not in self.codes[name])
         ]
-        return Filter(allow, deny), tuple(notes)
+        return Filter(allow, deny, self._read_ranges(request.ranges)), tuple(notes)
 
     def passes(self, item_filter: Filter, rows: np.ndarray) -> np.ndarray:
         """Which of the given rows pass, bool."""
@@ -307,6 +333,9 @@ class FilterMasks:
             mask &= self._matches(name, values)
         for name, values in item_filter.deny:
             mask &= ~self._matches(name, values)
+        for name, low, high in item_filter.ranges:
+            numbers = self.candidates.catalogue.numbers[name]
+            mask &= (numbers >= low) & (numbers <= high)
         self._masks[item_filter] = mask
         if len(self._masks) > _MAX_MASKS:
             self._masks.popitem(last=False)
@@ -322,6 +351,17 @@ class FilterMasks:
             return table[column]
         is_missing = ~column.any(axis=1)  # a zero elsewhere is the end of an item's categories
         return np.where(is_missing, table[0], (table[column] & (column > 0)).any(axis=1))
+
+    def _read_ranges(self, ranges: Mapping[str, tuple[object, object]]) -> _Ranges:
+        check_names("ranges", ranges, self.kinds)
+        stored = self.candidates.catalogue.numbers
+        unstored = next((name for name in ranges if name not in stored), None)
+        if unstored is not None:
+            raise RequestError(
+                f"ranges names {unstored!r}, which this run's catalogue was written without",
+                next_step="remove RUN/serve/catalogue and serve once with --data DATASET",
+            )
+        return tuple((name, *read_range(f"ranges.{name}", self.kinds[name], ranges[name])) for name in sorted(ranges))
 
     def _read_conditions(self, what: str, conditions: Mapping[str, Sequence[object]]) -> _Conditions:
         check_names(what, conditions, self.codes)

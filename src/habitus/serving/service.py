@@ -26,10 +26,14 @@ from habitus.serving.schemas import (
     ItemResponse,
     RankRequest,
     RankResponse,
+    RecommendManyRequest,
+    RecommendManyResponse,
     RecommendRequest,
     RecommendResponse,
     RequestError,
     SchemaResponse,
+    ScoreRequest,
+    ScoreResponse,
     SearchResponse,
     SimilarRequest,
     SimilarResponse,
@@ -98,6 +102,7 @@ class Service:
         self.batcher = Batcher(
             {
                 "recommend": Lane(self._recommend, limits.max_batch),
+                "score": Lane(lambda requests: self.retriever.score_each(requests), limits.max_batch),
                 "embed_histories": Lane(
                     lambda jobs: self._embed(self.retriever.embed_histories, jobs), limits.max_batch
                 ),
@@ -122,6 +127,14 @@ class Service:
 
     async def recommend(self, request: RecommendRequest, deadline: float) -> RecommendResponse:
         response: RecommendResponse = await self.submit("recommend", request, deadline)
+        return response
+
+    async def recommend_many(self, request: RecommendManyRequest, deadline: float) -> RecommendManyResponse:
+        response: RecommendManyResponse = await self.submit("read", lambda: self._recommend_many(request), deadline)
+        return response
+
+    async def score(self, request: ScoreRequest, deadline: float) -> ScoreResponse:
+        response: ScoreResponse = await self.submit("score", request, deadline)
         return response
 
     async def embed(self, request: EmbedRequest, deadline: float) -> EmbedResponse:
@@ -257,6 +270,17 @@ class Service:
     def _recommend(self, requests: list[RecommendRequest]) -> list[RecommendResponse | RequestError]:
         return self.retriever.recommend_each(requests)
 
+    def _recommend_many(self, request: RecommendManyRequest) -> RecommendManyResponse:
+        requests, size = request.requests(), self.limits.max_batch
+        answers: list[RecommendResponse] = []
+        for at in range(0, len(requests), size):
+            for response in self.retriever.recommend_each(requests[at : at + size]):
+                if isinstance(response, RequestError):
+                    problem = f"histories[{len(answers)}]: {response.problem}"
+                    raise HttpError(response.status, problem, expected=response.expected, next_step=response.next_step)
+                answers.append(response)
+        return RecommendManyResponse(answers=tuple(answers))
+
     def _embed(self, embed: Callable[[list[Any]], np.ndarray], jobs: list[list[Any]]) -> list[EmbedResponse]:
         vectors = embed([row for job in jobs for row in job])
         stops = np.cumsum([len(job) for job in jobs])[:-1]
@@ -275,7 +299,7 @@ class Service:
         return SchemaResponse(
             item_column=schema.events.item_column,
             id_column=schema.items.item,
-            event_fields={schema.events.timestamp: schema.events.time_unit, **schema.events.fields},
+            event_fields={schema.events.timestamp: schema.events.time_unit, **schema.event_fields},
             item_fields=schema.items.kinds,
             window=self.retriever.window,
             max_history=self.limits.max_history,
