@@ -169,7 +169,8 @@ def _size_rows(record: Record) -> list[tuple[str, str]]:
         rows.append(("parameters", f"{parts.total:,}: embedder {parts.embedder:,}, contextualizer "
                      f"{parts.contextualizer:,}; tables of tokens and categories {parts.vocabulary:,}"))  # fmt: skip
     passes = f"{record.epochs:.3g} passes" if record.epochs != 1 else "one pass"
-    rows.append(("training", f"{record.steps:,} steps, {record.events_seen:,} events, {passes}"))
+    targets = "" if record.unique_targets is None else f"{record.queries_seen:,} of them targets, "
+    rows.append(("training", f"{record.steps:,} steps, {record.events_seen:,} events, {targets}{passes}"))
     if record.flops_nominal is not None:
         executed = "" if record.flops_executed is None else f", {record.flops_executed:.3g} as run"
         rows.append(("FLOPs", f"{record.flops_nominal:.3g} nominal{executed}"))

@@ -72,6 +72,7 @@ def _tables(data: "Description") -> list["Table"]:
         ("  on the top 10%", f"{popularity.top_10_percent_share:.1%}"),
         ("Zipf slope", slope),
         ("events that repeat the user's item", f"{popularity.repeat_share:.1%}"),
+        *_target_rows(data),
         *((f"dropped: {what}", f"{count:,}") for what, count in data.dropped.items()),
     ]
     sides = {"train": data.train, "validation": data.validation, **({"test": data.test} if data.test else {})}
@@ -80,7 +81,10 @@ def _tables(data: "Description") -> list["Table"]:
         ("events in windows", *(f"{side.events:,}" for side in sides.values())),
         ("queries", *(f"{side.queries:,}" for side in sides.values())),
         (f"windows of {data.seq_len}", *(f"{side.windows:,}" for side in sides.values())),
-        ("events that stand alone", *(f"{side.events_left_out:,}" for side in sides.values())),
+        (
+            "events that stand alone" if data.targets is None else "events in no window",
+            *(f"{side.events_left_out:,}" for side in sides.values()),
+        ),
         ("slots filled", *(f"{side.slots_filled:.1%}" for side in sides.values())),
     ]
     repetition = [
@@ -95,6 +99,16 @@ def _tables(data: "Description") -> list["Table"]:
         _table("Training on D events", ["D", "epochs over windows", "times an event's item is seen"], repetition),
         _table("Fields", ["of", "name", "filled"], fields),
     ]
+
+
+def _target_rows(data: "Description") -> list[tuple[str, str]]:
+    targets = data.targets
+    if targets is None:
+        return []
+    rows = [(f"targets, by {targets.column}", f"{targets.events:,} ({targets.share:.1%} of events)")]
+    rows += [("  that say 'not this item'", f"{targets.refused:,}")] if targets.refused else []
+    rows += [("  among candidates", f"{targets.candidates:,}")] if targets.candidates < data.items else []
+    return rows
 
 
 def _table(title: str, columns: list[str], rows: Sequence[tuple[str, ...]]) -> "Table":

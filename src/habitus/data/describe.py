@@ -39,6 +39,16 @@ class Repetition(Typed):
     times_item_of_an_event_is_seen: float  # mean over events
 
 
+class TargetEvents(Typed):
+    """What the schema's [targets] predict, in the whole log."""
+
+    column: str
+    events: int
+    share: float  # of all events
+    refused: int  # events of a weight below 0
+    candidates: int  # items that may be ranked or recommended
+
+
 class SplitSize(Typed):
     users: int
     events: int
@@ -57,6 +67,7 @@ class Description(Typed):
     last_time: str
     history: Quantiles
     popularity: ItemPopularity
+    targets: TargetEvents | None = None  # absent where every event is predicted
     repetition: tuple[Repetition, ...]
     train: SplitSize
     validation: SplitSize
@@ -88,6 +99,7 @@ def describe(dataset: Dataset) -> Description:
             repeat_share=repeats / dataset.num_events,
             cold_items=int((dataset.item_train_counts == 0).sum()),
         ),
+        targets=_targets(dataset),
         repetition=_repetition(dataset),
         train=_split_size(dataset, "train"),
         validation=_split_size(dataset, "validation"),
@@ -96,6 +108,20 @@ def describe(dataset: Dataset) -> Description:
         event_fields_filled={n: c / dataset.num_events for n, c in manifest.event_fields_filled.items()},
         dropped=manifest.dropped,
         checksum=dataset.checksum,
+    )
+
+
+def _targets(dataset: Dataset) -> TargetEvents | None:
+    weights, targets = dataset.target_weight, dataset.schema.targets
+    if weights is None or targets is None:
+        return None
+    events, rows = int((weights > 0).sum()), dataset.candidate_rows
+    return TargetEvents(
+        column=targets.column,
+        events=events,
+        share=events / dataset.num_events,
+        refused=int((weights < 0).sum()),
+        candidates=dataset.num_items if rows is None else len(rows),
     )
 
 

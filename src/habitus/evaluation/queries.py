@@ -61,7 +61,7 @@ class QuerySet:
         if num_windows == 0:
             raise DataError(
                 f"{dataset.path} has no {side} windows: that side has {counts.users:,} of {dataset.num_users:,} users",
-                expected=f"{side} users with two events or more",
+                expected=f"{side} users with two events or more, the later of them a target",
                 next_step=f"prepare again with another --split or a larger --{side}-share",
             )
         order = permute_index(np.arange(num_windows), num_windows, shuffle_keys(seed, Stream.EVALUATION, 0))

@@ -51,6 +51,8 @@ def _describe(record: Record) -> dict[str, str]:
     loss = "cross-entropy over the unique targets of the global batch"
     if train.stage == 2:
         loss = f"mean of in-batch and {train.extra_pool} channel" + (", log q corrected" if train.log_q else "")
+    if record.unique_targets is not None and record.slots_seen:
+        loss += f"; {100 * record.queries_seen / record.slots_seen:.0f}% of slots hold a target ([targets])"
     return {
         "optimizer": str(train.optimizer),
         "schedule": f"{train.schedule}, warm-up {warmup}",
