@@ -26,6 +26,7 @@ from habitus.planning import PlanOptions, plan, register_plan
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
+from habitus.sizing import cell_of_recipe
 from habitus.store import ManifestRow, SweepManifest, manifest_path, read_records
 from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, preset_dataset, sweep
 
@@ -33,6 +34,7 @@ PIECES = ("surface", "axes", "optimizers", "forecast")
 AXES = ("share", "depth", "allocation", "negatives", "batch")
 SHARES, BATCHES, RATES, SIZES = (0.01, 0.6), (0.25, 4.0), (1 / 3, 3.0), (0.2, 5.0)  # ranges; of the usual but for s
 SEEDED, SEEDS = 4, 3
+MOST_STEPS = 6_000
 ADAMW_RATE = 4e-3  # at 512 windows
 
 
@@ -66,6 +68,9 @@ class Experiment:
             evaluate=EvaluateRecipe(**self.preset.evaluate.to_values(), regimes=("batch", "catalogue")),
         )  # fmt: skip
 
+    def flops(self, recipe: Recipe) -> float:
+        return float(cell_of_recipe(recipe, self.runner.facts.inputs).flops)
+
     def surface(self, budgets: Sequence[float], counts: Sequence[int]) -> bool:
         """Cells spread over N, share, B and rate; at the last but one budget some with several seeds."""
         recipes: list[Recipe] = []
@@ -86,14 +91,19 @@ class Experiment:
                     cell = stage1_cell(budget, n * size, s, batch, fixed)
                 except ConfigError:
                     continue  # no model of that size and share fits the budget
+                while cell.steps > MOST_STEPS:  # a chip that runs ten cells at once makes some 350 steps/s in all
+                    batch *= 2
+                    cell = stage1_cell(budget, n * size, s, batch, fixed)
                 if cell.steps < self.preset.common.min_steps:
                     continue
                 rate = float(f"{r * self.preset.rule_rate(batch, budget):.4g}")
                 seeded = budget == budgets[-2] and number < SEEDED
                 recipes += [self.recipe(cell, budget, rate, seed) for seed in range(SEEDS if seeded else 1)]
-        complete = self.run("surface", recipes)
-        if complete:
-            self.print_optima(recipes, budgets)
+        digests = {recipe.hash(self.dataset.checksum): recipe for recipe in recipes}
+        largest = [r for r in digests.values() if self.flops(r) > 0.6 * max(budgets)]
+        others = [r for r in digests.values() if self.flops(r) <= 0.6 * max(budgets)]
+        complete = self.run("surface", others) and self.run("surface, largest budget", largest)
+        self.print_optima(recipes, budgets)
         return complete
 
     def print_optima(self, recipes: Sequence[Recipe], budgets: Sequence[float]) -> None:
