@@ -93,3 +93,19 @@ def test_a_law_without_values_answers_nothing_but_why() -> None:
     assert limits.status == "too_few"
     assert limits.best_passes is None and not limits.more_users
     assert limits.lines() == list(limits.notes) != []
+
+
+def test_intervals_end_where_the_metric_does() -> None:
+    """Four runs of a ranking metric say little; no end of an interval is below zero or above one, and none reads -0."""
+    share = np.array([1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125])
+    N, U = np.array([SIZE, SIZE, SIZE / 5, SIZE, SIZE, SIZE, SIZE, SIZE]), share * LOG
+    R = np.array([20, 10, 20, 14, 14, 10, 10, 7.0])
+    recall = np.array([0.164, 0.154, 0.143, 0.143, 0.143, 0.103, 0.108, 0.074])
+    parts = [f"{one}/{k}" for k, one in enumerate(share)]
+    limits = log_limits(finite_log(N, U, R, recall, share=share, part=parts, direction="max"), "catalogue/ndcg@10")
+    estimates = [limits.best_value, *(more.value for more in limits.more_users)]
+    ends = [end for one in estimates if one is not None for end in (one.low, one.high)]
+    assert ends and all(end is not None and 0 <= end <= 1 for end in ends)
+    assert "-0," not in "\n".join(limits.lines())
+    for step in limits.steps:
+        assert step.helps != "yes" or (step.change.low is not None and step.change.low > 1e-6 * 0.164)

@@ -14,6 +14,7 @@ from habitus.store import Estimate, Law, LogLimits, MoreUsers, NextStep
 LEVEL = 0.95
 MORE_USERS = (2.0, 4.0, 10.0)
 FLAT = 0.001  # of the metric: a change below it is none
+_ROUNDING = 1e-3  # of that
 _FLOPS_PER_PARAM_EVENT = 6.0
 _SIZES, _PASSES = 25, 49  # of the grid
 
@@ -79,7 +80,7 @@ class _Answers:
             answers["best_size"] = self._estimate(best(0, self.sizes), exponential=True)
         R, N = answers["best_passes"].value, answers["best_size"].value if "best_size" in answers else self.N
         value, low, high = self.fitted.predict(N, self.U, R, LEVEL)
-        answers["best_value"] = Estimate(value=value, low=low, high=high)
+        answers["best_value"] = self._possible(value, low, high)
         for name, found, ticks in (("passes", R, self.passes), ("parameters", N, self.sizes)):
             if len(ticks) > 1 and not 1.02 * ticks[0] < found < ticks[-1] / 1.02:
                 notes.append(f"the best number of {name} lies at the edge of what was swept, {found:.3g}")
@@ -109,7 +110,7 @@ class _Answers:
             change = float(difference(surface.theta[None], surface.linear[None])[0])
             low, high = surface.range_of(difference, LEVEL)
             flat = FLAT * abs(float(surface.value(place)[0]))
-            helps = "no" if low > -flat else "yes" if high < 0 else "undecided"
+            helps = "no" if low > -flat else "yes" if high < -_ROUNDING * flat else "undecided"
             ends = sorted(self.fitted.sign * end for end in (min(low, change), max(high, change)))
             estimate = Estimate(value=self.fitted.sign * change, low=ends[0], high=ends[1])
             said.append(NextStep(what=what, change=estimate, helps=helps))
@@ -123,7 +124,11 @@ class _Answers:
             place = Place(np.full(_PASSES, self.N), np.full(_PASSES, U), self.passes)
             R = float(self.passes[surface.value(place).argmin()])
         value, low, high = self.fitted.forecast(self.N, U, R, LEVEL)
-        return MoreUsers(factor=factor, events=U, passes=R, value=Estimate(value=value, low=low, high=high))
+        return MoreUsers(factor=factor, events=U, passes=R, value=self._possible(value, low, high))
+
+    def _possible(self, value: float, low: float, high: float) -> Estimate:
+        """The interval within what the metric can be: a loss is not below zero, recall and NDCG also not above one."""
+        return Estimate(value=value, low=max(low, 0.0), high=high if self.fitted.sign > 0 else min(high, 1.0))
 
     def _grid(self, U: float) -> Place:
         N, R = (axis.ravel() for axis in np.meshgrid(self.sizes, self.passes, indexing="ij"))

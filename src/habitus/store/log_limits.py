@@ -18,7 +18,7 @@ class Estimate(Typed):
     high: float | None = None
 
     def __str__(self) -> str:
-        ends = ["?" if end is None else f"{end:.4g}" for end in (self.low, self.high)]
+        ends = ["?" if end is None else f"{end + 0.0:.4g}" for end in (self.low, self.high)]  # no -0
         return f"{self.value:.4g} [{ends[0]}, {ends[1]}]"
 
 
