@@ -203,7 +203,7 @@ def test_what_the_vectors_know_is_found(shop: Dataset, run: Path, labels: Path, 
     kinds, numbers = probe(run, shop.path, ProbeOptions(labels=labels, probe=kind, draws=100, device="cpu"))
     assert (kinds.label, kinds.task, kinds.classes) == ("kind", "classification", ("even", "odd"))
     assert (kinds.rows, kinds.users, kinds.asked_rows, kinds.split_time) == (60, 60, 60, None)
-    assert (kinds.num_vectors, kinds.chance) == (8, {"AUC": 0.5, "accuracy": 0.5})
+    assert (kinds.num_vectors, kinds.chance) == (16, {"AUC": 0.5, "accuracy": 0.5})
     scores = {(one.features, one.metric): one.value for one in kinds.scores}
     assert min(scores.values()) > 0.9, scores  # what they buy tells it, in either form
     assert (numbers.label, numbers.task, numbers.warnings) == ("number", "regression", ())

@@ -37,6 +37,10 @@ def test_a_vector_is_that_of_the_events_strictly_before_its_time(
     before = [[event for event in log[user] if event["timestamp"] < time] for user, time in rows[:3]]
     assert [len(events) for events in before] == [10, 4, len(log[5])]
     np.testing.assert_allclose(vectors, retriever.embed_histories(before), atol=2e-6)
+    means = pq.read_table(tmp_path / "out.parquet")["mean_item_vector"].to_pylist()
+    rows_of = [[event["item_id"] for event in events] for events in before]  # items are numbered as the catalogue is
+    expected = [retriever.candidates.vectors(np.array(items)).float().numpy().mean(0) for items in rows_of]
+    np.testing.assert_allclose(means, np.stack(expected), atol=1e-6)
     changed = [{**event, "item_id": (event["item_id"] + 1) % 300} for event in log[5][10:]]
     assert np.abs(retriever.embed_histories([log[5][:10] + changed])[0] - vectors[0]).max() > 1e-3
 

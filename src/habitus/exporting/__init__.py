@@ -6,7 +6,7 @@ from habitus.exporting.moments import Moments, find_users, parse_time, read_colu
 from habitus.exporting.onnx import export_onnx
 from habitus.exporting.recommend import SHARED_CONDITIONS, RecommendOptions, recommend_file
 from habitus.exporting.results import RESULT_SUFFIXES, check_output, response_values
-from habitus.exporting.vectors import embed_users, export_items, export_users
+from habitus.exporting.vectors import embed_users, export_items, export_users, mean_item_vectors
 
 __all__ = [
     "RESULT_SUFFIXES",
@@ -20,6 +20,7 @@ __all__ = [
     "export_onnx",
     "export_users",
     "find_users",
+    "mean_item_vectors",
     "parse_time",
     "read_columns",
     "read_times",

@@ -1,7 +1,7 @@
 """Vectors out: of the items that may be recommended now, or of users, as Parquet in order and out of core."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ def export_users(
 ) -> Exported:
     """Write id and vector of every user of a prepared dataset, or of a file of histories as `recommend` takes it.
 
-    `at` is a file with users of the dataset and times: a vector per row, of the events strictly before its time.
+    `at` is a file with users of the dataset and times: a vector per row, of the events strictly before its time, and
+    the mean vector of all items before it.
     """
     if at is not None and data is None:
         raise ConfigError("--at was given without a dataset", expected="--data DATASET, whose users it names")
@@ -78,7 +79,7 @@ def export_users(
         else:
             moments, ids = read_moments(at, dataset)
         known = np.flatnonzero(moments.known)
-        parts = _dataset_users(retriever, dataset, moments.take(known), ids.take(pa.array(known)))
+        parts = _dataset_users(retriever, dataset, moments.take(known), ids.take(pa.array(known)), at is not None)
         exported = _write(out, parts, retriever, replace, progress)
         return exported.model_copy(update={"left_out": len(moments) - len(known)})
     assert histories is not None
@@ -142,10 +143,17 @@ def _with_names(ids: pa.Table, retriever: Retriever, rows: list[int]) -> pa.Tabl
     return ids
 
 
-def _dataset_users(retriever: Retriever, dataset: Dataset, moments: Moments, ids: pa.Table) -> Iterator[_Part]:
+def _dataset_users(
+    retriever: Retriever, dataset: Dataset, moments: Moments, ids: pa.Table, with_means: bool
+) -> Iterator[_Part]:
     done = 0
     for vectors in embed_users(retriever, dataset, moments):
         users = ids.slice(done, len(vectors))
+        if with_means:
+            means = mean_item_vectors(retriever, dataset, moments.take(np.arange(done, done + len(vectors))))
+            users = users.append_column(
+                "mean_item_vector", pa.FixedSizeListArray.from_arrays(pa.array(means.ravel()), means.shape[1])
+            )
         done += len(vectors)
         yield users, vectors, done / len(moments)
 
@@ -158,10 +166,24 @@ def embed_users(retriever: Retriever, dataset: Dataset, moments: Moments) -> Ite
         histories = []
         for start, stop in zip(moments.starts[part].tolist(), moments.stops[part].tolist(), strict=True):
             used = slice(max(start, stop - window), stop)
-            rows = np.array([newest.get(row, row) for row in dataset.items[used].tolist()], np.int64)
             fields = {name: np.array(column[used]) for name, column in dataset.event_fields.items()}
-            histories.append(EncodedHistory(rows, fields))
+            histories.append(EncodedHistory(_current_rows(dataset.items[used], newest), fields))
         yield _numpy(retriever.embed_encoded(histories))
+
+
+def mean_item_vectors(retriever: Retriever, dataset: Dataset, moments: Moments) -> np.ndarray:
+    """The mean vector of the items of all events before each time, float32 [n, h]."""
+    newest = retriever.candidates.newest_rows()
+    means = np.empty((len(moments), retriever.bundle.recipe.model.joint_dim), np.float32)
+    for place, (start, stop) in enumerate(zip(moments.starts.tolist(), moments.stops.tolist(), strict=True)):
+        rows, counts = np.unique(_current_rows(dataset.items[start:stop], newest), return_counts=True)
+        means[place] = counts @ _numpy(retriever.candidates.vectors(rows)) / (stop - start)
+    return means
+
+
+def _current_rows(items: np.ndarray, newest: Mapping[int, int]) -> np.ndarray:
+    """The rows of items among the candidates; one that was changed at run time has a new row."""
+    return np.array([newest.get(row, row) for row in items.tolist()], np.int64)
 
 
 def _listed_users(retriever: Retriever, histories: str, scratch: Path, left_out: list[int]) -> Iterator[_Part]:

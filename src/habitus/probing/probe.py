@@ -12,7 +12,7 @@ from pydantic import Field
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError
 from habitus.evaluation import check_dataset
-from habitus.exporting import embed_users, parse_time
+from habitus.exporting import Moments, embed_users, mean_item_vectors, parse_time
 from habitus.probing.aggregates import aggregate
 from habitus.probing.estimators import Folds, ProbeKind, predict, require_sklearn
 from habitus.probing.labels import Label, Task, check_label, churn_label, is_churn, read_labels
@@ -156,19 +156,23 @@ def _labels(dataset: Dataset, options: ProbeOptions) -> list[Label]:
 
 
 def _vectors(retriever: Retriever, dataset: Dataset, labels: Sequence[Label], progress: Progress) -> list[np.ndarray]:
-    """The vectors of each label's rows; a history that several rows share is read once."""
+    """What the model makes of each label's rows: the query for the next item, and the mean vector of the items so far.
+
+    A history that several rows share is read once.
+    """
     every_stop = np.concatenate([label.moments.stops for label in labels])
     _, first, place = np.unique(every_stop, return_index=True, return_inverse=True)  # a stop is of one user
     starts = np.concatenate([label.moments.starts for label in labels])
     users = np.concatenate([label.moments.users for label in labels])
-    moments = labels[0].moments.__class__(users[first], None, starts[first], every_stop[first])
+    moments = Moments(users[first], None, starts[first], every_stop[first])
     parts, done = [], 0
     for part in embed_users(retriever, dataset, moments):
         parts.append(part)
         done += len(part)
         progress("reading histories", done / len(moments))
     ends = np.cumsum([len(label.moments) for label in labels])
-    vectors = np.concatenate(parts).astype(np.float64)[place]
+    means = mean_item_vectors(retriever, dataset, moments)
+    vectors = np.hstack([np.concatenate(parts), means]).astype(np.float64)[place]
     return [vectors[start:end] for start, end in pairwise([0, *ends])]
 
 
@@ -211,7 +215,7 @@ def _probe(run: Path, dataset: Dataset, label: Label, vectors: np.ndarray, optio
         ),
         left_out=label.left_out,
         trained_until=until,
-        warnings=tuple(_warnings(label, until)),
+        warnings=tuple(_warnings(label, dataset, until)),
     )
 
 
@@ -244,13 +248,18 @@ def _trained_until(run: Path, dataset: Dataset) -> int | None:
     return record.trained_until
 
 
-def _warnings(label: Label, trained_until: int | None) -> list[str]:
+def _warnings(label: Label, dataset: Dataset, trained_until: int | None) -> list[str]:
+    """What makes the answers look better than they are."""
+    users, warnings = dataset.schema.users, []
+    if users is not None and label.name in users.fields:
+        warnings.append(f"{label.name!r} is a field of the users table, which the model reads")
     times = label.moments.times
     if trained_until is None or times is None or times.min() > trained_until:
-        return []
+        return warnings
     early = int((times <= trained_until).sum())
     until = np.datetime64(trained_until, "us").astype("datetime64[D]")
     return [
+        *warnings,
         f"the model was trained until {until}, and {early:,} of {len(times):,} labels are of that time or earlier: it "
-        "has seen what came after them. Ask later, or train on less (prepare --split time)"
+        "has seen what came after them. Ask later, or train on less (prepare --split time)",
     ]
