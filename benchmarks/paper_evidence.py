@@ -1,0 +1,189 @@
+"""What a study measured of the paper's findings: numbers with 95% intervals, from its laws and its Records."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean
+
+import numpy as np
+
+from habitus.laws import response_surface
+from habitus.record import Record
+from habitus.store import Correlation, Law, Laws, RunRow
+
+LOSS = "batch/loss"
+INFINITE = math.inf
+Z = 1.96
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its 95% interval, from n points."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    note: str = ""
+
+    @property
+    def smallest_effect(self) -> float:
+        """Half the width of the interval: a smaller difference from the claim could not have been seen."""
+        return (self.high - self.low) / 2
+
+    def verdict(self, low: float, high: float) -> str:
+        if low <= self.low and self.high <= high:
+            return "confirmed"
+        return "refuted" if self.high < low or self.low > high else "not decided"
+
+
+class NotMeasuredError(Exception):
+    """Why the store says nothing about a finding."""
+
+
+class Evidence:
+    """What a store measured: its laws, and the Records that no law reads."""
+
+    def __init__(self, laws: Laws, records: Sequence[Record]) -> None:
+        self.laws, self.records = laws, list(records)
+
+    @cached_property
+    def surface(self) -> Law:
+        """The loss over size, share, batch and rate at once, over all runs of stage 1 with the main optimizer."""
+        optimizer, init = self.laws.definitions.get("optimizer"), self.laws.definitions.get("init")
+        runs = [
+            r
+            for r in self.records
+            if r.status == "done" and r.params is not None and r.flops_nominal and LOSS in r.metrics
+            and (r.epochs or 0) <= 1.001
+            and (r.recipe.train.stage, r.recipe.train.schedule, r.recipe.train.pool_sequences) == (1, "cosine", None)
+            and (r.recipe.train.optimizer, r.recipe.model.init) == (optimizer, init)
+        ]  # fmt: skip
+        if not runs:
+            raise NotMeasuredError("no runs for a surface over size, share, batch and rate")
+        batches = [r.recipe.train.batch_sequences for r in runs]
+        knobs = {
+            "params": [r.params.total for r in runs if r.params],
+            "share": [r.embedder_share or 0.0 for r in runs],
+            "batch": batches,
+            "rate": [r.recipe.train.learning_rate / math.sqrt(b / 512) for r, b in zip(runs, batches, strict=True)],
+        }
+        compute, losses = [r.flops_nominal or 0.0 for r in runs], [r.metrics[LOSS].value for r in runs]
+        return response_surface(knobs, compute, losses)
+
+    def optima(self, name: str, metric: str) -> dict[float, Law]:
+        """Identified optima by budget."""
+        found = {e.budget: e.law for e in self.laws.entries if e.name == name and e.metric == metric and e.law.ok}
+        return {budget: found[budget] for budget in sorted(b for b in found if b is not None)}
+
+    def law(self, name: str, metric: str) -> Law:
+        """An identified law over budgets; refused with its reason where there is none."""
+        for entry in self.laws.entries:
+            if entry.name == name and entry.metric == metric and entry.budget is None:
+                if not entry.law.ok:
+                    reason = entry.law.warnings[0] if entry.law.warnings else ""
+                    raise NotMeasuredError(f"{name} of {metric} is {entry.law.status.replace('_', ' ')}: {reason}")
+                return entry.law
+        raise NotMeasuredError(f"no {name} of {metric}")
+
+    def cells(self, axis: str, metric: str, knob: str) -> dict[float, dict[float, float]]:
+        """By budget, the metric over the knob: the mean over seeds at each cell's chosen rate."""
+        found: dict[float, dict[float, list[float]]] = {}
+        for run in self.runs(axis):
+            if metric in run.metrics and knob in run.knobs:
+                found.setdefault(run.budget, {}).setdefault(run.knobs[knob], []).append(run.metrics[metric])
+        return {c: {x: mean(values) for x, values in sorted(by_x.items())} for c, by_x in sorted(found.items())}
+
+    def runs(self, axis: str) -> list[RunRow]:
+        return [run for run in self.laws.runs if run.axis == axis and run.chosen]
+
+    def seed_error(self, metric: str) -> tuple[float, int]:
+        """The standard deviation of a run from seed to seed, over cells with several; and how many there are."""
+        cells: dict[str, list[float]] = {}
+        for record in self.records:
+            if record.status == "done" and metric in record.metrics and not record.recipe.evaluate.every:
+                same = record.recipe.model_copy(update={"train": record.recipe.train.model_copy(update={"seed": 0})})
+                cells.setdefault(same.to_json(), []).append(record.metrics[metric].value)
+        several = [values for values in cells.values() if len(values) > 1]
+        dof = sum(len(values) - 1 for values in several)
+        if dof < 2:
+            raise NotMeasuredError(f"fewer than three seeds of {metric} to judge a difference by")
+        return math.sqrt(sum(float(np.var(v) * len(v)) for v in several) / dof), dof
+
+    def correlation(self, name: str, first: str, second: str) -> dict[str, Correlation]:
+        """ρ of two metrics by the label of the budget, at the best rate of each cell."""
+        tables = [t for named in self.laws.correlations if named.name == name and named.runs.startswith("best")
+                  for t in named.tables]  # fmt: skip
+        pairs = {t.label: p for t in tables for p in t.pairs if {p.first, p.second} == {first, second}}
+        return {label: pair for label, pair in pairs.items() if pair.rho is not None}
+
+    def regimes(self, axis: str, metric: str) -> dict[float, Correlation]:
+        """ρ of a metric between its two regimes, by budget."""
+        return {
+            row.budget: pair
+            for row in self.laws.regimes if row.axis == axis
+            for pair in row.pairs if pair.first == f"batch/{metric}" and pair.rho is not None
+        }  # fmt: skip
+
+
+# Estimates with intervals -------------------------------------------------------------------------------------------
+
+
+def of_law(law: Law, name: str, note: str = "") -> Measured:
+    low, high = law.interval(name)
+    return Measured(float(law[name]), low, high, law.residuals.n, note)
+
+
+def spanning(optima: Iterable[tuple[float, Law]], name: str, what: str) -> Measured:
+    """An optimum that is asked for at every budget: the interval spans those of all of them."""
+    rows = [(c, float(law[name]), *law.interval(name), law.residuals.n) for c, law in optima]
+    if not rows:
+        raise NotMeasuredError(f"{what} is identified at no budget")
+    note = "; ".join(f"{c:.0e}: {value:.3g}" for c, value, *_ in rows)
+    value = math.exp(mean(math.log(row[1]) for row in rows))
+    return Measured(value, min(row[2] for row in rows), max(row[3] for row in rows), sum(row[4] for row in rows), note)
+
+
+def mean_ratio(pairs: Sequence[tuple[Measured, Measured]], what: str) -> Measured:
+    """The mean ratio of two numbers that were measured side by side several times."""
+    usable = [(a, b) for a, b in pairs if min(a.low, b.low) > 0 and max(a.high, b.high) < INFINITE]
+    if not usable:
+        raise NotMeasuredError(f"no budget has {what} with both ends of both intervals")
+    logs = [math.log(a.value / b.value) for a, b in usable]
+    squares = [sum((math.log(m.high / m.low) / 2 / Z) ** 2 for m in pair) for pair in usable]
+    within = math.sqrt(sum(squares)) / len(usable)
+    between = float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 2 else 0.0
+    half = Z * max(within, between)
+    middle = mean(logs)
+    return Measured(math.exp(middle), math.exp(middle - half), math.exp(middle + half), sum(a.n for a, _ in usable))
+
+
+def of_correlation(pair: Correlation, note: str = "") -> Measured:
+    """Spearman's ρ with Fisher's interval (standard error 1.03/√(n − 3) on the scale of z)."""
+    assert pair.rho is not None
+    if pair.n < 5:
+        return Measured(pair.rho, -1.0, 1.0, pair.n, note)
+    z, half = math.atanh(max(-0.9999, min(0.9999, pair.rho))), Z * 1.03 / math.sqrt(pair.n - 3)
+    return Measured(pair.rho, math.tanh(z - half), math.tanh(z + half), pair.n, note)
+
+
+def mean_correlation(pairs: Sequence[Correlation], what: str) -> Measured:
+    """The mean of ρ over budgets on the scale of z, those with more runs counting for more."""
+    usable = [pair for pair in pairs if pair.rho is not None and pair.n >= 5]
+    if not usable:
+        raise NotMeasuredError(f"no budget has five runs of {what}")
+    weights = [pair.n - 3 for pair in usable]
+    z = [math.atanh(max(-0.9999, min(0.9999, pair.rho or 0.0))) for pair in usable]
+    middle = sum(w * value for w, value in zip(weights, z, strict=True)) / sum(weights)
+    half = Z * 1.03 / math.sqrt(sum(weights))
+    n, note = sum(pair.n for pair in usable), f"{len(usable)} budgets"
+    return Measured(math.tanh(middle), math.tanh(middle - half), math.tanh(middle + half), n, note)
+
+
+def at_share(cells: dict[float, float], share: float) -> float:
+    """The loss at a share, on straight lines over log share between the cells."""
+    xs = sorted(cells)
+    if not xs or not xs[0] <= share <= xs[-1]:
+        raise NotMeasuredError(f"no cells on both sides of a share of {share:.0%}")
+    return float(np.interp(math.log(share), np.log(xs), [cells[x] for x in xs]))

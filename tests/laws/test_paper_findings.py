@@ -1,0 +1,102 @@
+"""Verdicts on the paper's findings: planted truths inside and outside of what is claimed, and the folder of a study."""
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from habitus.laws import fit
+from habitus.store import read_records
+from tests.laws import conftest
+from tests.laws.test_fit_pipeline import write_store
+from tests.reporting.test_report_page import ORDER
+
+METRICS = ["batch/loss", "batch/recall@10"]
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    return importlib.import_module("paper_findings")
+
+
+@pytest.fixture
+def study(findings: Any) -> Any:
+    return importlib.import_module("paper_study")
+
+
+def verdicts(findings: Any, study: Any, planted: Any, folder: Path, axes: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    laws = fit(planted.write(folder / "runs.csv", planted.rows(noise=0.0005, axes=axes)), METRICS)
+    return {row["quantity"]: row for row in findings.judge(study.Evidence(laws, []))}
+
+
+def test_planted_truths_are_confirmed_or_refuted_as_they_lie(
+    findings: Any, study: Any, planted: Any, tmp_path: Path
+) -> None:
+    rows = verdicts(findings, study, planted, tmp_path, ("share", "allocation"))
+    assert len(rows) == len(findings.FINDINGS) == 23
+    for quantity in (
+        "s* of the loss",
+        "exponent of s*",
+        "s* of recall@10 over s* of the loss",
+        "mean ρ of the budgets",
+    ):
+        assert rows[quantity]["verdict"] == "confirmed", rows[quantity]
+    # Planted are N* ∝ C^0.451 and so D/N ∝ C^0.098: neither is what the paper found.
+    assert rows["exponent of N*"]["value"] == pytest.approx(0.451, abs=0.02)
+    assert rows["exponent of N*"]["verdict"] == rows["exponent of D/N by C = 6ND"]["verdict"] == "refuted"
+    # Nothing is decided without seeds, and it is said.
+    assert "seeds" in rows["range of the loss, nats"]["why"]
+    assert rows["range of the loss, nats"]["verdict"] == "not decided"
+
+
+def test_another_truth_gets_another_verdict(
+    findings: Any, study: Any, planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conftest, "SHARE_OPT", 0.15)
+    row = verdicts(findings, study, planted, tmp_path, ("share",))["s* of the loss"]
+    assert row["verdict"] == "refuted" and row["value"] == pytest.approx(0.15, rel=0.1)
+
+
+def test_an_interval_decides_by_where_it_lies(findings: Any) -> None:
+    measured = findings.Measured(1.0, 0.5, 1.5, 3)
+    assert measured.smallest_effect == 0.5
+    assert measured.verdict(0.4, 2.0) == "confirmed"
+    assert measured.verdict(1.6, 2.0) == measured.verdict(-1.0, 0.4) == "refuted"
+    assert measured.verdict(1.2, 2.0) == "not decided"
+
+
+def test_a_store_becomes_a_folder_with_every_finding(study: Any, findings: Any, planted: Any, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", planted)
+    study.write_study(store, tmp_path / "out", title="Planted")
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert text.startswith("# Planted") and text.count("| [") == 23
+    assert {finding.figure for finding in findings.FINDINGS} <= set(ORDER)
+    assert "Planted" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    written = json.loads((tmp_path / "out" / "findings.json").read_text(encoding="utf-8"))
+    assert len(written["findings"]) == 23 and written["forecasts"] == []
+    assert fit(tmp_path / "out" / "runs.store.xz", ["batch/loss"]).find("size_law", "batch/loss").residuals.n == 4
+
+
+def test_forecasts_are_held_against_the_gain_beside_persistence_and_a_line(
+    study: Any, planted: Any, tmp_path: Path
+) -> None:
+    store = write_store(tmp_path / "store", planted)
+    laws, records = fit(store, ["batch/loss"]), list(read_records(store))
+    run = next(r for r in records if r.status == "done" and "batch/loss" in r.metrics)
+    evidence = study.Evidence(laws, [run])
+    best = study._best_by_budget(evidence, "batch/loss", 1e19)
+    (b1, far), (b2, near) = sorted(best.items())[-2:]
+    measured = run.metrics["batch/loss"].value
+    predicted = SimpleNamespace(metric="batch/loss", value=measured + 0.5 * (near - measured), low=0.0, high=100.0)
+    plan = SimpleNamespace(flops=1e19, predictions=[predicted], stage1=run.recipe, registered_hash="ab" * 32)
+    (row,) = study.forecasts(evidence, [plan])
+    sign = 1 if near > measured else -1
+    assert row["misses"]["law"] == pytest.approx(0.5 * sign) and row["misses"]["persistence"] == pytest.approx(sign)
+    assert b2 / b1 == pytest.approx(10)  # one more decade of the line
+    assert row["misses"]["log line"] == pytest.approx((near + (near - far) - measured) / abs(near - measured))
+    assert row["inside"] and row["runs"] == 1
+    assert "ab" * 6 in study.readme([], [row], "x", 1)
