@@ -161,6 +161,8 @@ _ROWS = (
     ("B  batch_sequences", "batch_sequences", "{:,.0f}"),
     ("   learning_rate", "learning_rate", "{:.3g}"),
     ("   steps", "steps", "{:,.0f}"),
+    ("L  seq_len", "seq_len", "{:,.0f}"),
+    ("   serve --read-history", "serve_history", "{:,.0f}"),
     ("D  slots_seen", "slots_seen", "count"),
     ("   D/N", "data_ratio", "{:.3g}"),
     ("R  passes", "passes", "{:.3g}"),

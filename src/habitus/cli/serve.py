@@ -55,6 +55,10 @@ def serve(
     ] = 0,
     max_body: Annotated[int, typer.Option(help="Bytes of a request's body.")] = 1 << 20,
     max_history: Annotated[int, typer.Option(help="Events of one history.")] = 2_000,
+    read_history: Annotated[
+        int | None,
+        typer.Option(help="Newest events that the model reads; by default its window. Fewer are faster."),
+    ] = None,
     max_k: Annotated[int, typer.Option(help="Recommendations in one answer.")] = 1_000,
     max_filter_values: Annotated[int, typer.Option(help="Values in allow and deny together.")] = 1_000,
     max_candidates: Annotated[int, typer.Option(help="Items to score, to choose from or to leave out.")] = 10_000,
@@ -77,6 +81,7 @@ def serve(
         {
             "max_body_bytes": max_body,
             "max_history": max_history,
+            "read_history": read_history,
             "max_k": max_k,
             "max_filter_values": max_filter_values,
             "max_candidates": max_candidates,

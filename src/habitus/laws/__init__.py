@@ -3,6 +3,7 @@
 from habitus.laws.allocation import surface_optimum
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
 from habitus.laws.checks import sign_of
+from habitus.laws.context_axis import describe_history, history_of_record, served_history
 from habitus.laws.correlation import (
     correlation_by_budget,
     paired_regimes,
@@ -53,12 +54,14 @@ __all__ = [
     "correlation_by_budget",
     "critical_batch",
     "depth_optimum",
+    "describe_history",
     "finite_log",
     "fit",
     "format_summary",
     "format_tables",
     "frontier",
     "hierarchical_bootstrap",
+    "history_of_record",
     "iso_target",
     "isoflop_optimum",
     "learning_rate_drift",
@@ -76,6 +79,7 @@ __all__ = [
     "rollout",
     "saturating",
     "select",
+    "served_history",
     "sign_of",
     "slice_agreement",
     "smooth",

@@ -15,6 +15,7 @@ from habitus.laws.law_builders import law_without_values, make_intervals
 from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.two_term import two_term
+from habitus.record import Record
 from habitus.store import (
     AXES,
     BEYOND_SLICE,
@@ -122,3 +123,37 @@ def _enough(lengths: Sequence[int], lost: np.ndarray, allowed: float) -> float:
     first, second = np.log(lengths[place]), np.log(lengths[place + 1])
     share = (lost[place] - allowed) / (lost[place] - lost[place + 1])
     return float(np.exp(first + share * (second - first)))
+
+
+def history_of_record(record: Record, metric: str) -> Law | None:
+    """The history that is enough for one run, where its Record says what shorter ones lose."""
+    if not any(name.startswith(f"{metric}/{CONTEXT_SLICE}") for name in record.metrics):
+        return None
+    values = {name: measured.value for name, measured in record.metrics.items()} | dict(record.throughput)
+    errors = {name: measured.se for name, measured in record.metrics.items() if measured.se is not None}
+    knobs = {"seq_len": float(record.recipe.data.seq_len)}
+    run = MeasuredRun("context", "", 0.0, 0.0, record.seed, knobs=knobs, metrics=values, errors=errors)
+    return history_gain([run], metric)
+
+
+def served_history(law: Law) -> int | None:
+    """The shortest history among those measured that is enough; None where only the longest is."""
+    rows = law.details.get("rows", [])
+    lengths = [row["history"] for row in rows[:-1] if row["history"] >= law["x_opt"] - 1e-9] if law.values else []
+    return min(lengths, default=None)
+
+
+def describe_history(law: Law, metric: str) -> str:
+    """'train with 512, serve with 200: -0.3% recall@10 at 0.34 of the time of a query', of lengths as measured."""
+    if not law.values:
+        return ""
+    rows, served = law.details["rows"], served_history(law)
+    bare, longest = metric.rpartition("/")[2], rows[-1]
+    if served is None:
+        return f"train with {law.details['seq_len']}, serve with all of it: shorter histories lose more than 1% {bare}"
+    row = next(row for row in rows if row["history"] == served)
+    change = (row["value"] - longest["value"]) / (abs(longest["value"]) or 1.0)
+    text = f"train with {law.details['seq_len']}, serve with {served}: {change:+.1%} {bare}"
+    if row["seconds"] and longest["seconds"]:
+        text += f" at {row['seconds'] / longest['seconds']:.2f} of the time of a query"
+    return text

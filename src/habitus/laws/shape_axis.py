@@ -17,7 +17,7 @@ from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.response_surface import compare_with_optimum, optimum_in_range, predict_response, response_surface
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.two_term import two_term
-from habitus.store import AXES, HELD_OUT, LEVELS, Law, LawEntry, Residuals, direction_of
+from habitus.store import AXES, HELD_OUT, LEVELS, TRAIN, Law, LawEntry, Residuals, direction_of
 
 KNOBS = ("joint_dim", "width", "depth", "text_depth", "batch_sequences", "rate_at_512")
 _CENTRE = "centre"
@@ -27,7 +27,9 @@ _INSIDE = 0.05  # p value above which a point belongs to the region of the optim
 
 def fit_shape(runs: Sequence[MeasuredRun], metric: str, _error: PureError | None = None) -> AxisLaws:
     """Per budget the surface with its error on held-out cells, its optimum, and how far the centre is from it."""
-    entries = []
+    entries: list[LawEntry] = []
+    if metric.startswith(f"{TRAIN}/"):
+        return AxisLaws()  # other batches have other candidates
     for budget in sorted({run.budget for run in runs if metric in run.metrics}):
         measured = [run for run in runs if run.budget == budget and metric in run.metrics]
         for name, law in _laws_at(measured, metric, budget).items():
@@ -137,6 +139,8 @@ def _best_alone(surface: Law, centre: dict[str, float], name: str, budget: float
 
 def fit_regularisation(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
     """Per budget the best share with each dropout of the embedder, and how far dropout moves it."""
+    if metric.startswith(f"{TRAIN}/"):
+        return AxisLaws()  # dropout changes what is minimised
     data = axis_data(runs, AXES["regularisation"].knob, metric)
     dropout = np.array([run.knobs.get("item_dropout", 0.0) for run in data.runs])
     entries = []

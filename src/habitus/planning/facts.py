@@ -9,7 +9,7 @@ from habitus.errors import ConfigError
 from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Record
 from habitus.sizing import TYPICAL_INPUTS, Inputs, StepSpeed, step_speeds
-from habitus.store import INFO_FILE, Laws, read_records, read_store_info
+from habitus.store import AXES, INFO_FILE, Laws, SweepManifest, manifest_paths, read_records, read_store_info
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ def read_store_facts(laws_path: Path | None) -> StoreFacts:
         return StoreFacts(dataset_checksum=checksum)
     stage1 = [r for r in records if r.recipe.train.stage == 1]
     stage2 = [r for r in records if r.recipe.train.stage == 2]
-    typical = max(stage1, key=lambda r: (r.flops_budget or 0.0, r.recipe_hash), default=None)
+    aside = _runs_on_request(store)
+    usual = [r for r in stage1 if r.recipe_hash not in aside] or stage1
+    typical = max(usual, key=lambda r: (r.flops_budget or 0.0, r.recipe_hash), default=None)
     return StoreFacts(
         dataset_checksum=checksum or records[0].dataset_checksum,
         recipe=None if typical is None else typical.recipe,
@@ -102,6 +104,13 @@ def check_dataset(dataset: DatasetProfile, facts: StoreFacts, laws: Laws, laws_p
             next_step="habitus study --data DATASET measures them; --published plans without",
         )
     return None
+
+
+def _runs_on_request(store: Path) -> set[str]:
+    """Recipe hashes of axes that vary what all other runs have in common: windows, text layers, dropout."""
+    axes = tuple(f"{name}-" for name, axis in AXES.items() if axis.on_request)
+    manifests = [SweepManifest.read(path) for path in manifest_paths(store) if path.name.startswith(axes)]
+    return {row.recipe_hash for manifest in manifests for row in manifest.cells}
 
 
 def _usual_hardware(records: Iterable[Record]) -> str | None:

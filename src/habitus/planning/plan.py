@@ -9,6 +9,7 @@ from habitus.errors import ConfigError
 from habitus.laws import published_laws
 from habitus.planning import knobs
 from habitus.planning.best_run import plan_within_log
+from habitus.planning.context import context_quantities, with_windows
 from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
 from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.knobs import SourcedLaws
@@ -62,7 +63,8 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         if within is not None:
             return within
     sources = knobs.laws_by_source(user)
-    fixed = _fixed_settings(dataset, facts, user)
+    context = context_quantities((1 - options.stage2_share) * flops, metric, sources)
+    fixed = with_windows(_fixed_settings(dataset, facts, user), context, metric, sources)
 
     def stage1_of(total: float) -> Cell:
         return plan_cells((1 - options.stage2_share) * total, 0.0, metric, sources, fixed, facts).stage1
@@ -105,6 +107,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         dataset_checksum=dataset.dataset_checksum,
         quantities={
             **cells.quantities,
+            **context,
             **({} if passes is None else {"passes": passes}),
             **({"dropout": dropout} if dropout.value else {}),
             **({} if hours is None else {"hours": hours}),
@@ -157,6 +160,9 @@ def plan_cells(
     """N, s, B from the laws; D from Equation 1; K from its law, capped; and the ranges that N's interval implies."""
     optima = optimal_knobs(C, C2, metric, sources)
     N, s, B = (optima[name] for name in ("params", "embedder_share", "batch_sequences"))
+    if fixed.batch_scale != 1:
+        how = f"{B.how}; in windows of {fixed.dataset.seq_len}"
+        B = B.model_copy(update={"value": fixed.in_windows(B.value), "low": None, "high": None, "how": how})
     affordable = largest_batch(C, N.value, s.value, int(B.value), fixed)
     if affordable < B.value:
         B = B.model_copy(update={"value": affordable, "how": f"{B.how}; lowered so that {MIN_STEPS} steps remain"})
@@ -166,13 +172,15 @@ def plan_cells(
         "params": _with_built_value(N, cell.params),
         "embedder_share": _with_built_value(s, cell.embedder_share),
         "batch_sequences": B,
-        "learning_rate": knobs.learning_rate(affordable, ("allocation", "share"), sources, C, cell.params),
+        "learning_rate": knobs.learning_rate(
+            round(affordable / fixed.batch_scale), ("allocation", "share"), sources, C, cell.params
+        ),
         **_derived(cell, ends, N),
     }
     if not C2:
         return PlannedCells(quantities, cell, None)
     K = optima["num_negatives"]
-    second = stage2_cell(C2, cell, K.value, facts.stage2_batch or _STAGE2_BATCH, fixed)
+    second = stage2_cell(C2, cell, K.value, fixed.in_windows(facts.stage2_batch or _STAGE2_BATCH), fixed)
     capped = second.cell.num_negatives
     low = None if K.low is None else min(K.low, capped)
     how = f"{K.how}; {second.cap}" if second.cap else K.how
@@ -186,7 +194,7 @@ def plan_cells(
         how=batch_how,
     )
     quantities["stage2_learning_rate"] = knobs.learning_rate(
-        second.cell.batch_sequences, ("negatives", "allocation"), sources, C2
+        round(second.cell.batch_sequences / fixed.batch_scale), ("negatives", "allocation"), sources, C2
     )
     return PlannedCells(quantities, cell, second)
 
@@ -286,7 +294,9 @@ def _recipe(
             dropout=dropout.value,
             seed=options.seed,
         ),
-        evaluate=evaluate.model_copy(update={"regimes": ("batch", "catalogue"), "every": 0}),
+        evaluate=evaluate.model_copy(
+            update={"regimes": ("batch", "catalogue"), "every": 0, "contexts": fixed.contexts}
+        ),
     )
 
 

@@ -37,6 +37,12 @@ class FixedSettings:
     precision: Precision = "bf16"
     copying: bool = False
     init: str | None = None  # of the laws, where they say
+    contexts: tuple[int, ...] = ()  # histories that the planned run is evaluated with
+    batch_scale: float = 1.0  # windows of the plan for each that the laws mean, where its windows have another length
+
+    def in_windows(self, batch: float) -> int:
+        """A batch of the laws' windows in windows of the plan, with as many slots."""
+        return max(1, round(batch * self.batch_scale))
 
 
 def stage1_cell(C: float, N: float, s: float, B: int, fixed: FixedSettings) -> Cell:

@@ -23,6 +23,7 @@ _LABELS = {
     "joint_dim": ("joint_dim", "count"), "width": ("width", "count"), "depth": ("depth", "count"),
     "num_negatives": ("extra negatives K", "count"), "stage2_steps": ("stage 2: steps", "count"),
     "stage2_batch_sequences": ("stage 2: batch", "count"), "stage2_learning_rate": ("stage 2: learning rate", "rate"),
+    "seq_len": ("window L (events)", "count"), "serve_history": ("history to serve with", "count"),
     "hours": ("time", "hours"), "memory_gib": ("memory", "gib"),
 }  # fmt: skip
 

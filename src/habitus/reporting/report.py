@@ -10,6 +10,7 @@ from habitus.reporting import (
     allocation,
     allocation_tables,
     batch,
+    context,
     correlations,
     depth,
     disclosure,
@@ -17,6 +18,7 @@ from habitus.reporting import (
     inits,
     negatives,
     rollouts,
+    shape,
     share,
     summary,
     surrogates,
@@ -27,7 +29,17 @@ from habitus.reporting.opening import opening
 from habitus.reporting.page import render_page
 from habitus.reporting.plan import plan_exhibit
 from habitus.reporting.study import Study, read_study, study_name
-from habitus.reporting.valleys import DEPTH, NEGATIVES, SHARE, SIZE, Valley, curves, law_over_compute, optimum_table
+from habitus.reporting.valleys import (
+    CONTEXT,
+    DEPTH,
+    NEGATIVES,
+    SHARE,
+    SIZE,
+    Valley,
+    curves,
+    law_over_compute,
+    optimum_table,
+)
 from habitus.store import Laws, Plan, open_store
 
 LIVE_FOLDER = "data"  # of the sheets beside a page that is served
@@ -112,6 +124,17 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
         ("frontiers N*, D*, D/N", allocation.frontiers, "allocation"),
         ("table of the allocation", allocation_tables.allocation_table, "allocation"),
         ("exponents with nearest cells", allocation_tables.exponents, "allocation"),
+    )),
+    ("windows", "Windows and histories", (
+        ("metrics against window length", _of(CONTEXT, curves), "context"),
+        ("L*(C) of the window", _of(CONTEXT, law_over_compute), "context"),
+        ("table of L*", _of(CONTEXT, optimum_table), "context"),
+        ("what longer histories add", context.history_curves, "context"),
+        ("history that is enough", context.history_table, "context"),
+    )),
+    ("shapes", "Shape", (
+        ("six knobs at once", shape.shape_table, "shape"),
+        ("share with dropout in the embedder", shape.regularised_shares, "regularisation"),
     )),
     ("extra-negatives", "Extra negatives", (
         ("metrics against K", _of(NEGATIVES, curves), "negatives"),

@@ -74,7 +74,7 @@ class Retriever:
         self.store = store
         self.read_only = read_only
         self.limits = limits
-        self.window = bundle.recipe.data.seq_len
+        self.window = min(bundle.recipe.data.seq_len, limits.read_history or bundle.recipe.data.seq_len)
         self.id_format = candidates.catalogue.id_format
         self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, self.id_format, self.window, limits)
         self.item_encoder = ItemEncoder(bundle, self.id_format, limits)

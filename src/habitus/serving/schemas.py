@@ -320,6 +320,7 @@ class Limits(Typed):
 
     max_body_bytes: int = Field(1 << 20, ge=1024, description="Of a request's body.")
     max_history: int = Field(2_000, ge=1, description="Events of one history; the model reads the newest ones.")
+    read_history: int | None = Field(None, ge=1, description="Newest events that the model reads; absent: its window.")
     max_k: int = Field(1_000, ge=1, description="Recommendations in one response.")
     max_filter_values: int = Field(1_000, ge=1, description="Values in allow and deny together.")
     max_candidates: int = Field(10_000, ge=1, description="Items to score, items to choose from and to leave out.")

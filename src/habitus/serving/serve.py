@@ -6,7 +6,9 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.laws import describe_history, history_of_record, served_history
 from habitus.progress import Note
+from habitus.record import Record
 from habitus.serving.index import IndexKind
 from habitus.serving.item_store import ItemStore
 from habitus.serving.retriever import Retriever
@@ -14,6 +16,7 @@ from habitus.serving.schemas import Limits
 from habitus.serving.server import address_of, bind, check_image_origin, is_loopback, run_server
 from habitus.serving.service import Service
 from habitus.serving.users import ValidationUsers
+from habitus.store import RECORD_FILE
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ def serve_run(
             note=note,
         )
 
+    if options.limits.read_history is None:
+        note_shorter_history(run, note)
     users = None
     if options.show_users and options.data is not None:
         users = ValidationUsers(Dataset.open(options.data, verify=False))
@@ -92,3 +97,16 @@ def serve_run(
         access_log=options.access_log,
         ready=lambda: ready(f"habitus: {service.num_items:,} items at {address_of(listener)}"),
     )
+
+
+def note_shorter_history(run: Path, note: Note) -> None:
+    """Say how few events would do, where the run's Record measured it (evaluate.contexts)."""
+    path = run / RECORD_FILE
+    try:
+        record = Record.read(path) if path.exists() else None
+    except ConfigError:
+        return  # a server answers without it
+    law = None if record is None else history_of_record(record, "catalogue/recall@10")
+    served = None if law is None else served_history(law)
+    if law is not None and served is not None:
+        note(f"habitus: {describe_history(law, 'catalogue/recall@10')}, on validation (--read-history {served})")

@@ -1,0 +1,180 @@
+"""How long windows should be: sweeps of the context axis on a world of long histories and on logs, and what steps cost.
+
+    python benchmarks/context.py --out context.json
+    python benchmarks/context.py --parts logs --logs completejourney-dataset git-dataset --out context-logs.json
+
+Three parts. `speed`: steps of one model with windows of 256, 1,024 and 2,048 events and equal slots, beside what the
+executed FLOPs say. `world`: the axis at --budgets on a synthetic world like logs with --events-per-user. `logs`: the
+axis on prepared datasets at the largest budget of which every window length is one pass or less. A store, its laws and
+a report are left in --store. Prints tables and ends with one JSON line.
+"""
+
+import argparse
+import json
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prepare import hardware
+
+METRICS = ("catalogue/loss", "catalogue/recall@10", "catalogue/ndcg@10")
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
+LOG_BUDGETS = (1e15, 3e14, 1e14, 3e13, 1e13, 3e12, 1e12, 3e11, 1e11)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="speed,world", help="some of speed, world, logs")
+    parser.add_argument("--logs", type=Path, nargs="*", default=[], help="prepared datasets of the part logs")
+    parser.add_argument("--budgets", default="1e14,1e15")
+    parser.add_argument("--users", type=int, default=150_000)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--events-per-user", type=float, default=1000.0)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--preset", default="standard")
+    parser.add_argument("--slots", type=int, default=65_536, help="per step, of the part speed")
+    parser.add_argument("--steps", type=int, default=400, help="of the part speed")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--store", type=Path, help="folder of data, stores and reports; else a temporary one")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    parts = given.parts.split(",")
+    result: dict[str, Any] = {
+        "benchmark": "context", "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "device": _gpu(),
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.store or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        if "speed" in parts or "world" in parts:
+            world = _world(given, folder / "world")
+        if "speed" in parts:
+            result["speed"] = measure_speed(world, given, folder)
+        if "world" in parts:
+            budgets = tuple(float(text) for text in given.budgets.split(","))
+            result["world"] = sweep_contexts(world, given, folder / "store-world", budgets)
+        for path in given.logs if "logs" in parts else ():
+            from habitus.data import Dataset
+
+            dataset = Dataset.open(path, verify=False)
+            budget = one_pass_budget(dataset, given.preset)
+            result[path.name] = sweep_contexts(dataset, given, folder / f"store-{path.name}", (budget,))
+    line = json.dumps(result)
+    if given.out:
+        given.out.write_text(line + "\n", encoding="utf-8")
+    print(line)
+
+
+def _world(given: argparse.Namespace, path: Path) -> Any:
+    """The world of long histories, prepared."""
+    from habitus.sweeps import load_preset, preset_dataset
+
+    preset = load_preset(given.preset)
+    size = preset.world.model_copy(
+        update={"num_users": given.users, "num_items": given.items, "events_per_user": given.events_per_user}
+    )
+    dataset = preset_dataset(preset.model_copy(update={"world": size}), path, threads=8)
+    print(f"world: {dataset.num_events:,} events of {dataset.num_users:,} users on {dataset.num_items:,} items")
+    return dataset
+
+
+def measure_speed(dataset: Any, given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Seconds of a step with windows of different lengths, against the executed FLOPs' ratio to 256."""
+    from habitus.recipe import Recipe
+    from habitus.training import TrainOptions, train
+
+    rows: list[dict[str, Any]] = []
+    print(
+        f"\n{'L':>6} {'windows':>8} {'ms a step':>10} {'TFLOP a step':>13} {'time ratio':>11} {'FLOPs':>11} {'over':>6}"
+    )
+    for seq_len in (256, 1024, 2048):
+        recipe = Recipe.parse(
+            {
+                "data": {"seq_len": seq_len},
+                "model": {"joint_dim": 64, "width": 256, "depth": 6, "text_len": dataset.fields.text_len},
+                "train": {
+                    "batch_sequences": given.slots // seq_len, "steps": given.steps, "learning_rate": 2e-3,
+                },
+                "evaluate": {"queries": 100, "batch_sequences": 2},
+            },
+            "the benchmark",
+        )  # fmt: skip
+        record = train(recipe, dataset, folder / f"speed-{seq_len}", options=TrainOptions(device=given.device))
+        seconds = 1 / record.throughput["steps_per_second"]
+        flops = (record.flops_executed or 0.0) / record.steps
+        row = {"seq_len": seq_len, "seconds": seconds, "executed_flops": flops}
+        first = rows[0] if rows else row
+        row |= {"time_ratio": seconds / first["seconds"], "flop_ratio": flops / first["executed_flops"]}
+        rows.append(row)
+        print(
+            f"{seq_len:>6} {given.slots // seq_len:>8} {1e3 * seconds:>10.2f} {flops / 1e12:>13.3f} "
+            f"{row['time_ratio']:>11.3f} {row['flop_ratio']:>11.3f} {row['time_ratio'] / row['flop_ratio']:>6.3f}"
+        )
+    return rows
+
+
+def sweep_contexts(dataset: Any, given: argparse.Namespace, store: Path, budgets: tuple[float, ...]) -> dict[str, Any]:
+    """The axis at some budgets, its laws, and the sentence of the largest."""
+    from habitus.laws import describe_history, fit
+    from habitus.reporting import report
+    from habitus.sweeps import load_preset, sweep
+
+    preset = load_preset(given.preset)
+    axis = preset.context.model_copy(update={"seq_lens": LENGTHS})
+    preset = preset.model_copy(update={"context": axis})
+    swept = sweep(
+        "context", dataset, store, budgets=budgets, preset=preset, seeds=given.seeds, device=given.device,
+        workers=given.workers, note=print,
+    )  # fmt: skip
+    for out in swept.design.left_out:
+        print(f"left out at {out.flops_budget:.3g}: {out.wanted}: {out.reason}")
+    laws = fit(store)
+    laws.write(store / "laws.json")
+    report(store, store / "report.html")
+    rows = []
+    print(f"\n{store.name}\n{'budget':>8} {'L':>6} {'steps':>8}" + "".join(f" {name:>20}" for name in METRICS))
+    for run in sorted(laws.runs, key=lambda run: (run.budget, run.knobs["seq_len"])):
+        values = {name: run.metrics[name] for name in METRICS if name in run.metrics}
+        rows.append({"budget": run.budget, "seed": run.seed, **run.knobs, "metrics": dict(run.metrics)})
+        print(
+            f"{run.budget:>8.3g} {run.knobs['seq_len']:>6.0f} {run.knobs['steps']:>8.0f}"
+            + "".join(f" {values.get(name, float('nan')):>20.4f}" for name in METRICS)
+        )
+    entries = []
+    for entry in laws.entries:
+        if entry.metric in METRICS and entry.name.startswith("context"):
+            values = {name: [entry.law[name], *entry.law.interval(name)] for name in entry.law.values}
+            said = describe_history(entry.law, entry.metric) if entry.name == "context_gain" else ""
+            entries.append({
+                "name": entry.name, "metric": entry.metric, "budget": entry.budget, "status": entry.law.status,
+                "values": values, "says": said, "warnings": entry.law.warnings,
+            })  # fmt: skip
+            at = f" at {entry.budget:.3g}" if entry.budget else ""
+            optimum = f" {entry.law['x_opt']:.0f}" if "x_opt" in entry.law.values else ""
+            print(f"{entry.name} of {entry.metric}{at}: {entry.law.status}{optimum} {said}")
+    return {"runs": rows, "laws": entries}
+
+
+def one_pass_budget(dataset: Any, preset_name: str) -> float:
+    """The largest budget of which no window length passes over the log more than once."""
+    from habitus.sweeps import DatasetFacts, SweepRequest, design_axis, load_preset
+
+    preset = load_preset(preset_name).for_catalogue(dataset.num_items)
+    facts = DatasetFacts.of(dataset, (), LENGTHS)
+    for budget in LOG_BUDGETS:
+        design = design_axis("context", facts, preset, request=SweepRequest(budgets=(budget,)))
+        if design.cells and not any("epoch" in out.reason or "steps of" in out.reason for out in design.left_out):
+            print(f"{dataset.path}: {budget:g} FLOPs are within one pass")
+            return budget
+    raise SystemExit(f"{dataset.path} is too short for any budget of {', '.join(f'{b:g}' for b in LOG_BUDGETS)}")
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()
