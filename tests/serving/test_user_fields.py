@@ -1,6 +1,9 @@
 """Serving a model that reads fields of its users: from the request, or from each event as the log has them."""
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import pytest
 import torch
 
 from habitus.data import Dataset, PrepareOptions, prepare
+from habitus.errors import DataError
 from habitus.events import Schema, World, schema_of
+from habitus.exporting import RecommendOptions, recommend_file
 from habitus.exporting.onnx import _contextualizer_part
 from habitus.model import BehaviorModel, load_bundle, save_bundle
 from habitus.recipe import Recipe
@@ -96,3 +101,41 @@ def test_the_padded_contextualizer_has_inputs_for_users(retriever: Retriever, us
     inputs = list(part.inputs.values())
     with torch.no_grad():
         torch.testing.assert_close(part.module(*inputs), part.original(inputs), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("timed", [False, True], ids=["static", "timed"])
+def test_a_file_of_histories_meets_its_users_table(
+    retriever: Retriever, log: dict[int, list[dict[str, Any]]], tmp_path: Path, timed: bool
+) -> None:
+    users = [3, 5, 8]
+    pq.write_table(pa.Table.from_pylist([event for user in users for event in log[user]]), tmp_path / "log.parquet")
+    middle = {user: log[user][len(log[user]) // 2]["timestamp"] for user in users}
+    rows = [{"user_id": 3, "plan": "paid", "age": 33.0}, {"user_id": 8, "plan": "free", "age": 60.0}]
+    rows += [{"user_id": 99, "plan": "free", "age": 1.0}]  # of nobody
+    if timed:  # only from the middle of each history on, and something else after its end
+        end = max(event["timestamp"] for user in users for event in log[user])
+        rows = [{**row, "since": middle.get(int(row["user_id"]), end)} for row in rows]
+        rows += [{"user_id": 3, "plan": "free", "age": 99.0, "since": end + timedelta(days=1)}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "users.parquet")
+    schema = retriever.bundle.schema
+    assert schema.users is not None
+    roles = schema.users.model_copy(update={"timestamp": "since" if timed else None})
+    bundle = replace(retriever.bundle, schema=schema.model_copy(update={"users": roles}))
+    served = copy(retriever)
+    served.bundle = bundle
+    options = RecommendOptions(k=5, users=f"{tmp_path}/users.parquet")
+    recommend_file(served, f"{tmp_path}/log.parquet", tmp_path / "out.parquet", options)
+    answers = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    for user in users:
+        fields = {"user.plan": "paid" if user == 3 else "free", "user.age": 33.0 if user == 3 else 60.0}
+        known = [
+            {**event, **(fields if user != 5 and (not timed or event["timestamp"] >= middle[user]) else {})}
+            for event in log[user]
+        ]
+        expected = retriever.recommend([RecommendRequest(history=known, k=5)])[0].items
+        got = [(row["item_id"], row["score"]) for row in answers if row["user_id"] == user]
+        assert [item for item, _ in got] == [one.item_id for one in expected]
+        np.testing.assert_allclose([score for _, score in got], [one.score for one in expected], rtol=1e-6)
+    with pytest.raises(DataError, match="stand twice"):
+        pq.write_table(pa.Table.from_pylist(rows + rows), tmp_path / "users.parquet")
+        recommend_file(served, f"{tmp_path}/log.parquet", tmp_path / "again.parquet", options)

@@ -32,6 +32,9 @@ def recommend(
     history: Annotated[
         str | None, typer.Option(help="Instead: one history as JSON, a list of events or of plain item ids.")
     ] = None,
+    users: Annotated[
+        str | None, typer.Option(help="User table of --histories, where the model reads fields of users.")
+    ] = None,
     k: Annotated[int, typer.Option("--k", help="Items per history.")] = 10,
     out: Annotated[Path | None, typer.Option(help="File to write: .parquet, .csv or .jsonl.")] = None,
     data: Annotated[
@@ -78,6 +81,11 @@ def recommend(
             "both --histories and --history were given" if history else "neither --histories nor --history was given",
             expected="--histories FILE for many users, or --history JSON for one",
         )
+    if history is not None and users is not None:
+        raise ConfigError(
+            "both --history and --users were given",
+            expected='the fields in the events: --history \'[{"item_id": 5, "user.plan": "paid"}]\'',
+        )
     if history is None:
         if out is None:
             raise ConfigError("no --out was given", expected="the file to write, as in --out recommended.parquet")
@@ -91,6 +99,7 @@ def recommend(
         only_items=None if only_items is None else _read_ids("only-items", only_items),
         exclude_items=[] if exclude_items is None else _read_ids("exclude-items", exclude_items),
         on_bad=check_choice("on-bad", on_bad, ("error", "skip")),
+        users=users,
         memory=memory,
         replace=replace,
     )

@@ -19,6 +19,7 @@ from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_p
 from habitus.data.sql import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.structure import Structure, structure
 from habitus.data.targets import find_candidates
+from habitus.data.users_table import add_user_columns
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "PrepareOptions",
     "SourceTable",
     "Structure",
+    "add_user_columns",
     "clock_fields",
     "data_facts",
     "describe",

@@ -22,7 +22,7 @@ from habitus.data.sql import (
     time_sql,
 )
 from habitus.errors import DataError
-from habitus.events import Schema, UserColumns
+from habitus.events import Schema, UserColumns, user_field
 from habitus.typed import Typed
 
 if TYPE_CHECKING:
@@ -181,3 +181,45 @@ class UsersTable:
         examples = tuple(f"{self.table.place(row)}: {quote_value(value)}" for row, value in rows[:EXAMPLES_SHOWN])
         remedy = "leaves out such rows of the users table" if drops_row else "makes bad numbers missing"
         return Problem("users", column, what, len(rows), examples, expected, remedy)
+
+
+def add_user_columns(
+    con: "DuckDBPyConnection", schema: Schema, users: SourceTable, events: SourceTable, query: str
+) -> str:
+    """A query of raw events with raw columns user.NAME of a users table: what was known at each event's time.
+
+    Events without a time get the latest row. A user that stands twice is refused.
+    """
+    roles = schema.users
+    if roles is None:
+        raise DataError("a users table was given, and the model knows no user fields", next_step="leave it out")
+    require_columns(users, [roles.user, *([roles.timestamp] if roles.timestamp else []), *roles.fields])
+    check_id_type(users, roles.user)
+    unit, time = roles.time_unit or schema.events.time_unit, schema.events.timestamp
+    same = are_comparable(users.types[roles.user], events.types[schema.events.user])
+    key, moment = id_sql(roles.user, users.types[roles.user], same), "0"
+    if roles.timestamp is not None:
+        moment = f"({time_sql(name_sql(roles.timestamp), users.types[roles.timestamp], unit)})"
+    fields = ", ".join(f"{name_sql(name)} AS {name_sql(user_field(name))}" for name in roles.fields)
+    con.execute(
+        f"CREATE TEMP TABLE user_rows AS SELECT {key} AS user_key, {time_in_range_sql(moment, unit)} AS user_t, "
+        f"{fields} FROM {scan_sql(users)} WHERE {key} IS NOT NULL"
+    )
+    twice = con.execute(
+        "SELECT user_key FROM user_rows GROUP BY user_key, user_t HAVING count(*) > 1 LIMIT 3"
+    ).fetchall()
+    if twice:
+        raise DataError(
+            f"users: {', '.join(quote_value(key) for (key,) in twice)} stand twice in {users.sources[0].name}",
+            expected="one row per user" + ("" if roles.timestamp is None else " and time"),
+        )
+    on = f"{id_sql(schema.events.user, events.types[schema.events.user], same)} = r.user_key"
+    rows, join = "user_rows", "LEFT JOIN"
+    if roles.timestamp is not None and time in events.types:
+        join, on = (
+            "ASOF LEFT JOIN",
+            f"{on} AND {time_sql(name_sql(time), events.types[time], schema.events.time_unit)} >= r.user_t",
+        )
+    elif roles.timestamp is not None:
+        rows = "(FROM user_rows QUALIFY row_number() OVER (PARTITION BY user_key ORDER BY user_t DESC) = 1)"
+    return f"SELECT e.*, r.* EXCLUDE (user_key, user_t) FROM ({query}) AS e {join} {rows} AS r ON {on}"

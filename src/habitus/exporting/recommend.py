@@ -2,8 +2,9 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from habitus.data import SourceTable, is_disk_full, open_table, quoted_path, require_columns
+from habitus.data import SourceTable, add_user_columns, is_disk_full, open_table, quoted_path, require_columns
 from habitus.errors import DataError
 from habitus.exporting.results import open_results
 from habitus.progress import Progress
@@ -41,6 +42,7 @@ class RecommendOptions:
     only_items: Sequence[Any] | None = None
     exclude_items: Sequence[Any] = ()
     on_bad: Literal["error", "skip"] = "error"  # a history with values that cannot be read
+    users: str | None = None  # the table of [users], where the histories do not hold its fields
     memory: str = "2GiB"  # of sorting events by user
     replace: bool = False  # whether `out` may exist; it is replaced when the new file is complete
 
@@ -81,7 +83,8 @@ def recommend_file(
             open_results(out, retriever, replace=options.replace) as results,
             tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommend-") as scratch,
         ):
-            for batch, share in _batches(read_users(retriever, histories, Path(scratch), options.memory, progress)):
+            users = read_users(retriever, histories, Path(scratch), options.memory, progress, options.users)
+            for batch, share in _batches(users):
                 for user, response in _recommend(retriever, batch, options):
                     tally.add(user, response, options.on_bad)
                     if isinstance(response, RecommendResponse):
@@ -171,8 +174,12 @@ def read_users(
     scratch: Path,
     memory: str = "2GiB",
     progress: Progress = lambda *_: None,
+    users: str | None = None,
 ) -> Iterator[tuple[Any, list[Event], float]]:
-    """(user, events, share of the file) one after another; `scratch` is for files in between."""
+    """(user, events, share of the file) one after another; `scratch` is for files in between.
+
+    `users` is a users table, whose fields are added to the events as they were known at their times.
+    """
     import duckdb
 
     config = {
@@ -183,13 +190,21 @@ def read_users(
     with duckdb.connect(":memory:", config=config) as con:
         table = open_table("histories", histories, con, scratch)
         roles = retriever.bundle.schema.events
+        user_fields = [name for name in retriever.bundle.schema.event_fields if name not in roles.fields]
         if _HISTORY in table.types and roles.item_column not in table.types:
+            if users is not None:
+                raise DataError(
+                    f"{histories} holds a list of events per user, and a users table was given",
+                    expected="an event log beside it, or events that say user.NAME themselves",
+                )
             require_columns(table, [roles.user, _HISTORY])
             yield from _listed(table, roles.user)
             return
         needed = [roles.user, roles.item_column, *roles.pair_columns]
         require_columns(table, needed)
-        optional = [roles.timestamp, *roles.fields]
+        optional = [roles.timestamp, *roles.fields, *([] if users else user_fields)]
+        if users is None and user_fields and not any(name in table.types for name in user_fields):
+            progress(f"no fields of users ({', '.join(user_fields)}): they count as missing", 0.0)
         absent = [name for name in roles.fields if name not in table.types]
         if absent and len(absent) == len(roles.fields) and roles.fields:
             hint = suggest_name(absent[0], sorted(table.types))
@@ -197,11 +212,23 @@ def read_users(
         columns = list(dict.fromkeys(needed + [name for name in optional if name in table.types]))
         progress("sorting by user", 0.0)
         path = scratch / "sorted.parquet"
-        _sort(con, table, columns, roles.user, path)
+        add = None
+        if users is not None:
+            user_table = open_table("users", users, con, scratch)
+            add = partial(add_user_columns, con, retriever.bundle.schema, user_table, table)
+        _sort(con, table, columns, roles.user, path, add)
     yield from _grouped(path, roles.user)
 
 
-def _sort(con: "DuckDBPyConnection", table: SourceTable, columns: list[str], user: str, path: Path) -> None:
+def _sort(
+    con: "DuckDBPyConnection",
+    table: SourceTable,
+    columns: list[str],
+    user: str,
+    path: Path,
+    add: Callable[[str], str] | None = None,
+) -> None:
+    """Write the events sorted by user; `add` makes a query with further columns of a query of them."""
     import duckdb
 
     names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
@@ -211,11 +238,12 @@ def _sort(con: "DuckDBPyConnection", table: SourceTable, columns: list[str], use
         (missing,) = con.execute(f"SELECT count(*) FROM read_parquet([{files}]) WHERE {key} IS NULL").fetchone() or (0,)
         if missing:
             raise DataError(f"histories: {missing:,} rows have no {user!r}", expected="a user in every row")
-        con.execute(
-            f"COPY (SELECT {names} FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false) "
-            f"ORDER BY {key}, file_index, file_row_number) TO '{quoted_path(path)}' "
-            "(FORMAT parquet, ROW_GROUP_SIZE 65536)"
-        )
+        events = f"FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+        query = f"SELECT {names} {events} ORDER BY {key}, file_index, file_row_number"
+        if add is not None:
+            rows = f"SELECT {names}, file_index AS file_, file_row_number AS row_ {events}"
+            query = f"SELECT * EXCLUDE (file_, row_) FROM ({add(rows)}) ORDER BY {key}, file_, row_"
+        con.execute(f"COPY ({query}) TO '{quoted_path(path)}' (FORMAT parquet, ROW_GROUP_SIZE 65536)")
     except duckdb.Error as error:
         if is_disk_full(error):
             raise DataError("the disk is full", next_step="free some space, or name a file elsewhere") from error
