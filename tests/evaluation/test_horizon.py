@@ -145,7 +145,7 @@ def test_a_record_carries_what_the_command_measures(by_time: Dataset, tmp_path: 
     assert pq.read_table(tmp_path / "users.parquet")["user"].to_pylist() == [0, 1, 2] * 5
     printed = CliRunner().invoke(app, [*command, "--baselines"])
     assert "3 users, each with one list of 6 items, made at the cut" in printed.stdout
-    assert "1 who first came after it are left out" in printed.stderr
+    assert "left out: 1 who first came after it" in printed.stderr
     single = CliRunner().invoke(app, [*command, "--repeats", "leave-out"])
     assert "horizon7d_new" in single.stdout
 

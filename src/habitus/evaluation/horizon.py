@@ -74,7 +74,7 @@ class HorizonQueries:
 
     def describe(self) -> str:
         """How many users and items there are, and who is left out."""
-        left_out = f"; {self.num_new_users:,} who first came after it are left out" if self.num_new_users else ""
+        left_out = f"; left out: {self.num_new_users:,} who first came after it" if self.num_new_users else ""
         return (
             f"{self.regime}: {len(self.users):,} users with events before {_day(self._cut)}, and "
             f"{len(self._relevant) / len(self.users):.1f} items each in the {self._length} after it"

@@ -7,12 +7,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from operator import not_
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from habitus.errors import ConfigError, RunError
+from habitus.recipe import Horizon
 from habitus.record import Record
 from habitus.typed import Sealed, Typed
 
@@ -32,6 +34,7 @@ class EvaluationFiles(Typed):
     batch_sequences: int
     catalogue_items: int | Literal["all"]
     seed: int
+    horizons: tuple[Horizon, ...] = Field((), exclude_if=not_, description="Days after the cut that runs measure too.")
     query_set_checksum: str = Field(description="As every Record carries it.")
     queries_sha256: str = Field(description="Of evaluation/queries.npy: log rows of the queries.")
     candidates_sha256: str | None = Field(None, description="Of evaluation/candidates.npy, where not all items are.")

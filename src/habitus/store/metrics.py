@@ -100,6 +100,7 @@ def headline_metrics() -> tuple[str, ...]:
 
 
 def regime_twins(metric: str) -> list[str]:
-    """The metric, then the same one in the other regime where it has one."""
+    """The metric, then the same one in the other regimes where it has one; of a horizon in the catalogue first."""
     regime, _, bare = metric.partition("/")
-    return [metric, *(f"{other}/{bare}" for other in REGIMES if regime in REGIMES and other != regime)]
+    has_twins = regime in REGIMES or horizon_of(metric) is not None
+    return [metric, *(f"{other}/{bare}" for other in reversed(REGIMES) if has_twins and other != regime)]

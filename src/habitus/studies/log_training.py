@@ -27,7 +27,7 @@ from habitus.planning import (
 from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
-from habitus.store import direction_of
+from habitus.store import direction_of, horizon_of
 from habitus.studies.envelope import repeat_share
 from habitus.studies.log_table import TestTable, compare_on_test
 from habitus.typed import Typed
@@ -239,7 +239,7 @@ class _Search:
     def _probe(self) -> None:
         """Measure how fast the first shape trains here; refuse a time that does not pay one pass."""
         shape = SHAPES[self.device][0]
-        recipe = stage1_recipe(shape, self.dataset, 1.0, self.device, seed=self.options.seed)
+        recipe = self._recipe(shape, 1.0)
         steps = min(recipe.train.steps, _PROBE_STEPS[self.device])
         probe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps})})
         folder = self.out / "probe"
@@ -296,7 +296,7 @@ class _Search:
         return best
 
     def _try(self, shape: Shape, passes: float, why: str) -> Candidate:
-        recipe = stage1_recipe(shape, self.dataset, passes, self.device, seed=self.options.seed)
+        recipe = self._recipe(shape, passes)
         candidate = Candidate(shape=shape.name, passes=passes, steps=recipe.train.steps, value=0.0, seconds=0.0)
         began = time.monotonic()
         record = self._train(recipe, self._folder(candidate), name=f"{shape.name}, {passes:.3g} passes")
@@ -309,6 +309,14 @@ class _Search:
         self.candidates.append(candidate)
         return candidate
 
+    def _recipe(self, shape: Shape, passes: float) -> Recipe:
+        """A recipe whose run measures what candidates are chosen by."""
+        recipe = stage1_recipe(shape, self.dataset, passes, self.device, seed=self.options.seed)
+        horizon = horizon_of(self.options.metric)
+        if horizon is None:
+            return recipe
+        return recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"horizons": (horizon,)})})
+
     def _better(self, first: Candidate, second: Candidate) -> Candidate:
         return second if self.sign * (second.value - first.value) > 0 else first
 
@@ -319,7 +327,7 @@ class _Search:
         metric = record.metrics.get(self.options.metric)
         if metric is None:
             raise ConfigError(
-                f"{self.options.metric!r} is not measured", expected="a catalogue metric, as catalogue/ndcg@10"
+                f"{self.options.metric!r} is not measured", expected="one as catalogue/ndcg@10 or horizon7d/ndcg@10"
             )
         return metric.value
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from habitus.errors import ConfigError
-from habitus.store import AXES, CUTOFFS, LOG_AXIS, METRIC_GROUPS, METRICS, REGIMES, direction_of
+from habitus.store import (
+    AXES,
+    CUTOFFS,
+    HORIZON_METRICS,
+    LOG_AXIS,
+    METRIC_GROUPS,
+    METRICS,
+    REGIMES,
+    direction_of,
+    horizon_of,
+)
 from habitus.typed import suggest_name
 from habitus.units import MAX_THREADS
 
@@ -92,12 +102,15 @@ class StudyOptions:
 def check_metric(metric: str) -> None:
     """Refuse a metric that no run of a study records, before anything is spent."""
     regime, _, bare = metric.partition("/")
+    if horizon_of(metric) is not None and bare in [name for kind in HORIZON_METRICS for name in METRICS[kind].names()]:
+        return
     kinds = [kind for kind in METRICS.values() if kind.group in METRIC_GROUPS]
     if regime not in REGIMES or bare.partition("/")[0] not in [name for kind in kinds for name in kind.names()]:
         plain, ranked = (", ".join(k.name for k in kinds if k.at_cutoff is at) for at in (False, True))
         raise ConfigError(
             f"--metric {metric!r} is not recorded",
             expected=f"{'/ or '.join(REGIMES)}/ and {plain}, or {ranked} at @{', '.join(map(str, CUTOFFS))}, "
-            "as in catalogue/recall@10",
+            "as in catalogue/recall@10; or of a split by time horizon7d/ and "
+            f"{', '.join(HORIZON_METRICS)}, as in horizon7d/ndcg@10",
         )
     direction_of(metric)

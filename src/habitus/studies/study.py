@@ -18,9 +18,9 @@ from habitus.errors import ConfigError, FitError, Interrupted
 from habitus.laws import fit
 from habitus.planning import LogRegime, log_regime
 from habitus.progress import Note
-from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan
+from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan, horizon_of
 from habitus.studies import conclusion, finalists
-from habitus.studies.baseline import best_baseline
+from habitus.studies.baseline import best_baseline, check_horizon
 from habitus.studies.design import design_study
 from habitus.studies.envelope import repeat_share
 from habitus.studies.log_search import LogSearch
@@ -118,11 +118,12 @@ class _Study:
         assert options.preset is not None and options.metric is not None
         self.out, self.options, self.metric = out, options, options.metric
         self.began = time.monotonic()
-        self.preset = load_preset(options.preset)
+        self.preset = _measuring(load_preset(options.preset), self.metric)
         file = None if options.dry_run else out / PROGRESS_FILE
         self.monitor = StudyMonitor(out / STORE, self.metric, progress, note, file)
         self.note = self.monitor.note
         self.dataset = _open_dataset(out, options, self.preset, self.note)
+        check_horizon(self.dataset, self.metric)
         self._counted = False
 
     def run(self) -> StudyResult:
@@ -224,7 +225,7 @@ class _Study:
     def _state_of_search(self) -> StudyState:
         """The decisions of a study without axes."""
         options = self.options
-        preset = self.preset.model_copy(update={"evaluate": EvaluationSettings()})
+        preset = _measuring(self.preset.model_copy(update={"evaluate": EvaluationSettings()}), self.metric)
         return StudyState(
             dataset_checksum=self.dataset.checksum,
             request=request_values(options),
@@ -360,6 +361,14 @@ def program() -> str:
     """What a shell calls this program: its name, or where it was started from when the name alone finds nothing."""
     started = Path(sys.argv[0])
     return str(started) if started.name == "habitus" and shutil.which("habitus") is None else "habitus"
+
+
+def _measuring(preset: Preset, metric: str) -> Preset:
+    """The preset whose runs measure the metric's horizon, where it has one."""
+    horizon = horizon_of(metric)
+    if horizon is None:
+        return preset
+    return preset.model_copy(update={"evaluate": preset.evaluate.model_copy(update={"horizons": (horizon,)})})
 
 
 def _open_dataset(out: Path, options: StudyOptions, preset: Preset, note: Note) -> Dataset:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from habitus.data import Dataset, PrepareOptions, prepare_world
 from habitus.errors import ConfigError
 from habitus.events import WORLD_SCHEMA, Likeness, World, WorldConfig
-from habitus.recipe import Init, Optimizer, Precision, Regime, Schedule
+from habitus.recipe import Horizon, Init, Optimizer, Precision, Regime, Schedule
 from habitus.store import AXES, LOG_AXIS
 from habitus.typed import Typed, content_hash, suggest_name
 
@@ -61,6 +61,7 @@ class EvaluationSettings(Typed):
     queries: int = Field(20_000, ge=1)
     batch_sequences: int = Field(64, ge=1, description="Windows that form one batch-local candidate pool.")
     catalogue_items: int | Literal["all"] = "all"
+    horizons: tuple[Horizon, ...] = Field((), exclude_if=not_, description="As in a recipe; of a split by time.")
     seed: int = Field(0, ge=0)
 
 

@@ -65,8 +65,8 @@ class Store:
                 expected="one dataset per store, or losses are not comparable",
                 next_step="give another --store",
             )
-        for name, value in settings.to_values().items() if settings else ():
-            stored = getattr(self.info.evaluation, name)
+        for name in settings.to_values() if settings else ():
+            value, stored = getattr(settings, name), getattr(self.info.evaluation, name)
             if stored != value:
                 raise ConfigError(
                     f"the evaluation has {name} = {value}, and {self.path} was begun with {name} = {stored}",
