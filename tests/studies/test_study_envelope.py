@@ -192,6 +192,17 @@ def test_a_dry_run_states_cost_and_time_and_trains_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "out" / "study.json").exists()
 
 
+def test_a_dry_run_of_a_large_world_makes_none_and_counts_with_its_size(tmp_path: Path) -> None:
+    notes: list[str] = []
+    result = study(tmp_path / "out", StudyOptions(preset="standard", dry_run=True, device="cpu"), note=notes.append)
+    assert any("a dry run makes no world of 1,000,000 items" in text for text in notes)
+    assert not (tmp_path / "out").exists()
+    assert max(result.state.preset.negatives.num_negatives) == 1_000_000  # not those of the small world
+    costs = {cost.axis: cost for cost in result.state.costs}
+    assert costs["allocation"].budgets == (1e13, 3e13, 1e14, 3e14, 1e15)  # within one pass over 2.6e8 events
+    assert costs["negatives"].runs == 78
+
+
 def test_a_world_may_have_another_size_than_the_preset_s(tmp_path: Path) -> None:
     out = tmp_path / "out"
     notes: list[str] = []

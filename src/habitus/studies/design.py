@@ -1,6 +1,9 @@
 """Before the first sweep: the preset adapted and scaled, the probes, the cost, all written down."""
 
+import atexit
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +15,10 @@ from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES, ProbeResults, probe, seconds_of
 from habitus.studies.progress import StudyMonitor
 from habitus.studies.state import AxisCost, StudyState, request_values
-from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, speed_of_store, usual_workers
+from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, preset_dataset, speed_of_store, usual_workers
 
+LARGE_WORLD = 1e7  # events: a dry run takes the fields of a small world instead of making such a one
+_STAND_IN_ITEMS, _STAND_IN_USERS = 500, 1_000
 _SWEEPS_SHARE = 0.95  # of an envelope; the rest is for probes and for shapes added at an edge
 _USED = 0.5  # of an envelope: where less is, the study says why
 _FINISH_SECONDS = 10.0  # laws, plan and page
@@ -29,11 +34,11 @@ def design_study(
     share: float = 1.0,
 ) -> StudyState:
     """Adapt and scale the preset to a share of the envelope, probe, and state the cost."""
-    facts, axes = DatasetFacts.of(dataset), options.chosen_axes()
+    facts, axes = _facts_of(dataset, options, preset), options.chosen_axes()
     envelope = share * _SWEEPS_SHARE
     if options.data is not None and device_kind(options.device) == "cuda":
         preset = fill_gpu(preset)
-    preset, notes = adapt_preset(preset, dataset)
+    preset, notes = (preset, []) if facts.num_items != dataset.num_items else adapt_preset(preset, dataset)
     preset, copying_notes = choose_copying(preset, dataset, options)
     notes += copying_notes
 
@@ -71,6 +76,27 @@ def design_study(
         workers=probes.workers,
         notes=tuple(notes),
     )
+
+
+def open_stand_in(preset: Preset) -> Dataset:
+    """A small world with the fields of the preset's, for a dry run; its folder goes with the process."""
+    size = {"num_items": _STAND_IN_ITEMS, "num_users": _STAND_IN_USERS}
+    small = preset.model_copy(update={"world": preset.world.model_copy(update=size)})
+    scratch = tempfile.TemporaryDirectory()
+    atexit.register(scratch.cleanup)
+    return preset_dataset(small, Path(scratch.name) / "dataset")
+
+
+def _facts_of(dataset: Dataset, options: StudyOptions, preset: Preset) -> DatasetFacts:
+    """The facts of a dataset; of a stand-in, those of the world that it stands for."""
+    facts = DatasetFacts.of(dataset)
+    users = options.users or preset.world.num_users
+    if options.data is not None or not options.dry_run or users * preset.world.events_per_user <= LARGE_WORLD:
+        return facts
+    if dataset.num_items != _STAND_IN_ITEMS:
+        return facts
+    windows = round(facts.train_windows * users / _STAND_IN_USERS)
+    return replace(facts, num_items=options.items or preset.world.num_items, train_windows=windows)
 
 
 def _seconds_for_sweeps(hours: float, probes: ProbeResults) -> float:

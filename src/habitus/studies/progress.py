@@ -258,11 +258,11 @@ def interruption(out: Path, where: str, why: str) -> Interrupted:
 
 def _plan_lines(state: StudyState) -> list[str]:
     """The study's plan as a table: axis, runs, FLOPs, time."""
-    lines = [f"{'axis':<12}{'runs':>6}{'FLOPs':>11}{'time':>9}"]
+    lines = [f"{'axis':<12}{'runs':>6}{'FLOPs':>11}{'time':>13}"]
     for cost in state.costs:
-        lines.append(f"{cost.axis:<12}{cost.runs:>6}{cost.flops:>11.3g}{format_seconds(cost.seconds):>9}")
+        lines.append(f"{cost.axis:<12}{cost.runs:>6}{cost.flops:>11.3g}{format_seconds(cost.seconds):>13}")
     runs = sum(cost.runs for cost in state.costs)
-    lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{format_seconds(state.seconds):>9}")
+    lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{format_seconds(state.seconds):>13}")
     workers = f"{state.workers} worker{'s' * (state.workers > 1)}"
     lines.append(f"on {workers}, after {format_seconds(state.probe_seconds)} of probes")
     return lines

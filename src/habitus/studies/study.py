@@ -21,7 +21,7 @@ from habitus.progress import Note
 from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan, horizon_of
 from habitus.studies import conclusion, finalists
 from habitus.studies.baseline import best_baseline, check_horizon
-from habitus.studies.design import design_study
+from habitus.studies.design import LARGE_WORLD, design_study, open_stand_in
 from habitus.studies.envelope import repeat_share
 from habitus.studies.log_search import LogSearch
 from habitus.studies.log_table import TestTable
@@ -377,6 +377,9 @@ def _open_dataset(out: Path, options: StudyOptions, preset: Preset, note: Note) 
         return Dataset.open(options.data)
     path = out / DATASET
     size = {"num_items": options.items or preset.world.num_items, "num_users": options.users or preset.world.num_users}
+    if options.dry_run and not path.exists() and size["num_users"] * preset.world.events_per_user > LARGE_WORLD:
+        note(f"a dry run makes no world of {size['num_items']:,} items and {size['num_users']:,} users")
+        return open_stand_in(preset)
     if not path.exists():
         note(f"making a synthetic world of {size['num_items']:,} items and {size['num_users']:,} users in {path}")
     out.mkdir(parents=True, exist_ok=True)
