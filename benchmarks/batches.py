@@ -1,6 +1,6 @@
 """How fast a warm dataset hands out batches: targets, positions, segments, boundaries and event fields included.
 
-    python benchmarks/batches.py
+    python benchmarks/batches.py --seq-lens 64,256,1024
 
 Compared in the same run with the least that any batch costs: gathering the records of as many events by index. One
 process, numpy. The last line is JSON.
@@ -13,6 +13,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from prepare import hardware
@@ -21,6 +22,7 @@ from habitus.data import Dataset, PrepareOptions
 from habitus.data.from_world import prepare_world
 from habitus.events.world import World, WorldConfig
 from habitus.events.world.writing import WORLD_SCHEMA
+from habitus.store import SplitName
 
 
 def main() -> None:
@@ -28,26 +30,35 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=60_000)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--batch-sequences", type=int, default=64)
+    parser.add_argument("--seq-lens", default="256", help="events per window; batches keep the slots of 256")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         world = World(WorldConfig(num_users=arguments.users, num_items=arguments.items))
         prepare_world(world, WORLD_SCHEMA, Path(folder) / "d", PrepareOptions(test_share=0, threads=2), lambda *_: None)
         dataset = Dataset.open(Path(folder) / "d")
-        rows = [
-            measure("train", dataset, arguments.batch_sequences, arguments.rounds),
-            measure("validation", dataset, arguments.batch_sequences, arguments.rounds),
-        ]
+        rows = []
+        for seq_len in map(int, arguments.seq_lens.split(",")):
+            windows = max(1, arguments.batch_sequences * dataset.manifest.seq_len // seq_len)
+            splits: tuple[SplitName, ...] = ("train", "validation")
+            for split in splits:
+                rows.append(measure(split, dataset.with_seq_len(seq_len), windows, arguments.rounds))
         print(f"{dataset.num_events:,} events, {dataset.num_items:,} items, {len(dataset.fields.event)} event fields")
-    print(
-        f"{'split':>12}  {'µs a batch':>10}  {'M events/s':>10}  {'spread':>13}  {'bare gather µs':>14}  {'ratio':>6}"
-    )
+    header = ("split", "events", "filled", "µs a batch", "M events/s", "spread", "bare gather µs", "ratio")
+    widths = (12, 6, 6, 10, 10, 13, 14, 6)
+    print("  ".join(name.rjust(width) for name, width in zip(header, widths, strict=True)))
     for row in rows:
-        spread = f"{row['slowest_mevents']:.0f}..{row['fastest_mevents']:.0f}"
-        print(
-            f"{row['split']:>12}  {row['batch_us']:>10.0f}  {row['mevents']:>10.1f}  {spread:>13}  "
-            f"{row['bare_us']:>14.1f}  {row['batch_us'] / row['bare_us']:>6.1f}"
+        cells = (
+            row["split"],
+            f"{row['seq_len']}",
+            f"{row['filled']:.1%}",
+            f"{row['batch_us']:.0f}",
+            f"{row['mevents']:.1f}",
+            f"{row['slowest_mevents']:.0f}..{row['fastest_mevents']:.0f}",
+            f"{row['bare_us']:.1f}",
+            f"{row['batch_us'] / row['bare_us']:.1f}",
         )
+        print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
     print(
         json.dumps(
             {"benchmark": "batches", "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "rows": rows}
@@ -55,7 +66,7 @@ def main() -> None:
     )
 
 
-def measure(split: str, dataset: Dataset, batch_sequences: int, rounds: int) -> dict[str, float | str]:
+def measure(split: SplitName, dataset: Dataset, batch_sequences: int, rounds: int) -> dict[str, Any]:
     slots = batch_sequences * dataset.seq_len
     index = np.concatenate([np.arange(n, n + dataset.seq_len) for n in range(0, slots * 3, dataset.seq_len * 3)])
     batches = max(20, min(100, dataset.num_batches(split, batch_sequences)))
@@ -66,6 +77,8 @@ def measure(split: str, dataset: Dataset, batch_sequences: int, rounds: int) -> 
     batch_us, bare_us = batch_us[1:], bare_us[1:]  # the first round warms up
     return {
         "split": split,
+        "seq_len": dataset.seq_len,
+        "filled": dataset.counts(split).fill(dataset.seq_len),
         "batch_us": median(batch_us),
         "mevents": slots / median(batch_us),
         "slowest_mevents": slots / max(batch_us),

@@ -62,6 +62,7 @@ STARTS = {
     "README.md": "log items.parquet",
     "docs/any-log.md": "log items.parquet schema.toml",
     "docs/cards.md": "dataset run",
+    "docs/context.md": "DATASET",
     "docs/evaluate.md": "dataset run store new.csv",
     "docs/guides/budget-to-plan.md": "dataset study",
     "docs/guides/cluster.md": "dataset stage1.toml stage2.toml DATASET",
