@@ -19,7 +19,7 @@ from habitus.planning import PlanOptions, plan
 from habitus.reporting import report
 from habitus.reporting.figure import Line
 from habitus.reporting.format import significant
-from habitus.reporting.share import flop_share, proxy
+from habitus.reporting.share import flop_share, proxy, why_small
 from habitus.reporting.study import Study
 from habitus.store import Laws, RegisteredPlan, RunRow
 
@@ -28,7 +28,8 @@ from .reading import Page, read_page
 
 ORDER = """opening plan test-users answer map passes regularisation value-of-data log-limits share
     share-law share-table batch batch-table batch-targets isoflop frontiers allocation-table exponents
-    negatives negatives-table correlations loss-recall regimes recipe accounting share-zoom flop-share proxy depth
+    negatives negatives-table correlations loss-recall regimes recipe accounting share-zoom flop-share proxy why-small
+    depth
     depth-metrics depth-summary depth-grid depth-evaluation trajectories channels negatives-law train-surrogate
     surrogacy init init-table training-loss correlations-budget correlations-stage1 correlations-stage2 loss-metric
     slices slices-batch slices-catalogue rollout rollout-table both flat calibration rates exclusions warnings
@@ -159,6 +160,22 @@ def test_the_cross_checks_of_the_share_are_fitted() -> None:
     losses = [share_run(share).metrics["batch/loss"] for share in shares]
     slope, level = np.polyfit(np.log(shares), losses, 1)
     assert list(line.y) == pytest.approx([level + slope * np.log(0.1), level + slope * np.log(0.8)])
+
+
+def test_why_small_counts_effective_parameters_and_repeats() -> None:
+    """By hand: p 900, p_e 100 and t 24 make N_eff 3,300, of which the embedder has 73%; 5,000 events of 50 items."""
+    row = share_run(0.4)
+    knobs = {"embedder_params": 100.0, "contextualizer_params": 900.0, "text_len": 24.0, "params": 1000.0,
+             "events_seen": 5000.0, "catalogue_items": 50.0, "epochs": 0.5}  # fmt: skip
+    row = row.model_copy(update={"knobs": {**row.knobs, **knobs, "slots_seen": 6600.0}})
+    laws = Laws(source="", seed=0, metrics=("batch/loss",), runs=(row,))
+    run = MeasuredRun(axis="share", budget=1e15, cell_id="s=0.4", learning_rate=1e-3, seed=0)
+    exhibit = why_small(Study("planted", laws, (run,)))
+    ((budget, cell, share, params, effective, part, ratio, passes, repeats, above),) = exhibit.sheet.rows
+    assert (budget, cell, share, params, effective) == (1e15, "s=0.4", pytest.approx(0.04), 1000, 3300)
+    assert part == pytest.approx(2400 / 3300) and ratio == 2.0 and (passes, repeats, above) == (0.5, 100.0, 0.0)
+    assert "4.0% of its parameters in the embedder and 73% of N_eff, sees an item 100 times" in exhibit.views[0].reading
+    assert why_small(Study("planted", laws.model_copy(update={"runs": (share_run(0.4),)}), (run,))) is None
 
 
 def share_run(share: float) -> RunRow:

@@ -144,8 +144,11 @@ def _measurements(record: Record | None) -> dict[str, Any]:
 
 
 def _knobs(record: Record) -> dict[str, float]:
-    params, recipe = record.params, record.recipe
+    params, recipe, evaluation = record.params, record.recipe, record.evaluation
     assert params is not None
+    whole = (
+        evaluation is not None and recipe.evaluate.catalogue_items == "all" and "catalogue" in recipe.evaluate.regimes
+    )
     knobs: dict[str, float | None] = {
         "params": params.total,
         "embedder_params": params.embedder,
@@ -154,6 +157,9 @@ def _knobs(record: Record) -> dict[str, float]:
         "embedder_flop_share": record.embedder_flop_share,
         "flops_nominal": record.flops_nominal,
         "flops_executed": record.flops_executed,
+        "text_len": recipe.model.text_len,
+        "events_seen": record.events_seen or None,
+        "catalogue_items": evaluation.candidates if evaluation is not None and whole else None,
         "slots_seen": record.slots_seen or None,  # a Record that does not say how many has zero
         "batch_sequences": recipe.train.batch_sequences,
         "pool_sequences": recipe.train.pool_sequences,

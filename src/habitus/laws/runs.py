@@ -10,6 +10,7 @@ KNOBS = (
     "slots_seen", "batch_sequences", "num_negatives", "steps", "epochs", "width", "depth", "text_depth",
     "joint_dim", "flops_nominal", "flops_executed", "unique_events", "user_share", "user_part", "dropout",
     "token_dropout", "field_dropout", "item_dropout", "weight_decay", "seq_len", "pool_sequences",
+    "text_len", "events_seen", "catalogue_items",
 )  # fmt: skip
 
 

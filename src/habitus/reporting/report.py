@@ -151,6 +151,7 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
         ("share zoom, loss only", share.share_zoom, "share"),
         ("metrics against FLOP share", share.flop_share, "share"),
         ("N/D as a proxy of the share", share.proxy, "share"),
+        ("N_eff and repetition", share.why_small, "share"),
     )),
     ("depth-axis", "Depth", (
         ("depth parabolas", _of(DEPTH, curves), "depth"),

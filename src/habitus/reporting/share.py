@@ -6,8 +6,8 @@ import numpy as np
 
 from habitus.laws import two_term
 from habitus.reporting.curves import two_term as two_term_curve
-from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, View
-from habitus.reporting.format import join_words, percent, power_of_ten, sentence, significant
+from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Sheet, Table, View
+from habitus.reporting.format import format_number, join_words, percent, power_of_ten, sentence, significant
 from habitus.reporting.runs import (
     best_row,
     better,
@@ -142,3 +142,69 @@ def proxy(study: Study) -> Exhibit | None:
     )  # fmt: skip
     sheet = run_sheet(study.best_rate_runs("share"), [metric], SHARE.knobs)
     return Exhibit("proxy", "Is it the share, or N/D?", (View(sentence(reading), panels=panels),), sheet)
+
+
+def why_small(study: Study) -> Exhibit | None:
+    """The paper's reasons for a small embedder: what its parameters cost, and how often it sees the same item."""
+    metric = "batch/loss"
+    needs = ["embedder_params", "contextualizer_params", "text_len", "slots_seen", "embedder_share", metric]
+    rows, raw, clauses = [], [], []
+    for budget in study.budgets:
+        runs = study.best_rate_runs("share", budget, needs)
+        least = min((run.metrics[metric] for run in runs), default=0.0)
+        for run in sorted(runs, key=lambda run: run.knobs["embedder_share"]):
+            effective = effective_size(run)
+            of_compute = 1 - run.knobs["contextualizer_params"] / effective
+            repeats = repeats_per_item(run)
+            above = run.metrics[metric] - least
+            passes = run.knobs.get("epochs")
+            raw.append((budget, run.cell_id, run.knobs["embedder_share"], run.knobs["params"], effective, of_compute,
+                        run.knobs["slots_seen"] / effective, passes, repeats, above))  # fmt: skip
+            rows.append(
+                (
+                    power_of_ten(budget), percent(run.knobs["embedder_share"]), format_number(effective),
+                    f"{effective / run.knobs['params']:.2f}", percent(of_compute),
+                    significant(run.knobs["slots_seen"] / effective, 3), significant(passes, 2),
+                    "–" if repeats is None else significant(repeats, 3), f"{above:.3f}",
+                )
+            )  # fmt: skip
+            if above == 0.0:
+                seen = "" if repeats is None else f", sees an item {significant(repeats, 2)} times"
+                clauses.append(
+                    f"at {power_of_ten(budget)} the best cell has {percent(run.knobs['embedder_share'])} of its "
+                    f"parameters in the embedder and {percent(of_compute)} of N_eff{seen}"
+                )
+    if not rows:
+        return None
+    header = (
+        "budget",
+        "s",
+        "N_eff",
+        "N_eff/N",
+        "embedder's part",
+        "D/N_eff",
+        "passes",
+        "repeats per item",
+        "nats above",
+    )
+    columns = ("flops_budget", "cell_id", "embedder_share", "params", "n_eff", "embedder_of_n_eff", "slots_over_n_eff",
+               "epochs", "repeats_per_item", "nats_above_best")  # fmt: skip
+    notes = (
+        "N_eff = p + t·p_e: a parameter of the embedder works on every one of the t tokens of an item.",
+        "Repeats are events over items of the catalogue; a popular item is seen far more often. Passes are how often "
+        "the contextualizer sees a window.",
+    )
+    view = View(sentence(*clauses), table=Table(header, tuple(rows), notes))
+    return Exhibit("why-small", "Why a small embedder: N_eff and repetition", (view,), Sheet(columns, tuple(raw)))
+
+
+def effective_size(run: RunRow) -> float:
+    """N_eff = p + t·p_e."""
+    return run.knobs["contextualizer_params"] + run.knobs["text_len"] * run.knobs["embedder_params"]
+
+
+def repeats_per_item(run: RunRow) -> float | None:
+    """Events seen over the items there are; None where a run does not say how many."""
+    if "catalogue_items" not in run.knobs or "events_seen" not in run.knobs:
+        return None
+    return run.knobs["events_seen"] / run.knobs["catalogue_items"]
