@@ -74,6 +74,7 @@ STARTS = {
     "docs/laws.md": "STORE runs.csv",
     "docs/plan.md": "out",
     "docs/prepare.md": "log items.parquet",
+    "docs/probe.md": "dataset run labels.parquet times.parquet",
     "docs/report.md": "STORE plan.json runs.csv",
     "docs/serve.md": "dataset run RUN DATASET log.parquet",
     "docs/show.md": "recipe.toml stage1.toml study dataset run run-a run-b",
@@ -110,6 +111,7 @@ PYTHON = {
     "docs/model.md": "out",
     "docs/plan.md": "",
     "docs/prepare.md": "log items.parquet schema.toml",
+    "docs/probe.md": "dataset run labels.parquet",
     "docs/report.md": "out",
     "docs/serve.md": "dataset run",
     "docs/show.md": "recipe.toml run-a run-b",
@@ -296,6 +298,7 @@ def prepared(readme: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "token").write_text("the-token-of-the-tests")
     pq.write_table(pq.read_table(readme / "log").slice(0, 500), folder / "log.parquet")
     write_later_events(readme / "log", folder / "today.parquet")
+    write_labels(readme / "log", folder)
     write_new_items(pq.read_table(readme / "items.parquet").slice(0, 10), folder / "new.csv")
     write_runs(readme / "study" / "store", folder / "runs.csv")
     for name in ("run-a", "run-b"):
@@ -332,6 +335,15 @@ def write_later_events(log: Path, path: Path) -> None:
     span = pc.add(pc.subtract(pc.max(times), pc.min(times)), 1_000_000)
     later = pc.add(times, span).cast(events["timestamp"].type)
     pq.write_table(events.set_column(events.column_names.index("timestamp"), "timestamp", later), path)
+
+
+def write_labels(log: Path, folder: Path) -> None:
+    """What users earn, by classes, and times at which they are looked at."""
+    users = pc.unique(pq.read_table(log)["user_id"]).slice(0, 200)
+    classes = pa.array([("low", "high")[user % 2] for user in users.to_pylist()])
+    pq.write_table(pa.table({"user_id": users, "income": classes}), folder / "labels.parquet")
+    last = pc.max(pq.read_table(log)["timestamp"])
+    pq.write_table(pa.table({"user_id": users, "time": pa.array([last.as_py()] * 200)}), folder / "times.parquet")
 
 
 def write_runs(store: Path, path: Path) -> None:

@@ -15,6 +15,7 @@ import habitus as hb
 from habitus.cli import app
 from habitus.data import Dataset
 from habitus.errors import ConfigError, DataError
+from habitus.events import Schema
 from habitus.exporting import Moments
 from habitus.probing import Label, ProbeOptions, aggregate, churn_label, probe, read_labels
 from habitus.probing.estimators import Folds
@@ -23,7 +24,7 @@ from habitus.probing.scores import Answers, draw_scores, interval
 from habitus.recipe import Recipe
 from habitus.training import TrainOptions, train
 
-from ..data.tables import make_items, prepared
+from ..data.tables import SCHEMA, make_items, prepared
 
 START = np.datetime64("2026-01-01T00:00:00", "us")
 DAY_US = 86_400_000_000
@@ -106,6 +107,18 @@ def test_aggregates_by_hand(tmp_path: Path) -> None:
     [view] = [name for name in names if name.startswith("event_type")]
     same(view, [log1p(1), log1p(1), log1p(1)])
     assert not np.isnan(values[:, [names.index("events"), names.index("paid: sum")]]).any()
+
+
+def test_items_of_several_categories_count_for_each(tmp_path: Path) -> None:
+    values = SCHEMA.to_values()
+    values["items"]["fields"] = {"brand": {"kind": "category", "separator": "|"}}
+    items = {"item_id": ["i0", "i1"], "brand": ["x|y", "y|z"]}
+    rows = [("a", 0, 0, "view", 1.0), ("a", 0, 1, "view", 1.0), ("a", 1, 2, "view", 1.0)]
+    dataset = prepared(tmp_path, log(rows), items, Schema.parse(values, "test"))
+    features, names = aggregate(dataset, Moments.of(dataset, np.array([0, 0]), np.array([at_day(5), at_day(2)])))
+    brands = sorted(tuple(features[:, place]) for place, name in enumerate(names) if name.startswith("brand"))
+    # Of the events before day 2, which name the values to count, none has z.
+    assert brands == [(np.log1p(2), np.log1p(2)), (np.log1p(3), np.log1p(2))]
 
 
 def test_churn_by_hand(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def _fields(dataset: Dataset) -> Iterator[tuple[Field, np.ndarray]]:
     for field in dataset.fields.event:
         yield field, dataset.event_fields[field.name]
     for field in dataset.fields.item:
-        if field.kind in ("number", "category"):
+        if field.kind in ("number", "category", "categories"):
             yield field, _item_values(dataset, field.name)[dataset.items]
 
 
