@@ -1,6 +1,7 @@
 """Tomorrow's log: updates against one preparation, and a model continued against one trained again.
 
     python benchmarks/updates.py LOG --out out/updates [--since 0.95] [--updates 10] [--passes 4] [--device cpu]
+                                 [--rates 0.25 --shares 0.3] [--seed 0]
 
 LOG holds events.parquet, items.parquet and schema.toml. The log up to --since of its events is prepared; the rest comes
 in --updates stretches of equal time, one after the other, and once as a whole: both must be the same bytes. A model is
@@ -29,10 +30,11 @@ from habitus.evaluation.paired import query_values
 from habitus.evaluation.per_query import PerQuery
 from habitus.events import Schema
 from habitus.recipe import Recipe
+from habitus.record import Record
 from habitus.training import TrainOptions, train
 
-RATES = (1.0, 0.5, 0.25, 0.1)
-SHARES = (0.1, 0.3)  # of the first run's steps
+RATES = [1.0, 0.5, 0.25, 0.1]
+SHARES = [0.1, 0.3]  # of the first run's steps
 
 
 def main() -> None:
@@ -44,6 +46,9 @@ def main() -> None:
     parser.add_argument("--passes", type=float, default=4.0)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--queries", type=int, default=40_000)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of the first run's peak rate")
+    parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the first run's steps")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -53,7 +58,9 @@ def main() -> None:
         "benchmark": "updates",
         "log": given.log.name,
         "events": grown.num_events,
+        "since": given.since,
         "passes": given.passes,
+        "seed": given.seed,
         "device": given.device,
         "machine": platform.processor() or platform.machine(),
         "date": datetime.date.today().isoformat(),
@@ -109,13 +116,13 @@ def prepare_all(log: Path, out: Path, pieces: list[Path]) -> tuple[Dataset, dict
 
 def train_all(given: argparse.Namespace, first: Dataset, grown: Dataset) -> list[dict[str, Any]]:
     """Every model's means after the cut, with the paired difference to the one that was not updated."""
-    options = TrainOptions(device=given.device)
+    options = TrainOptions(device=given.device, resume=True)
     recipe = _recipe(given, first)
     steps, rate = recipe.train.steps, recipe.train.learning_rate
-    runs = {"not updated": given.out / "runs" / "first"}
-    before = train(recipe, first, runs["not updated"], options=options)
-    for share in SHARES:
-        for factor in RATES:
+    runs = {"not updated": _train(given, first, recipe, "first", options)}
+    before = Record.read(runs["not updated"] / "record.json")
+    for share in given.shares:
+        for factor in given.rates:
             name = f"continued {share:g}, rate {factor:g}"
             runs[name] = _train(given, grown, recipe, name, options, parent=before.recipe_hash,
                                 steps=max(1, round(share * steps)), learning_rate=factor * rate)  # fmt: skip
@@ -139,7 +146,7 @@ def _recipe(given: argparse.Namespace, dataset: Dataset) -> Recipe:
             "train": {
                 "batch_sequences": batch, "steps": max(1, round(given.passes * windows / batch)),
                 "learning_rate": 0.02, "dropout": 0.1, "log_q": True,
-                "precision": "fp32" if given.device == "cpu" else "bf16",
+                "precision": "fp32" if given.device == "cpu" else "bf16", "seed": given.seed,
             },
             "evaluate": {"queries": 1000},
         },
