@@ -7,10 +7,10 @@
     python benchmarks/targets.py score WORK/world --out benchmarks/results/targets-cpu.json
 
 `prepare` writes three datasets of one log: `targets`, whose schema has [targets]; `all`, the same without it; and
-`alone`, only the events that are targets. `train` gives every arm the same model, steps and slots. `score` asks all of
-them for the same targets of the validation users, with the baselines and, in the world, the oracle. In the world a
-perfect model of each arm is known, and so what targets and views gain. It prints a table and ends with one JSON line,
-which --out keeps under the log's name.
+`alone`, only the events that are targets. `train` gives every arm the same model, steps and slots; stopped by a
+signal, the same command goes on. `score` asks all of them for the same targets of the validation users, with the
+baselines and, in the world, the oracle. In the world a perfect model of each arm is known, and so what targets and
+views gain. It prints a table and ends with one JSON line, which --out keeps under the log's name.
 """
 
 import argparse
@@ -187,7 +187,8 @@ def train_arm(given: argparse.Namespace) -> None:
 
     dataset = Dataset.open(given.work / given.arm)
     out = given.work / f"run-{given.arm}"
-    shutil.rmtree(out, ignore_errors=True)
+    if (out / "record.json").exists():
+        shutil.rmtree(out)  # a run that was stopped goes on
     recipe = Recipe.parse(
         {
             "data": {"seq_len": dataset.seq_len},
@@ -203,7 +204,7 @@ def train_arm(given: argparse.Namespace) -> None:
         },
         "the benchmark's recipe",
     )  # fmt: skip
-    record = train(recipe, dataset, out, options=TrainOptions(device="cpu", threads=1))
+    record = train(recipe, dataset, out, options=TrainOptions(device="cpu", threads=1, resume=True))
     seen = f"{record.slots_seen:,} slots, {record.events_seen:,} events, {record.queries_seen:,} targets"
     print(f"{given.arm}: {seen}, {record.epochs:.1f} passes, {record.seconds.train if record.seconds else 0:.0f} s")
 
@@ -248,7 +249,7 @@ def score_arms(given: argparse.Namespace) -> None:
 
 
 def _gains(data: dict[str, Any], values: dict[str, Any], keep: Any) -> dict[str, Any]:
-    """What targets and views gain in nats per purchase, for the models and for perfect ones."""
+    """What targets and views gain, for the models and for perfect ones."""
     from habitus.evaluation.baselines import OracleScorer
     from habitus.events import ViewQueries
 
@@ -257,17 +258,24 @@ def _gains(data: dict[str, Any], values: dict[str, Any], keep: Any) -> dict[str,
     dataset, law = data["targets"], oracle.world.view_oracle
     rows = values["targets"].event + 1
     is_purchase = dataset.is_target(np.arange(dataset.num_events))
-    perfect = np.empty(len(rows))
+    perfect, ranks = np.empty(len(rows)), np.empty(len(rows))
     for first in range(0, len(rows), 4096):
         part = rows[first : first + 4096]
         asked = ViewQueries.of_events(dataset.items, is_purchase, dataset.user_offsets[:-1], part)
-        perfect[first : first + 4096] = -np.log(law.next_event(asked)[np.arange(len(part)), dataset.items[part]])
+        chances = law.next_event(asked)
+        own = chances[np.arange(len(part)), dataset.items[part]]
+        perfect[first : first + 4096] = -np.log(own)
+        ranks[first : first + 4096] = (chances >= own[:, None]).sum(axis=1)
     losses = {name: float(one.loss.mean()) for name, one in values.items() if one.loss is not None}
-    gains = {
-        "targets against all events": (losses["all"] - losses["targets"], float(perfect.mean()) - losses["oracle"]),
-        "views against none": (losses["alone"] - losses["targets"], losses["oracle, alone"] - losses["oracle"]),
-    }
-    return {name: {"model": model, "oracle": best, "share": model / best} for name, (model, best) in gains.items()}
+    hits = {name: float((one.rank <= 10).mean()) for name, one in values.items()}
+    losses["oracle, all"], hits["oracle, all"] = float(perfect.mean()), float((ranks <= 10).mean())
+    gains = {}
+    for other, what in (("all", "targets against all events"), ("alone", "views against none")):
+        for metric, by_name, sign in (("loss", losses, -1), ("recall@10", hits, 1)):
+            model = sign * (by_name["targets"] - by_name[other])
+            best = sign * (by_name["oracle"] - by_name[f"oracle, {other}"])
+            gains[f"{what}, {metric}"] = {"model": model, "oracle": best, "share": model / best}
+    return gains
 
 
 def _counts(path: Path) -> dict[str, Any]:
@@ -292,7 +300,7 @@ def _print_table(result: dict[str, Any]) -> None:
         if name.startswith("targets less all"):
             print(f"{name}: {difference['value']:+.4f} ({difference['low']:+.4f} to {difference['high']:+.4f})")
     for name, gain in result.get("gains", {}).items():
-        print(f"{name}: {gain['model']:.3f} of {gain['oracle']:.3f} nats per purchase ({gain['share']:.1%})")
+        print(f"{name}: {gain['model']:.4f} of {gain['oracle']:.4f} that a perfect model gains ({gain['share']:.1%})")
 
 
 if __name__ == "__main__":

@@ -105,6 +105,9 @@ def test_fixed_shapes_and_parts_change_no_loss_and_no_gradient(
         model, dataset, recipe, DeviceItems.of(dataset, recipe, cpu), DeviceEvents(dataset, cpu).names
     )
     batch = device_batch(dataset, recipe, 2)
+    assert batch.weights is not None
+    batch = batch.clone()  # as the batch in place is made
+    torch.testing.assert_close(batch.tensors(), device_batch(dataset, recipe, 2).tensors(), equal_nan=True)
     captured = stage.losses(batch, torch.empty(0), (dataset.num_items, 2000), at_step(2)).loss
     captured.backward()
     found = gradients(model)
@@ -180,3 +183,16 @@ def test_the_record_counts_targets_beside_slots(
     assert record.slots_seen == steps * 16 * 32
     assert record.unique_targets == purchases.counts("train").queries < record.queries_seen < record.events_seen
     assert record.metrics["batch/loss"].n == min(400, purchases.counts("validation").queries)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_captured_steps_on_a_gpu_train_as_plain_ones_do(
+    weighted: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, compiled: bool
+) -> None:
+    recipe = recipe_of(steps=20, log_q=True, model={"copying": True})
+    for name, options in (("captured", {"compile": compiled}), ("plain", {"accumulate": 2})):
+        record = train(recipe, weighted, tmp_path / name, options=TrainOptions(device="cuda", **options))
+        assert record.hardware["engine"] == {"captured": "captured", "plain": "eager"}[name]
+    assert furthest(losses(tmp_path / "captured"), losses(tmp_path / "plain")) < 1e-3

@@ -77,8 +77,8 @@ def find_candidates(
                 expected=f"values of items, such as {', '.join(map(repr, values[name][:3]))}",
                 next_step="correct [targets] in the schema",
             )
-        passes = np.isin(codes[name], [values[name].index(value) + 1 for value in chosen])
-        passes = passes.any(axis=1) if passes.ndim == 2 else passes  # of several categories one is enough
+        found = np.isin(codes[name], [values[name].index(value) + 1 for value in chosen])
+        passes = np.asarray(found.reshape(len(found), -1).any(axis=1))  # of several categories one is enough
         allowed = passes if allowed is None else allowed & passes
     return allowed
 

@@ -59,8 +59,10 @@ class DeviceBatch(NamedTuple):
 
     def clone(self) -> "DeviceBatch":
         """The same values in memory of their own."""
-        copies = [None if value is None else value.clone() for value in self[:-1]]
-        return DeviceBatch(*copies, fields=tuple(field.clone() for field in self.fields))
+        tensors = {name: value for name, value in self._asdict().items() if name not in ("fields", "weights")}
+        copies = {name: value.clone() for name, value in tensors.items()}
+        weights = None if self.weights is None else self.weights.clone()
+        return DeviceBatch(**copies, weights=weights, fields=tuple(field.clone() for field in self.fields))
 
 
 class DeviceEvents:

@@ -200,10 +200,10 @@ class LogQ(NamedTuple):
         """From how often each item is a target in training, the size of the batch and the number of extras."""
         counts = dataset.item_trained_counts.astype(np.float64)
         share = counts / counts.sum()
-        slots = (recipe.train.pool_sequences or recipe.train.batch_sequences) * recipe.data.seq_len
+        slots = float((recipe.train.pool_sequences or recipe.train.batch_sequences) * recipe.data.seq_len)
         if dataset.target_weight is not None:  # those of them that hold a target, on average
             train = dataset.counts("train")
-            slots = slots * train.queries / (train.windows * dataset.seq_len)
+            slots *= train.queries / (train.windows * dataset.seq_len)
         with np.errstate(divide="ignore"):
             absent = slots * np.log1p(-share)  # log of 'in no slot of the batch'
             extra = recipe.train.num_negatives / dataset.num_items
