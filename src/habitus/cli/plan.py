@@ -47,6 +47,10 @@ def plan(
     extrapolate: Annotated[
         bool, typer.Option("--extrapolate", help="Plan beyond 1,000 times the largest measured budget.")
     ] = False,
+    fastest_batch: Annotated[
+        bool,
+        typer.Option("--fastest-batch", help="The batch that trained fastest of those within 0.5% of the best loss."),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the planned runs.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
@@ -71,6 +75,7 @@ def plan(
         gpus=gpus,
         stage2_share=stage2_share,
         extrapolate=extrapolate,
+        fastest_batch=fastest_batch,
         seed=seed,
     )
     try:

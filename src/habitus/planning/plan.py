@@ -11,6 +11,7 @@ from habitus.planning import knobs
 from habitus.planning.best_run import plan_within_log
 from habitus.planning.context import context_quantities, with_windows
 from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
+from habitus.planning.fast_batch import choose_fastest
 from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.knobs import SourcedLaws
 from habitus.planning.paper_recipe import compare_with_published, printed_recipe
@@ -46,6 +47,7 @@ class PlanOptions:
     gpus: int = 1
     stage2_share: float = 0.2
     extrapolate: bool = False  # beyond _FARTHEST
+    fastest_batch: bool = False  # of those that lose nothing; else that of the runs whose sizes were compared
     seed: int = 0
 
 
@@ -66,14 +68,17 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     context = context_quantities((1 - options.stage2_share) * flops, metric, sources)
     fixed = with_windows(_fixed_settings(dataset, facts, user), context, metric, sources)
 
+    def cells_of(C: float, C2: float) -> PlannedCells:
+        return plan_cells(C, C2, metric, sources, fixed, facts, fastest_batch=options.fastest_batch)
+
     def stage1_of(total: float) -> Cell:
-        return plan_cells((1 - options.stage2_share) * total, 0.0, metric, sources, fixed, facts).stage1
+        return cells_of((1 - options.stage2_share) * total, 0.0).stage1
 
     asked, flops = flops, flops_to_log_end(flops, dataset, stage1_of)
     C2 = options.stage2_share * flops
     C = flops - C2
     reach = _extrapolation(C, metric, sources, options.extrapolate)
-    cells = plan_cells(C, C2, metric, sources, fixed, facts)
+    cells = cells_of(C, C2)
     passes = passes_quantity(cells.stage1, dataset, stopped=flops < asked)
     dropout = dropout_quantity(passes, facts)
     gpu = None if options.gpu is None else gpu_named(options.gpu)
@@ -155,11 +160,20 @@ class PlannedCells:
 
 
 def plan_cells(
-    C: float, C2: float, metric: str, sources: list[SourcedLaws], fixed: FixedSettings, facts: StoreFacts
+    C: float,
+    C2: float,
+    metric: str,
+    sources: list[SourcedLaws],
+    fixed: FixedSettings,
+    facts: StoreFacts,
+    *,
+    fastest_batch: bool = False,
 ) -> PlannedCells:
     """N, s, B from the laws; D from Equation 1; K from its law, capped; and the ranges that N's interval implies."""
     optima = optimal_knobs(C, C2, metric, sources)
     N, s, B = (optima[name] for name in ("params", "embedder_share", "batch_sequences"))
+    if fastest_batch:
+        B = choose_fastest(B, sources[0].file, facts.speeds)
     if fixed.batch_scale != 1:
         how = f"{B.how}; in windows of {fixed.dataset.seq_len}"
         B = B.model_copy(update={"value": fixed.in_windows(B.value), "low": None, "high": None, "how": how})

@@ -1,0 +1,60 @@
+"""The batch that trains fastest among those that lose nothing, by the runs of the batch axis at equal compute."""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from habitus.sizing import StepSpeed
+from habitus.store import Laws, Quantity, RunRow
+
+LOSS = "batch/loss"
+_SAME = 1e-3  # of the FLOPs of a step
+AS_GOOD = 0.005  # of the loss: batches within it of the best are as good
+
+
+def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed]) -> Quantity:
+    """B times what the fastest batch is of the runs' own; as it is, and said, where no runs can be compared."""
+    rates = {b: _rate(run, speeds) for b, run in _runs_by_batch(laws).items()}
+    runs = {b: run for b, run in _runs_by_batch(laws).items() if rates[b] is not None}
+    own = _own_batch(laws, next(iter(runs.values())).budget) if runs else None
+    if len(runs) < 3 or own not in runs:
+        return B.model_copy(update={"how": f"{B.how}; no batch axis with speeds around it to choose a faster one by"})
+    least = min(run.metrics[LOSS] for run in runs.values())
+    as_good = [b for b, run in runs.items() if run.metrics[LOSS] <= (1 + AS_GOOD) * least]
+    fastest = max(as_good, key=lambda b: rates[b] or 0.0)
+    gain = (rates[fastest] or 0.0) / (rates[own] or 1.0)
+    where = f"of {', '.join(f'{b:g}' for b in as_good)}, all within {AS_GOOD:.1%} of the best loss at "
+    where += f"{runs[own].budget:.3g} FLOPs, {fastest:g} trains fastest ({gain:.2f} times the speed of {own:g})"
+    value = max(1.0, 2.0 ** round(math.log2(B.value * fastest / own)))
+    return B.model_copy(update={"value": value, "low": None, "high": None, "how": f"{B.how}; {where}"})
+
+
+def _runs_by_batch(laws: Laws) -> dict[float, RunRow]:
+    """The runs of the batch axis at its largest budget, one for each size: those of one budget's compute."""
+    needs = ("batch_sequences", "flops_nominal", "steps", "slots_seen")
+    runs = [
+        run
+        for run in laws.runs
+        if run.axis == "batch" and run.chosen and LOSS in run.metrics and "pool_sequences" not in run.knobs
+        and all(name in run.knobs for name in needs)
+    ]  # fmt: skip
+    top = max((run.budget for run in runs), default=0.0)
+    by_batch: dict[float, RunRow] = {}
+    for run in sorted((run for run in runs if run.budget == top), key=lambda run: run.knobs["slots_seen"]):
+        by_batch.setdefault(run.knobs["batch_sequences"], run)  # longer ones went on to reach a target
+    return dict(sorted(by_batch.items()))
+
+
+def _rate(run: RunRow, speeds: Sequence[StepSpeed]) -> float | None:
+    """Nominal FLOP/s of the runs with steps of this size, which tells batches of one model apart."""
+    step_flops = run.knobs["flops_nominal"] / run.knobs["steps"]
+    rates = [s.flops_per_second for s in speeds if s.stage == 1 and abs(s.step_flops / step_flops - 1) < _SAME]
+    return median(rates) if rates else None
+
+
+def _own_batch(laws: Laws, budget: float) -> float | None:
+    """The batch of the runs whose sizes were compared, at the nearest budget."""
+    sized = [run for run in laws.runs if run.axis == "allocation" and "batch_sequences" in run.knobs]
+    if not sized:
+        return None
+    return min(sized, key=lambda run: abs(math.log(run.budget / budget))).knobs["batch_sequences"]
