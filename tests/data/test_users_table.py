@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import habitus as hb
 from habitus.cli import app
 from habitus.data import Dataset, PrepareOptions, guess_schema, prepare, update
 from habitus.errors import ConfigError, DataError
@@ -241,6 +242,13 @@ def test_an_update_keeps_what_was_known_and_adds_new_values(tmp_path: Path) -> N
     rows = grown.manifest.user_rows
     assert rows is not None
     assert (rows.users_without_row, rows.rows_without_events) == (1, 1)  # b and d
+
+
+def test_python_takes_a_users_table_in_memory(tmp_path: Path) -> None:
+    events, users = pa.table(log_of(("a", 0), ("a", 1))), pa.table(users_of(("a", 0, "free", 40.0)))
+    values = schema_with(STATIC).to_values()
+    dataset = hb.prepare(events, pa.table(make_items()), values, users=users, out=tmp_path / "dataset")
+    assert known(dataset)["a"] == [("free", 40.0), ("free", 40.0)]
 
 
 def test_the_command_reads_a_users_table_and_says_what_it_did_not_use(tmp_path: Path) -> None:

@@ -175,12 +175,15 @@ class UsersTable:
     def _problem(
         self, condition: str, column: str, value: str, what: str, expected: str, drops_row: bool
     ) -> Problem | None:
-        rows = self.con.execute(f"SELECT origin, {value} FROM user_rows WHERE {condition} ORDER BY origin").fetchall()
+        ((rows,),) = self.con.execute(f"SELECT count(*) FROM user_rows WHERE {condition}").fetchall()
         if not rows:
             return None
-        examples = tuple(f"{self.table.place(row)}: {quote_value(value)}" for row, value in rows[:EXAMPLES_SHOWN])
+        first = self.con.execute(
+            f"SELECT origin, {value} FROM user_rows WHERE {condition} ORDER BY origin LIMIT {EXAMPLES_SHOWN}"
+        ).fetchall()
+        examples = tuple(f"{self.table.place(row)}: {quote_value(value)}" for row, value in first)
         remedy = "leaves out such rows of the users table" if drops_row else "makes bad numbers missing"
-        return Problem("users", column, what, len(rows), examples, expected, remedy)
+        return Problem("users", column, what, rows, examples, expected, remedy)
 
 
 def add_user_columns(
