@@ -72,6 +72,8 @@ def test_ages_and_differences_by_hand(tmp_path: Path) -> None:
     assert after.rows[0].lost is None
     assert measure_ageing(dataset, runs, "recall@1", [1, 2])[0].updates == ()  # two users are too few
     [every_day] = before.updates
+    further = measure_ageing(dataset, runs, "recall@1", [1, 2, 50], min_users=2)[0]  # no query is older than two days
+    assert further.updates == before.updates
     assert (every_day.every_days, every_day.value) == (1, 3 / 4)
     assert every_day.gain.value == 3 / 4 - 3 / 8
     assert every_day.gain.low is not None

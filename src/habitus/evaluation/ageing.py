@@ -134,7 +134,8 @@ def measure_ageing(
         updates = tuple(
             _update_row(values.user[later], scores[name][later], ages[name][later], days)
             for days in bins[1:-1]
-            if len(np.unique(values.user[later][ages[name][later] <= days])) >= min_users
+            if days < ages[name].max()  # beyond, it is never replaced
+            and len(np.unique(values.user[later][ages[name][later] <= days])) >= min_users
         )
         tables.append(Ageing(name, until, metric, rows, updates))
     return tables
