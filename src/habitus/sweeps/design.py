@@ -74,15 +74,16 @@ def _batch(draft: Draft) -> None:
     The second one has the candidates of a fixed number of windows. A batch of so many is a cell of both.
     """
     settings, share = draft.preset.batch, draft.share()
+    pool = settings.pool_sequences
     for budget in draft.budgets():
         base = draft.share_cell(budget, {"embedder_share": share}, share=share)
         if base is None:
             continue
         for batch in settings.batch_sequences:
             draft.add_batch(base.model, budget, batch)
-        for batch in settings.batch_sequences if settings.pool_sequences else ():
-            if batch > settings.pool_sequences and batch % settings.pool_sequences == 0:
-                draft.add_batch(base.model, budget, batch, pool=settings.pool_sequences)
+        for batch in settings.batch_sequences:
+            if pool is not None and batch > pool and batch % pool == 0:
+                draft.add_batch(base.model, budget, batch, pool=pool)
 
 
 def _allocation(draft: Draft) -> None:
