@@ -176,6 +176,23 @@ def test_a_signal_saves_and_a_resumed_run_ends_as_if_nothing_had_been(
     assert again == resumed
 
 
+def test_a_signal_too_late_for_a_run_reaches_whoever_runs_it(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Asked to stop while its last evaluation is done, a run ends, and a sweep must not begin the next."""
+    passed_on: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: passed_on.append(number))
+    try:
+        record = train(
+            recipe_of(steps=2), dataset, tmp_path / "run", options=ONE,
+            on_save=lambda _step: os.kill(os.getpid(), signal.SIGTERM),  # only before the Record is written
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert record.status == "done"
+    assert passed_on == [signal.SIGTERM]
+
+
 def test_checkpoints_that_are_kept(dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path) -> None:
     options = TrainOptions(
         device="cpu", threads=1, save_every=4, keep=2, best="batch/loss", keep_checkpoints_at_end=True

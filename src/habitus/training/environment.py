@@ -33,7 +33,10 @@ class StopRequest:
 
 @contextmanager
 def training_environment(options: TrainOptions, device: torch.device) -> Iterator[StopRequest]:
-    """Threads, determinism and the TERM signal set for the block, and as before afterwards."""
+    """Threads, determinism and the TERM signal set for the block, and as before afterwards.
+
+    A signal that came too late for the run, as when it was evaluated, is passed on to whoever runs it.
+    """
     stop = StopRequest()
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
@@ -45,8 +48,10 @@ def training_environment(options: TrainOptions, device: torch.device) -> Iterato
     if options.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    heeded = True
     try:
         yield stop
+        heeded = False
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)
@@ -56,6 +61,8 @@ def training_environment(options: TrainOptions, device: torch.device) -> Iterato
         if device.type == "cuda":  # graphs and buffers of this run make room for the next one in the same process
             gc.collect()
             torch.cuda.empty_cache()
+    if stop.received and not heeded:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[str, Any]:
