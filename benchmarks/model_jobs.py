@@ -15,6 +15,7 @@ from model_timing import Step, kernels_of, milliseconds_of, processor_millisecon
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from habitus.data.fields import Fields
 from habitus.model import BatchTensors, BehaviorModel, batch_tensors, item_tensors, layers
@@ -288,7 +289,44 @@ def _window_attention(width: int, head_dim: int, once: bool, B: int = 256) -> di
     }
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         forms["cuDNN, one user"] = _there_and_back(fused, qkv)
+    flexible = FlexWindows(windows.boundaries, B)
+    forms["FlexAttention, largest difference to ours"] = (
+        (flexible(qkv).float() - attend(qkv, packed).float()).abs().max().item()
+    )
+    forms["FlexAttention"] = _there_and_back(flexible, qkv)
+    # Every batch has users of its own, so that in training the mask is made at each step.
+    forms["FlexAttention, mask included"] = _there_and_back(lambda x: flexible.with_new_mask()(x), qkv)
     return forms
+
+
+class FlexWindows:
+    """PyTorch's FlexAttention over windows [B·L, 3, H, d] whose users do not see each other, compiled once."""
+
+    _attend = staticmethod(torch.compile(flex_attention, dynamic=False))
+    _make_mask = staticmethod(torch.compile(create_block_mask, dynamic=False))
+
+    def __init__(self, boundaries: Tensor, B: int, *, compiled: bool = True) -> None:
+        self.boundaries, self.B, self.compiled = boundaries, B, compiled
+        self.mask = self._mask()
+
+    def with_new_mask(self) -> "FlexWindows":
+        self.mask = self._mask()
+        return self
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        query, key, value = qkv.unflatten(0, (self.B, -1)).permute(2, 0, 3, 1, 4)
+        out = (self._attend if self.compiled else flex_attention)(query, key, value, block_mask=self.mask)
+        return out.transpose(1, 2).flatten(0, 1)  # type: ignore[union-attr]
+
+    def _mask(self) -> BlockMask:
+        row = torch.arange(self.B * L, dtype=torch.int32, device=self.boundaries.device)
+        segment = torch.searchsorted(self.boundaries, row, right=True, out_int32=True).view(self.B, L)
+
+        def seen(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (i >= j) & (segment[b, i] == segment[b, j])
+
+        make = self._make_mask if self.compiled else create_block_mask
+        return make(seen, self.B, None, L, L, device=str(row.device))
 
 
 def tile_jobs() -> list[Job]:
