@@ -251,7 +251,8 @@ class Draft:
         *,
         init: Init = "default",
     ) -> None:
-        if not self._is_affordable(cell, budget, wanted, self.preset.common.min_steps):
+        # Steps to a target are what a trajectory measures, so that few of them are no reason to leave it out.
+        if not self._is_affordable(cell, budget, wanted, 1 if every else self.preset.common.min_steps):
             return
         rule = self.preset.rule_rate(cell.batch_sequences, budget)
         rates = rate_grid(self.request.learning_rates, self.settings.learning_rates, rule)
