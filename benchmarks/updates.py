@@ -1,7 +1,7 @@
 """Tomorrow's log: updates against one preparation, and a model continued against one trained again.
 
     python benchmarks/updates.py LOG --out out/updates [--since 0.95] [--updates 10] [--passes 4] [--device cpu]
-                                 [--rates 0.25 --shares 0.3] [--seed 0]
+                                 [--rates 0.25 --shares 0.3] [--seed 0] [--per-user 10]
 
 LOG holds events.parquet, items.parquet and schema.toml. The log up to --since of its events is prepared; the rest comes
 in --updates stretches of equal time, one after the other, and once as a whole: both must be the same bytes. A model is
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--passes", type=float, default=4.0)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--queries", type=int, default=40_000)
+    parser.add_argument("--per-user", type=int, help="queries of a user in a window at most: more users for the count")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="of the first run's peak rate")
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the first run's steps")
     parser.add_argument("--seed", type=int, default=0)
@@ -61,6 +62,7 @@ def main() -> None:
         "since": given.since,
         "passes": given.passes,
         "seed": given.seed,
+        "per_user": given.per_user,
         "device": given.device,
         "machine": platform.processor() or platform.machine(),
         "date": datetime.date.today().isoformat(),
@@ -169,7 +171,9 @@ def _compare(given: argparse.Namespace, grown: Dataset, cut: int, runs: dict[str
     compute = ComputeOptions(device=resolve_device(given.device), other_dataset=True)
     parts: dict[str, list[PerQuery]] = {name: [] for name in runs}
     for side in ("validation", "test"):
-        options = EvaluateOptions(regimes=("catalogue",), side=side, queries=given.queries, metrics=("ranking",))
+        options = EvaluateOptions(
+            regimes=("catalogue",), side=side, queries=given.queries, per_user=given.per_user, metrics=("ranking",)
+        )
         kept: list[PerQuery] = []
 
         def keep(_name: str, _regime: str, values: PerQuery, kept: list[PerQuery] = kept) -> None:
