@@ -25,7 +25,7 @@ def test_the_time_left_follows_the_pace_of_finished_axes() -> None:
     costs = tuple(SimpleNamespace(axis=axis, runs=3, seconds=3600.0) for axis in ("share", "batch", "allocation"))
     state: Any = SimpleNamespace(costs=costs, baseline=None)
     monitor.begin(state)
-    sweep: Any = SimpleNamespace(axis="batch", done=1, total=4, failed=0, seconds_left=100.0)
+    sweep: Any = SimpleNamespace(axis="batch", done=1, total=4, failed=0, seconds_left=100.0, finished=(0.0, 0.0))
     monitor.sweep_progress(2, 3)(sweep)
     result: Any = SimpleNamespace(
         axis="share", seconds=27 * 60.0, runs=[1, 2], counts={"published": 2}, number=lambda _: 0,
@@ -35,3 +35,15 @@ def test_the_time_left_follows_the_pace_of_finished_axes() -> None:
     monitor.sweep_progress(2, 3)(sweep)
     assert [one.seconds_left for one in (seen[0], seen[-1])] == pytest.approx([100 + 3600, 100 + 3600 * 28 / 61])
     assert any("the rest should take" in note for note in notes)
+
+
+def test_the_time_left_follows_the_pace_of_the_axis_that_runs() -> None:
+    """Ten minutes stated for what has finished and five taken: the axes after it are corrected before it ends."""
+    seen: list[StudyProgress] = []
+    monitor = StudyMonitor(Path("nowhere"), "batch/loss", seen.append, lambda _text: None)
+    costs = tuple(SimpleNamespace(axis=axis, runs=3, seconds=3600.0) for axis in ("share", "batch"))
+    state: Any = SimpleNamespace(costs=costs, baseline=None)
+    monitor.begin(state)
+    sweep: Any = SimpleNamespace(axis="share", done=1, total=4, failed=0, seconds_left=100.0, finished=(600.0, 300.0))
+    monitor.sweep_progress(1, 2)(sweep)
+    assert seen[-1].seconds_left == pytest.approx(100 + 3600 * 360 / 660)

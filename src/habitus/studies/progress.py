@@ -142,7 +142,8 @@ class StudyMonitor:
             if left is not None:
                 seconds = left()
             elif self._state is not None and seconds is not None:
-                seconds += self._pace() * sum(cost.seconds for cost in self._state.costs[number:])
+                pace_so_far = self._pace(sweep.finished if number else (0.0, 0.0))
+                seconds += pace_so_far * sum(cost.seconds for cost in self._state.costs[number:])
             name = "probes" if number == 0 else sweep.axis
             self._count(AxisProgress(axis=name, done=sweep.done, total=sweep.total, failed=sweep.failed))
             self._report(name, number, axes, sweep, seconds)
@@ -237,8 +238,10 @@ class StudyMonitor:
             rest = format_seconds(left)
             self.note(f"  stated with {format_seconds(stated)}; the rest should take {rest} at this pace")
 
-    def _pace(self) -> float:
-        return pace([stated for stated, _ in self._finished.values()], [took for _, took in self._finished.values()])
+    def _pace(self, running: tuple[float, float] = (0.0, 0.0)) -> float:
+        """What finished axes, and the runs of this one, took over what was stated for them."""
+        pairs = [*self._finished.values(), running]
+        return pace([stated for stated, _ in pairs], [took for _, took in pairs])
 
     def _best(self) -> str:
         """The best value of the metric among the Records so far, in words."""

@@ -25,6 +25,7 @@ class SweepProgress:
     total: int
     running: int
     seconds_left: float | None
+    finished: tuple[float, float] = (0.0, 0.0)  # seconds stated for what has finished, and taken
 
 
 @dataclass(frozen=True)
@@ -151,4 +152,5 @@ class SweepMonitor:
         # What is left, at the pace so far once there is one.
         pace = (now - self._began) / finished if finished > 0.05 * self._expected else 1.0
         done = self._total - len(self._left)
-        self.progress(SweepProgress(self.axis, done, self._failed, self._total, running, expected * pace))
+        taken = (finished, now - self._began) if finished > 0 else (0.0, 0.0)
+        self.progress(SweepProgress(self.axis, done, self._failed, self._total, running, expected * pace, taken))
