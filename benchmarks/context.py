@@ -50,7 +50,7 @@ def main() -> None:
         if "speed" in parts or "world" in parts:
             world = _world(given, folder / "world")
         if "speed" in parts:
-            result["speed"] = measure_speed(world, given, folder)
+            result["speed"] = measure_speed(world, given)
         if "world" in parts:
             budgets = tuple(float(text) for text in given.budgets.split(","))
             result["world"] = sweep_contexts(world, given, folder / "store-world", budgets)
@@ -79,7 +79,7 @@ def _world(given: argparse.Namespace, path: Path) -> Any:
     return dataset
 
 
-def measure_speed(dataset: Any, given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def measure_speed(dataset: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds of a step with windows of different lengths, against the executed FLOPs' ratio to 256."""
     from habitus.recipe import Recipe
     from habitus.training import TrainOptions, train
@@ -100,7 +100,8 @@ def measure_speed(dataset: Any, given: argparse.Namespace, folder: Path) -> list
             },
             "the benchmark",
         )  # fmt: skip
-        record = train(recipe, dataset, folder / f"speed-{seq_len}", options=TrainOptions(device=given.device))
+        with tempfile.TemporaryDirectory() as run:
+            record = train(recipe, dataset, Path(run) / "run", options=TrainOptions(device=given.device))
         seconds = 1 / record.throughput["steps_per_second"]
         flops = (record.flops_executed or 0.0) / record.steps
         row = {"seq_len": seq_len, "seconds": seconds, "executed_flops": flops}

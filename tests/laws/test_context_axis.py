@@ -1,6 +1,7 @@
 """Window lengths: the planted L* and L*(C) come back, flat ones are refused, and histories that are enough."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,17 +19,17 @@ def best_length(C: float) -> float:
     return 180.0 * (C / 1e14) ** 0.3
 
 
-def make_runs(depth: float = 0.2, noise: float = 0.0) -> list[MeasuredRun]:
+def make_runs(depth: float = 0.2, noise: float = 0.0, seeds: int = 2) -> list[MeasuredRun]:
     """A valley around L*(C) per budget: what short windows do not see, and what long ones cost."""
     rng = np.random.default_rng(0)
     runs = []
     for C in BUDGETS:
-        for L in LENGTHS:
+        for L, seed in product(LENGTHS, range(seeds)):
             u = L / best_length(C)
             loss = 6 + depth * (0.5 * u**0.6 + 0.6 * u**-0.5) + noise * rng.standard_normal()
             metrics = {"catalogue/loss": loss, "train/loss": loss}
             knobs = {"seq_len": float(L)}
-            runs.append(MeasuredRun("context", f"L={L}", C, 1e-3, 0, knobs=knobs, metrics=metrics))
+            runs.append(MeasuredRun("context", f"L={L}", C, 1e-3, seed, knobs=knobs, metrics=metrics))
     return runs
 
 
@@ -45,6 +46,12 @@ def test_planted_lengths_and_their_law_over_compute_come_back() -> None:
     (law,) = laws_of(runs, "context_law")
     low, high = law.interval("exponent")
     assert law.ok and low < 0.3 < high and high - low < 0.2
+
+
+def test_one_run_per_length_is_read_by_a_parabola() -> None:
+    for C, law in zip(BUDGETS, laws_of(make_runs(noise=0.001, seeds=1), "context_optimum"), strict=True):
+        assert law.law == "isoflop_optimum" and law.ok
+        assert law["x_opt"] == pytest.approx(best_length(C), rel=0.35)
 
 
 def test_a_flat_curve_has_no_best_length() -> None:

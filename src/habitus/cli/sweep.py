@@ -17,12 +17,19 @@ if TYPE_CHECKING:
 
     from habitus.sweeps import RunOutcome, SweepProgress, SweepResult
 
-_EXAMPLE = "Example: `habitus sweep allocation --data out/dataset --store out/store --preset quick --dry-run`"
+_EXAMPLE = """Example: `habitus sweep allocation --data out/dataset --store out/store --preset quick --dry-run`
+
+How long should windows be? `habitus sweep context --data out/dataset --store out/store --preset quick --dry-run`"""
 
 
 @app.command(epilog=_EXAMPLE)
 def sweep(
-    axis: Annotated[str, typer.Argument(help="share, depth, batch, allocation, negatives, init or passes.")],
+    axis: Annotated[
+        str,
+        typer.Argument(
+            help="share, depth, batch, allocation, negatives, init, context, shape, regularisation or passes."
+        ),
+    ],
     data: Annotated[Path | None, typer.Option(help="A prepared dataset.")] = None,
     store: Annotated[Path | None, typer.Option(help="The run store; created where there is none.")] = None,
     budgets: Annotated[str | None, typer.Option(help="FLOPs, as in 1e13,1e14; default: the preset's.")] = None,

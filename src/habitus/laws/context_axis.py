@@ -11,6 +11,7 @@ import numpy as np
 
 from habitus.laws.axes import AxisLaws, _optima_and_law, axis_data
 from habitus.laws.checks import sign_of
+from habitus.laws.isoflop import isoflop_optimum
 from habitus.laws.law_builders import law_without_values, make_intervals
 from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.runs import MeasuredRun
@@ -23,6 +24,7 @@ from habitus.store import (
     LEVELS,
     QUERY_SECONDS,
     TRAIN,
+    Direction,
     Law,
     LawEntry,
     Residuals,
@@ -31,22 +33,28 @@ from habitus.store import (
 
 TOLERANCE = 0.01  # of the metric with the longest history: what is lost below it is not worth a longer one
 FORM = "the shortest history whose metric is within 1% of that with the longest, between two that were measured"
+_TWO_TERM_POINTS = 10
 _NORMAL = {0.80: 1.2816, 0.95: 1.96}
 
 
 def fit_context(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
-    """L* per budget by two-term valleys and L*(C) over the interior ones; and what histories add, per budget."""
+    """L* per budget and L*(C) over the interior ones; and what histories add, per budget."""
     if metric.startswith(f"{TRAIN}/"):
         return AxisLaws()  # other windows are other tasks
     data = axis_data(runs, AXES["context"].knob, metric)
     optima, gains = {}, []
     for c in np.unique(data.budget):
         at = data.budget == c
-        optima[float(c)] = judge_fit(two_term(data.x[at], data.y[at], direction_of(metric)), error)
+        optima[float(c)] = judge_fit(_valley(data.x[at], data.y[at], direction_of(metric)), error)
         cell = _best_cell([run for run in data.runs if run.budget == c], metric)
         law = history_gain(cell, metric)
         gains.append(LawEntry(name="context_gain", axis="context", metric=metric, budget=float(c), law=law))
     return AxisLaws((*_optima_and_law("context", "context", metric, optima, data.note), *gains))
+
+
+def _valley(x: np.ndarray, y: np.ndarray, direction: Direction) -> Law:
+    """A two-term valley where seeds leave points to judge its five values by; else a parabola in log L, of three."""
+    return two_term(x, y, direction) if len(y) >= _TWO_TERM_POINTS else isoflop_optimum(x, y, direction)
 
 
 def _best_cell(runs: Sequence[MeasuredRun], metric: str) -> list[MeasuredRun]:

@@ -33,7 +33,7 @@ def response_surface(
     check_positive(compute=C, **dict(zip(names, x, strict=True)))
     points = {"compute": tuple(C), "metric": tuple(y), **{n: tuple(v) for n, v in zip(names, x, strict=True)}}
     X = _terms(np.log(C), np.log(np.stack(x, axis=1)), *_centres(points, names))
-    used = X.any(axis=0)
+    used = np.asarray(X.any(axis=0))
     dof = len(y) - int(used.sum())
     if dof < 3 or np.linalg.matrix_rank(X[:, used]) < used.sum():
         why = (
@@ -101,7 +101,7 @@ class FittedCoefficients(NamedTuple):
     """The coefficients of a surface with their covariance; zero where a term was left out."""
 
     names: tuple[str, ...]
-    sign: int
+    sign: float
     logs: np.ndarray  # [n, K] of the knobs
     centre_c: float
     centre: np.ndarray  # [K], subtracted from the logs
@@ -116,7 +116,7 @@ def fitted_coefficients(law: Law) -> FittedCoefficients:
     centre_c, centre = _centres(law.points, names)
     logs = np.log(np.stack([np.asarray(law.points[n]) for n in names], axis=1))
     X = _terms(np.log(np.asarray(law.points["compute"])), logs, centre_c, centre)
-    used = X.any(axis=0)
+    used = np.asarray(X.any(axis=0))
     coefficients = np.asarray(law.details["coefficients"])
     missed = sign * np.asarray(law.points["metric"]) - X @ coefficients
     dof = len(missed) - int(used.sum())

@@ -172,11 +172,11 @@ def _moved_share(laws: dict[float, Law], n: int) -> Law:
     ratio = dropped["x_opt"] / plain["x_opt"]
     by_level = {}
     for level in LEVELS:
-        halves = []
+        halves: list[tuple[float, float]] = []
         for law in (plain, dropped):
             low, high = law.interval("x_opt", level)
             ends = (max(low, 1e-12), min(high, 1e12))
-            halves.append(tuple(abs(math.log(end / law["x_opt"])) for end in ends))
+            halves.append((math.log(law["x_opt"] / ends[0]), math.log(ends[1] / law["x_opt"])))
         low, high = math.hypot(halves[1][0], halves[0][1]), math.hypot(halves[1][1], halves[0][0])
         by_level[level] = {"ratio": (ratio * math.exp(-low), ratio * math.exp(high))}
     return Law(

@@ -70,17 +70,17 @@ def regularised_shares(study: Study) -> Exhibit | None:
     for metric in study.metrics:
         for budget, law in study.laws_by_budget("regularised_share", metric).items():
             total += 1
+            ends: tuple[float | None, float | None] = (None, None)
             if law.ok:
-                low, high = law.interval("ratio")
+                low, high = ends = law.interval("ratio")
                 moved += low > 1
                 cells = (percent(law["share_plain"]), percent(law["share_regularised"]))
                 ratio = f"{law['ratio']:.2g} [{low:.2g}, {high:.2g}]"
             else:
-                low = high = None
                 cells, ratio = ("–", "–"), describe_status(law)
             rows.append((metric, power_of_ten(budget), *cells, ratio))
             raw.append((metric, budget, law.values.get("share_plain"), law.values.get("share_regularised"),
-                        law.values.get("ratio"), low, high, law.status))  # fmt: skip
+                        law.values.get("ratio"), *ends, law.status))  # fmt: skip
     if not rows:
         return None
     reading = sentence(f"Dropout in the embedder moves the best share up in {moved} of {total} cases")

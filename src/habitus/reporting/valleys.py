@@ -91,13 +91,19 @@ NEGATIVES = Valley(
     table_words="optima of K are identified with free exponents",
 )  # fmt: skip
 
+
+
+def _two_term_or_parabola(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:
+    return two_term(law, low, high) or parabola(law, low, high)
+
+
 CONTEXT = Valley(
     "context", "context", PlotAxis("events per window L", log=True, kind="count"),
     "Metrics against the length of windows", "window length", "context_optimum",
     ("seq_len", "params", "slots_seen", "batch_sequences", "steps", "flops_nominal", "flops_executed"),
     "One model per budget; equal compute, attention's own included, and equal slots per step. All runs answer the same "
     "queries, with the longest history that these were shown.",
-    letter="L*", law="context_law", regime="catalogue/",
+    curve=_two_term_or_parabola, letter="L*", law="context_law", regime="catalogue/",
     law_title="Best window length against compute, L*(C)", table_title="Best window length L*",
     table_words="window lengths are identified",
 )  # fmt: skip

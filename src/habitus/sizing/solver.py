@@ -137,7 +137,7 @@ def _target_contextualizer(request: CellRequest, inputs: Inputs, h: int, width: 
         return sum(contextualizer_parts(h, request.width, request.depth, inputs, copying=request.copying).values())
     p_e = sum(embedder_parts(h, request.text_depth, request.text_len, inputs).values())
     slots = request.batch_sequences * request.seq_len
-    a = tokens_per_item(request.text_len, inputs) * p_e + 3 * slots * h
+    a: float = tokens_per_item(request.text_len, inputs) * p_e + 3 * slots * h
     k = 1.0
     if request.attention and request.flops is not None:
         width = width or request.width or _typical_width(request, inputs, h)

@@ -1,5 +1,7 @@
 """The cells of the context axis: one model, windows of different lengths, equal compute and slots per step."""
 
+from typing import Any
+
 from habitus.errors import ConfigError
 from habitus.recipe import ModelRecipe
 from habitus.sizing import Cell, cell_of
@@ -68,7 +70,7 @@ def _add_length(draft: Draft, budget: float, model: ModelRecipe, seq_len: int, c
     if problem:
         draft.left_out.append(LeftOut(flops_budget=budget, wanted=wanted, reason=problem))
         return
-    sizes = {
+    sizes: dict[str, Any] = {
         "batch_sequences": slots // seq_len,
         "seq_len": seq_len,
         "inputs": facts.inputs,

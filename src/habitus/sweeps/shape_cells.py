@@ -24,7 +24,7 @@ def add_shapes(draft: Draft) -> None:
         raise ConfigError(
             "learning rates were given to the shape axis",
             expected="none: the rate is one of its six knobs",
-            next_step="omit --lr, or change wide_span in [shape] of a preset of your own (--print-preset)",
+            next_step="omit --learning-rates, or change wide_span in [shape] of a preset of your own (--print-preset)",
         )
     for budget in draft.budgets():
         centre = centre_cell(draft, budget, share)
