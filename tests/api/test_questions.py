@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import habitus as hb
@@ -39,6 +42,16 @@ def test_a_recipe_is_shown_and_compared(run: hb.Run, tmp_path: Path) -> None:
     hb.Recipe.parse({**RECIPE, "model": {**RECIPE["model"], "width": 32}}, "test").write(tmp_path / "wide.toml")
     compared = hb.diff(run, tmp_path / "wide.toml", dataset=None, device="cpu")
     assert [(one.name, one.first, one.second) for one in compared.knobs] == [("model.width", 16, 32)]
+
+
+def test_users_are_exported_as_they_were(run: hb.Run, tmp_path: Path) -> None:
+    user, time = run.dataset.user_ids()[0].as_py(), int(run.dataset.times[3])
+    pq.write_table(pa.table({"user_id": [user], "time": pa.array([time], pa.timestamp("us"))}), tmp_path / "at.parquet")
+    exported = pq.read_table(hb.export(run, tmp_path / "out.parquet", what="users", at=tmp_path / "at.parquet"))
+    assert exported.column_names == ["user_id", "time", "mean_item_vector", "vector"]
+    vectors = run.item_vectors()["vector"].to_pylist()
+    expected = np.mean([vectors[item] for item in run.dataset.items[:3]], axis=0)  # three events come before
+    np.testing.assert_allclose(exported["mean_item_vector"][0].as_py(), expected, atol=1e-6)
 
 
 def test_an_unknown_option_of_a_probe_is_refused_with_the_nearest(run: hb.Run) -> None:

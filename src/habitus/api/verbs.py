@@ -255,9 +255,12 @@ def card(
 def export(
     run: RunLike, out: str | Path, *,
     what: Literal["items", "users", "onnx", "hub"] = "items", dataset: DatasetLike | None = None,
-    license_id: str | None = None,
+    license_id: str | None = None, at: str | Path | None = None,
 ) -> Path:  # fmt: skip
-    """Vectors of items or users as a Parquet file, or the model as a folder of ONNX files or for a hub."""
+    """Vectors of items or users as a Parquet file, or the model as a folder of ONNX files or for a hub.
+
+    `at` is a file of users and times: users as they were then.
+    """
     from habitus.exporting import export_hub, export_items, export_onnx, export_users
     from habitus.model import load_bundle
 
@@ -265,7 +268,7 @@ def export(
     if what == "onnx":
         export_onnx(load_bundle(opened.path, "cpu"), Path(out))
     elif what == "users":
-        export_users(opened.retriever, out, data=opened.dataset.path)
+        export_users(opened.retriever, out, data=opened.dataset.path, at=at)
     elif what == "items":
         export_items(opened.retriever, out)
     elif what == "hub":
