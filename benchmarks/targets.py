@@ -43,6 +43,7 @@ TARGETS = {
     },
 }
 QUERIES = {"world": 1_000_000, "git_small": 4_000, "completejourney": 4_000}
+PER_USER = {"git_small": 8, "completejourney": 4}  # of one window at most: more users
 
 
 def main() -> None:
@@ -218,7 +219,9 @@ def score_arms(given: argparse.Namespace) -> None:
 
     log = json.loads((given.work / "log.json").read_text())["log"]
     data = {arm: Dataset.open(given.work / arm) for arm in ARMS}
-    options = EvaluateOptions(regimes=("catalogue",), queries=QUERIES[log], cutoffs=(10,), histories=())
+    options = EvaluateOptions(
+        regimes=("catalogue",), queries=QUERIES[log], per_user=PER_USER.get(log), cutoffs=(10,), histories=()
+    )
     compute = ComputeOptions(other_dataset=True)
     values: dict[str, Any] = {}
     metrics: dict[str, Any] = {}
@@ -240,7 +243,7 @@ def score_arms(given: argparse.Namespace) -> None:
     if log == "world":
         result["gains"] = _gains(data, values, keep)
     result["records"] = {arm: _counts(given.work / f"run-{arm}" / "record.json") for arm in ARMS}
-    result |= {"date": datetime.date.today().isoformat(), "hardware": _hardware()}
+    result |= {"date": datetime.date.today().isoformat(), "hardware": _hardware(given.work)}
     _print_table(result)
     if given.out is not None:
         kept = json.loads(given.out.read_text()) if given.out.exists() else {}
@@ -286,8 +289,9 @@ def _counts(path: Path) -> dict[str, Any]:
     return {name: record[name] for name in names if name in record} | {"seconds": record["seconds"]["train"]}
 
 
-def _hardware() -> str:
-    return f"{platform.processor() or platform.machine()}, 1 of {os.cpu_count()} cores"
+def _hardware(work: Path) -> str:
+    cpu = json.loads((work / "run-targets" / "record.json").read_text())["hardware"].get("cpu", platform.machine())
+    return f"one core of {cpu}, {os.cpu_count()} cores with other work beside it"
 
 
 def _print_table(result: dict[str, Any]) -> None:
