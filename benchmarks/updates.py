@@ -195,6 +195,9 @@ def _compare(given: argparse.Namespace, grown: Dataset, cut: int, runs: dict[str
             row[metric] = float(query_values(values, metric).mean())
             row[f"{metric} difference"] = list(difference)
             cells.append(f"{row[metric]:.4f}  {difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]")
+            if name.startswith("continued"):  # against as many steps from scratch
+                again = tables[f"from scratch {name.split()[1].rstrip(',')}"]
+                row[f"{metric} to from scratch"] = list(paired_difference(values, again, metric))
         rows.append(row)
         print(f"{name:26} {'  '.join(cells)}")
     return rows
