@@ -115,7 +115,7 @@ def test_horizons_that_the_log_does_not_cover_are_refused(by_time: Dataset, data
         HorizonQueries(by_time, "7d", "test")
     with pytest.raises(ConfigError, match="the horizon is 'week'"):
         HorizonQueries(by_time, "week")
-    with pytest.raises(DataError, match="no user .* has a target item that is new to them in the 12h after it"):
+    with pytest.raises(DataError, match=r"no user .* has a target item that is new to them in the 12h after it"):
         HorizonQueries(by_time, "12h_new")
 
 

@@ -33,6 +33,13 @@ def test_metrics_keep_their_names_only_where_they_were_measured_alike(tmp_path: 
     assert set(wide.metrics_of(record)) == {"batch/loss/eval=wide", "catalogue/recall@10"}
     few = kept("few", SPEC.model_copy(update={"candidates": 50}), record.recipe_hash)
     assert set(few.metrics_of(record)) == {"catalogue/recall@10/eval=few"}
+    measured = {record.recipe_hash: {"horizon7d/ndcg@10": Metric(value=0.3, n=5)}}
+    week = kept("week", SPEC, record.recipe_hash).model_copy(
+        update={"specification": {"horizon7d": SPEC}, "runs": measured}
+    )
+    assert set(week.metrics_of(record)) == {"horizon7d/ndcg@10"}  # users and cut follow from the dataset
+    later = week.model_copy(update={"specification": {"horizon7d": SPEC.model_copy(update={"side": "test"})}})
+    assert set(later.metrics_of(record)) == {"horizon7d/ndcg@10/eval=week"}
     assert kept("late", SPEC, "b" * 64).metrics_of(record) == {}
     (tmp_path / "evaluations").mkdir()
     wide.write(evaluation_path(tmp_path, "wide"))

@@ -63,6 +63,23 @@ def test_filters_and_seen_items_are_passed_on(served: Served, retriever: Retriev
     assert not set(ids) & {event["item_id"] for event in history}
 
 
+def test_several_histories_and_candidates_in_one_request(served: Served, retriever: Retriever, log: Log) -> None:
+    histories = [events(log[7][:9]), [], events(log[8][:3])]
+    wanted = {"k": 4, "ranges": {"price": [None, 60]}, "exclude_items": [5]}
+    answers = served.ask("POST", "/v1/recommend", {"histories": histories, **wanted}).body["answers"]
+    assert [answer.get("because") for answer in answers] == [None, "popularity", None]
+    for history, answer in zip(histories, answers, strict=True):
+        alone = served.ask("POST", "/v1/recommend", {"history": history, **wanted}).body
+        assert [item["item_id"] for item in answer["items"]] == [item["item_id"] for item in alone["items"]]
+        assert len(answer["items"]) == 4
+        [scored] = served.ask(
+            "POST", "/v1/score", {"histories": [history], "item_ids": [one["item_id"] for one in alone["items"]]}
+        ).body["answers"]
+        assert scored["scores"] == pytest.approx([one["score"] for one in alone["items"]], abs=2e-5)
+    unknown = served.ask("POST", "/v1/score", {"histories": histories, "item_ids": [987654321, 4]}).body
+    assert [answer["scores"][0] for answer in unknown["answers"]] == [None] * 3
+
+
 def test_limits_of_the_command_line_hold_inside_too(served: Served, log: Log) -> None:
     """The shared server takes 500 events, k = 5,000 and 1,500 filter values, which the retriever must know too."""
     history = events(log[4])
@@ -149,7 +166,7 @@ def test_health_and_metrics_tell_what_goes_on(served: Served, retriever: Retriev
     assert (health["status"], health["run"], health["index"]) == ("ok", "run", "exact")
     assert health["model"] == retriever.checksum
     before = served.metric('habitus_requests_total{endpoint="/v1/recommend",status="422"}')
-    assert served.recommend([]).status == 422
+    assert served.recommend([], k=0).status == 422
     assert served.metric('habitus_requests_total{endpoint="/v1/recommend",status="422"}') == before + 1
     assert served.metric("habitus_items") == health["num_items"]
     assert served.metric("habitus_errors_total") == 0
@@ -160,6 +177,7 @@ def test_openapi_describes_every_endpoint(served: Served) -> None:
     paths = served.ask("GET", "/openapi.json").body["paths"]
     assert {path: sorted(verbs) for path, verbs in paths.items()} == {
         "/v1/recommend": ["post"],
+        "/v1/score": ["post"],
         "/v1/embed": ["post"],
         "/v1/items/{item_id}": ["delete", "get", "put"],
         "/v1/rank": ["post"],
@@ -174,7 +192,10 @@ def test_openapi_describes_every_endpoint(served: Served) -> None:
     }
     body = paths["/v1/recommend"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert paths["/v1/items/{item_id}"]["get"]["parameters"][0]["name"] == "item_id"
-    assert set(body["properties"]) == {"history", "k", "exclude_seen", "allow", "deny", "with_fields"}
+    one, several = (set(kind["properties"]) for kind in body["oneOf"])
+    assert one - several == {"history", "user"}
+    assert several - one == {"histories"}
+    assert one >= {"k", "exclude_seen", "allow", "deny", "ranges", "only_items", "exclude_items", "with_fields"}
 
 
 def test_answers_have_the_form_that_openapi_promises(served: Served) -> None:
@@ -189,6 +210,9 @@ def test_answers_have_the_form_that_openapi_promises(served: Served) -> None:
     schemas.ItemResponse.model_validate(served.ask("GET", "/v1/items/1").body)
     ranked = served.ask("POST", "/v1/rank", {"history": history, "item_ids": [1], "items": [{"title": "x"}]}).body
     assert [item.item_id for item in schemas.RankResponse.model_validate(ranked).ranked] == [1, None]
+    scored = served.ask("POST", "/v1/score", {"histories": [history], "item_ids": [1, 987654]}).body
+    assert schemas.ScoreResponse.model_validate(scored).answers[0].scores[1] is None
+    schemas.RecommendManyResponse.model_validate(served.ask("POST", "/v1/recommend", {"histories": [history]}).body)
     schemas.SimilarResponse.model_validate(served.ask("POST", "/v1/similar", {"item_id": 1}).body)
     assert len(schemas.SearchResponse.model_validate(served.ask("GET", "/v1/search?q=1&k=3").body).items) == 3
     schemas.ErrorResponse.model_validate(served.ask("GET", "/nowhere").body)

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from habitus.errors import ConfigError
 from habitus.record import EvaluationSpec, Metric, Record
+from habitus.store.metrics import horizon_of
 from habitus.typed import Typed
 
 EVALUATIONS = "evaluations"
@@ -34,6 +35,8 @@ class StoreEvaluation(Typed):
 
     def _measured_alike(self, regime: str, spec: EvaluationSpec | None) -> bool:
         own = self.specification[regime]
+        if horizon_of(regime) is not None:  # users and cut follow from the dataset, as in a Record
+            return own.side == "validation"
         if spec is None or (own.query_set_checksum, own.side) != (spec.query_set_checksum, spec.side):
             return False
         return own.batch_sequences == spec.batch_sequences if regime == "batch" else own.candidates == spec.candidates
