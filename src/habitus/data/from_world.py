@@ -34,7 +34,7 @@ def prepare_world(
     out = Path(out)
     check_options(options, out, schema)
     stream = ItemStream(
-        kinds=dict(schema.items.fields),
+        kinds=schema.items.kinds,
         num_items=world.config.num_items,
         batches=lambda: _item_batches(world, list(schema.items.fields), options.threads),
         place=lambda row: f"item {row}",
