@@ -90,6 +90,39 @@ def test_the_candidates_of_a_batch_are_its_targets(dataset: Dataset) -> None:
     assert losses(dataset, Popularity(dataset), "batch") == {n: pytest.approx(math.log(2)) for n in (0, 1)}
 
 
+def test_the_days_after_a_cut_hold_targets_and_lists_hold_candidates(tmp_path: Path) -> None:
+    """Each of 20 users gets a coupon and buys things 0 and 1 before the cut, then coupons and thing 2."""
+    hours = [0, 1, 2, 100, 101, 103]
+    items = [3, 0, 1, 3, 2, 3]
+    events = {
+        "user": np.repeat(np.arange(20), 6),
+        "item": items * 20,
+        "time": np.array([(hour * 3600 + user) * 1_000_000 for user in range(20) for hour in hours]).view(
+            "datetime64[us]"
+        ),
+        "kind": ["view" if item == 3 else "buy" for item in items] * 20,
+    }
+    pq.write_table(pa.table(events), tmp_path / "e.parquet")
+    pq.write_table(pa.table({"item": np.arange(4), "sort": ["thing"] * 3 + ["coupon"]}), tmp_path / "i.parquet")
+    values = {
+        "events": {"user": "user", "item": "item", "timestamp": "time", "fields": {"kind": "category"}},
+        "items": {"item": "item", "fields": {"sort": "category"}},
+        "targets": {"column": "kind", "weights": {"buy": 1.0}, "candidates": {"sort": ["thing"]}},
+    }
+    options = PrepareOptions(seq_len=8, split="time", validation_share=0.499, test_share=0, memory="256MiB", threads=1)
+    tables = str(tmp_path / "e.parquet"), str(tmp_path / "i.parquet")
+    prepare(*tables, Schema.parse(values, "test"), tmp_path / "dataset", options)
+    dataset = Dataset.open(tmp_path / "dataset")
+    asked = EvaluateOptions(regimes=(), horizons=("2h",), cutoffs=(2, 3), histories=())
+    found: dict[str, Any] = {}
+    result = evaluate(dataset, Popularity(dataset), asked, keep_users=found.__setitem__)
+    (one,) = found.values()
+    assert set(one.top.ravel().tolist()) == {0, 1, 2} and one.relevant.tolist() == [1] * 20
+    regime = next(iter(found))
+    assert result.metrics[f"{regime}/recall@2"].value == 0 and result.metrics[f"{regime}/recall@3"].value == 1
+    assert result.specification[regime].candidates == 3
+
+
 def test_the_oracle_of_a_world_with_views_answers_the_question_of_the_dataset(tmp_path: Path) -> None:
     world = World(
         WorldConfig(num_users=60, num_items=30, num_groups=3, num_brands=3, events_per_user=8, views_per_purchase=2.0)

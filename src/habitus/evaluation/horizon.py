@@ -104,6 +104,8 @@ class HorizonQueries:
             after = np.pad(batch.segments[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
             window, slot = np.nonzero((batch.segments >= 0) & (batch.segments != after))
             targets = dataset.items[rows[window, slot] + 1]
+            if dataset.candidate_rows is not None:  # no rank is asked for, and scorers want a candidate
+                targets = np.where(np.isin(targets, dataset.candidate_rows), targets, dataset.candidate_rows[0])
             yield QueryBatch(
                 number=number,
                 batch=batch,
@@ -218,11 +220,13 @@ def score_horizon(
     progress: Progress | None = None,
 ) -> PerUser:
     """What a scorer's lists over the catalogue are worth at one horizon."""
-    k = min(max(cutoffs), queries.dataset.num_items)
+    candidates = queries.dataset.candidate_rows
+    num_items = queries.dataset.num_items if candidates is None else len(candidates)
+    k = min(max(cutoffs), num_items)
     users, tops, done, began = [], [], 0, time.perf_counter()
     for batch in queries.batches(batch_sequences):
         listed = queries.num_listed(batch.users, k)
-        top = scorer.score(batch, None, min(listed, queries.dataset.num_items), losses=False).top
+        top = scorer.score(batch, candidates, min(listed, num_items), losses=False).top
         users.append(batch.users)
         tops.append(queries.best(batch.users, top, k))
         done += len(batch.users)
@@ -243,11 +247,12 @@ def horizon_metrics(regime: str, values: PerUser, cutoffs: tuple[int, ...]) -> d
 
 def horizon_spec(queries: HorizonQueries, batch_sequences: int) -> EvaluationSpec:
     """What the Record of an evaluation says of its users."""
+    rows = queries.dataset.candidate_rows
     return EvaluationSpec(
         queries=len(queries.users),
         query_set_checksum=queries.checksum(),
         batch_sequences=batch_sequences,
-        candidates=queries.dataset.num_items,
+        candidates=queries.dataset.num_items if rows is None else len(rows),
         side=queries.side,
     )
 
