@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import platform
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], dict[str, str]]]] = {
     },
     "completejourney": {"events": (PRODUCTS, {}), "users": (PRODUCTS, HOUSEHOLDS)},
 }
+EARLY = 5  # queries after at most so many events count as early: there is little but the user to go by
+METRICS = ("recall@10", "ndcg@10", "loss")
 UNITS = {"movielens_small": "datetime", "movielens_1m_order": "order", "completejourney": "datetime"}
 
 
@@ -82,10 +85,9 @@ def train_arm(given: argparse.Namespace) -> None:
         "data": {"seq_len": 128}, "model": model | {"copying": given.log == "completejourney"},
         "train": steps | {"precision": "fp32", "seed": given.seed}, "evaluate": {"queries": 2_000},
     }  # fmt: skip
-    record = train(
-        Recipe.parse(values, "the benchmark"), dataset, given.work / f"{given.arm}-{given.seed}",
-        options=TrainOptions(device="cpu", threads=1),
-    )  # fmt: skip
+    folder = given.work / f"{given.arm}-{given.seed}"
+    options = TrainOptions(device="cpu", threads=1, resume=(folder / "checkpoints").exists())
+    record = train(Recipe.parse(values, "the benchmark"), dataset, folder, options=options)
     print(given.arm, given.seed, record.metrics["batch/loss"].value)
 
 
@@ -111,7 +113,7 @@ def _dataset(given: argparse.Namespace) -> Dataset:
 
 def score_arms(given: argparse.Namespace) -> None:
     """All runs on the same events of the validation users."""
-    options = EvaluateOptions(regimes=("catalogue",), queries=given.queries, metrics=("ranking",))
+    options = EvaluateOptions(regimes=("catalogue",), queries=given.queries, metrics=("loss", "ranking"))
     compute = ComputeOptions(device=resolve_device("cpu"))
     answers: dict[str, dict[int, PerQuery]] = {}
     for arm in ARMS[given.log]:
@@ -121,14 +123,22 @@ def score_arms(given: argparse.Namespace) -> None:
             dataset = Dataset.open(given.work / f"data-{arm}")
             evaluate_runs(runs, dataset, options, compute, keep=lambda _name, _regime, values, k=kept: k.append(values))
             answers[arm] = {int(run.name.rpartition("-")[2]): one for run, one in zip(runs, kept, strict=True)}
+            offsets = dataset.user_offsets
     first, reference = next(iter(answers.items()))
-    rows = [_row(arm, runs, reference) for arm, runs in answers.items()]
     one = next(iter(reference.values()))
+    early = one.event - offsets[np.searchsorted(offsets, one.event, side="right") - 1] < EARLY
+    rows = [_row(arm, runs, reference, early) for arm, runs in answers.items()]
     print(f"{len(one.user):,} events of {len(np.unique(one.user)):,} validation users; differences to {first!r}")
     for row in rows:
         cells = [f"{row[m]:.4f}  {row[f'{m} difference'][0]:+.4f} [{row[f'{m} difference'][1]:+.4f}, "
-                 f"{row[f'{m} difference'][2]:+.4f}]" for m in ("recall@10", "ndcg@10")]  # fmt: skip
+                 f"{row[f'{m} difference'][2]:+.4f}]" for m in METRICS]  # fmt: skip
         print(f"{row['arm']:10} {row['seeds']} seeds  {'   '.join(cells)}")
+    print(f"the {int(early.sum()):,} events after at most {EARLY} others:")
+    for row in rows:
+        cells = [f"{row[f'{m} early']:.4f}  {row[f'{m} early difference'][0]:+.4f} "
+                 f"[{row[f'{m} early difference'][1]:+.4f}, {row[f'{m} early difference'][2]:+.4f}]"
+                 for m in METRICS]  # fmt: skip
+        print(f"{row['arm']:10} {'   '.join(cells)}")
     result = {
         "benchmark": "fields", "log": given.log, "queries": len(one.user), "users": len(np.unique(one.user)),
         "machine": platform.processor() or platform.machine(), "date": datetime.date.today().isoformat(), "arms": rows,
@@ -139,16 +149,25 @@ def score_arms(given: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def _row(arm: str, runs: dict[int, PerQuery], reference: dict[int, PerQuery]) -> dict[str, Any]:
-    """Means over seeds, and the paired difference of all queries of all seeds that both arms have."""
+def _row(arm: str, runs: dict[int, PerQuery], reference: dict[int, PerQuery], early: np.ndarray) -> dict[str, Any]:
+    """Means over seeds, and the paired difference of all queries of all seeds that both arms have; `early` queries
+    also by themselves."""
     seeds = sorted(runs.keys() & reference.keys())
     ours, theirs = (PerQuery.concatenate([side[seed] for seed in seeds]) for side in (runs, reference))
     row: dict[str, Any] = {"arm": arm, "seeds": len(seeds)}
-    for metric in ("recall@10", "ndcg@10"):
+    for metric in METRICS:
         row[metric] = float(query_values(ours, metric).mean())
         row[f"{metric} difference"] = list(paired_difference(ours, theirs, metric))
+        few, few_there = (_select(side, np.tile(early, len(seeds))) for side in (ours, theirs))
+        row[f"{metric} early"] = float(query_values(few, metric).mean())
+        row[f"{metric} early difference"] = list(paired_difference(few, few_there, metric))
         row[f"{metric} by seed"] = [float(query_values(runs[seed], metric).mean()) for seed in seeds]
     return row
+
+
+def _select(values: PerQuery, keep: np.ndarray) -> PerQuery:
+    columns = {column.name: getattr(values, column.name) for column in fields(values)}
+    return PerQuery(**{name: None if column is None else column[keep] for name, column in columns.items()})
 
 
 if __name__ == "__main__":
