@@ -76,6 +76,7 @@ def _event_chunks(
 ) -> Iterator[EventChunk]:
     roles = schema.events
     columns = [roles.user, roles.timestamp, roles.item_column, *roles.fields]
+    columns += [schema.targets.column] if schema.targets and schema.targets.column not in columns else []
     vocabularies = plan.vocabularies()
     expected = world.config.num_users * world.config.events_per_user
     done = 0
