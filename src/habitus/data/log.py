@@ -274,9 +274,7 @@ class EventLog:
                 f"SELECT count(*) FROM (SELECT DISTINCT {column} FROM {source} WHERE {column} IS NOT NULL)"
             )[0][0]
             if distinct > MAX_CATEGORIES:
-                rows = self.con.execute(
-                    f"SELECT DISTINCT CAST({column} AS VARCHAR) FROM {source} LIMIT 3"
-                ).fetchall()
+                rows = self.con.execute(f"SELECT DISTINCT CAST({column} AS VARCHAR) FROM {source} LIMIT 3").fetchall()
                 problems.append(too_many_categories("events", name, distinct, [row[0] for row in rows]))
         return problems
 
