@@ -11,6 +11,7 @@ AdamW, Muon at that budget, three rates), `forecast` (fit, plan, register; then 
 
 import argparse
 import math
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from habitus.planning.facts import DatasetProfile
 from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.sizing import cell_of_recipe
-from habitus.store import ManifestRow, SweepManifest, manifest_path, read_records
+from habitus.store import ManifestRow, SweepManifest, manifest_path, open_store, pack_store, read_records
 from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, preset_dataset, sweep
 
 PIECES = ("surface", "axes", "optimizers", "forecast")
@@ -45,9 +46,13 @@ class Experiment:
     minutes: float
     device: str
     workers: int | None
+    earlier: Path | None = None
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
+        if self.earlier is not None and not (self.out / "store").exists():
+            with open_store(self.earlier) as folder:
+                shutil.copytree(folder, self.out / "store")
         self.dataset = preset_dataset(self.preset, self.out / "dataset", threads=8)
         self.runner = RecipeRunner(
             self.dataset, self.out / "store", self.preset.evaluate, device=self.device, workers=self.workers, note=print
@@ -210,9 +215,12 @@ def main() -> None:
     parser.add_argument("--pieces", default=",".join(PIECES))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
+    parser.add_argument(
+        "--earlier", type=Path, help="Records of earlier calls, as they are left in OUT/records.store.xz"
+    )
     o = parser.parse_args()
     budgets = [float(b) for b in o.budgets.split(",")]
-    one = Experiment(o.out, load_preset(o.preset), o.minutes, o.device, o.workers)
+    one = Experiment(o.out, load_preset(o.preset), o.minutes, o.device, o.workers, o.earlier)
     steps = {
         "surface": lambda: one.surface(budgets, [int(n) for n in o.cells.split(",")]),
         "axes": lambda: one.axes(budgets),
@@ -220,6 +228,8 @@ def main() -> None:
         "forecast": lambda: one.forecast([float(b) for b in o.forecast.split(",")], o.metric),
     }
     complete = all(steps[piece]() for piece in o.pieces.split(","))
+    if any(True for _ in read_records(o.out / "store")):
+        pack_store(o.out / "store", o.out / "records.store.xz")
     print(
         f"{sum(1 for _ in read_records(o.out / 'store'))} Records;", "complete" if complete else "run it again to go on"
     )
