@@ -92,7 +92,6 @@ NEGATIVES = Valley(
 )  # fmt: skip
 
 
-
 def _two_term_or_parabola(law: Law, low: float, high: float) -> tuple[list[float], list[float]] | None:
     return two_term(law, low, high) or parabola(law, low, high)
 
