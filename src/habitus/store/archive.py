@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from habitus.errors import RunError
+from habitus.errors import ConfigError, RunError
 from habitus.files import write_atomic
-from habitus.store.folder import RECORD_FILE, SEAL_FILE, Seal
-from habitus.typed import Sealed
+from habitus.store.folder import RECORD_FILE, SEAL_FILE, Seal, read_record
+from habitus.typed import CHECKSUM, Sealed
 
 ARCHIVE_SUFFIX = ".store.xz"
 _KEPT = ("store.json", "sweeps/*.json", "evaluations/*.json", f"cells/*/{RECORD_FILE}")
@@ -32,7 +32,7 @@ def is_archive(path: str | Path) -> bool:
 
 
 def pack_store(store: str | Path, out: str | Path) -> int:
-    """Write the archive of a store; returns the number of its Records."""
+    """Write the archive of a store; returns the number of its Records. One that has changed is refused."""
     store, out = Path(store), Path(out)
     if not is_archive(out):
         raise RunError(f"{out} cannot be used", expected=f"a name that ends in {ARCHIVE_SUFFIX}")
@@ -40,6 +40,8 @@ def pack_store(store: str | Path, out: str | Path) -> int:
     records = [path for path in paths if path.name == RECORD_FILE]
     if not records:
         raise RunError(f"{store} holds no Records", expected="a run store", next_step="run `habitus sweep` first")
+    for path in records:
+        read_record(store, path.parent.name)
     files = {path.relative_to(store).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     write_atomic(out, lzma.compress(StoreArchive(files=files).to_json().encode(), preset=6))
     return len(records)
@@ -75,7 +77,18 @@ def _read_archive(source: Path) -> StoreArchive:
         raise RunError(
             f"{source} is no archive of a store, or damaged ({error})", expected="the file as it was packed"
         ) from error
-    return StoreArchive.parse(values, str(source))
+    if not isinstance(values, dict) or CHECKSUM not in values:
+        raise RunError(
+            f"{source} has no {CHECKSUM}, so nothing shows that its Records are as they were packed",
+            expected="the file as it was packed",
+            next_step="restore it, or pack the store again",
+        )
+    try:
+        return StoreArchive.parse(values, str(source))
+    except ConfigError as error:
+        raise RunError(
+            error.problem, expected="the file as it was packed", next_step="restore it, or pack the store again"
+        ) from None
 
 
 def _check_name(source: Path, name: str) -> None:
