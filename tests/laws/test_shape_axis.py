@@ -52,7 +52,7 @@ def test_the_planted_optimum_comes_back_within_its_region() -> None:
     assert surface.details["held_out"] == 10
     assert surface["held_out_rmse"] < 0.01 < surface["held_out_spread"]
     low, high = centre.interval("lost")
-    assert low <= loss_at(CENTRE) - 7.0 <= high
+    assert 0 < low <= loss_at(CENTRE) - 7.0 <= high
     assert not centre.details["inside_region"]  # the gap is several times the noise
     assert centre.details["inside_interval"]["depth"]
 
@@ -62,6 +62,8 @@ def test_a_centre_that_is_the_optimum_lies_inside_the_region() -> None:
     moved = [make_run("centre", BEST, 0.0) if run.cell_id.startswith("centre") else run for run in runs][2:]
     centre = laws_of(moved)["shape_centre"]
     assert centre.details["inside_region"] and centre["p_value"] > 0.05
+    low, high = centre.interval("lost")
+    assert low == 0 < high < 0.01  # nothing may be lost: no drawn surface has its best point just there
 
 
 def test_noise_is_no_surface() -> None:

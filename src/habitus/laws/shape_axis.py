@@ -14,7 +14,13 @@ from habitus.laws.axes import AxisLaws, axis_data
 from habitus.laws.checks import sign_of
 from habitus.laws.law_builders import law_without_values, make_intervals
 from habitus.laws.pure_error import PureError, judge_fit
-from habitus.laws.response_surface import compare_with_optimum, optimum_in_range, predict_response, response_surface
+from habitus.laws.response_surface import (
+    IN_REGION,
+    compare_with_optimum,
+    optimum_in_range,
+    predict_response,
+    response_surface,
+)
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.two_term import two_term
 from habitus.store import AXES, HELD_OUT, LEVELS, TRAIN, Law, LawEntry, Residuals, direction_of
@@ -22,7 +28,6 @@ from habitus.store import AXES, HELD_OUT, LEVELS, TRAIN, Law, LawEntry, Residual
 KNOBS = ("joint_dim", "width", "depth", "text_depth", "batch_sequences", "rate_at_512")
 _CENTRE = "centre"
 _NOTHING = 0.05  # p value above which the knobs say nothing
-_INSIDE = 0.05  # p value above which a point belongs to the region of the optimum
 
 
 def fit_shape(runs: Sequence[MeasuredRun], metric: str, _error: PureError | None = None) -> AxisLaws:
@@ -121,7 +126,7 @@ def _centre_law(surface: Law, best: Law, centre: dict[str, float], budget: float
         residuals=Residuals(n=surface.residuals.n, dof=surface.residuals.dof),
         details={
             "centre": at,
-            "inside_region": compared["p_value"] > _INSIDE,
+            "inside_region": compared["p_value"] > IN_REGION,
             "one_at_a_time": one_at_a_time,
             "inside_interval": inside,
         },
