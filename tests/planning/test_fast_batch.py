@@ -1,8 +1,11 @@
 """The fastest batch among those that lose nothing: planted losses and speeds."""
 
 from habitus.planning.fast_batch import choose_fastest
-from habitus.sizing import StepSpeed
+from habitus.record import Seconds
+from habitus.sizing import StepSpeed, step_speeds
 from habitus.store import Laws, Quantity, RunRow
+
+from .planted import example_recipe, record_of
 
 SIZES = (4.0, 8.0, 16.0, 32.0, 64.0)
 STEP = 1e6  # FLOPs of a step of one window
@@ -46,6 +49,21 @@ def test_longer_runs_and_those_of_a_fixed_pool_do_not_count() -> None:
     losses = {4.0: 4.02, 8.0: 4.0, 16.0: 4.001, 32.0: 4.03, 64.0: 4.05}
     better = run("batch", 64, 3.9, times=4), run("batch", 64, 3.8, pool_sequences=4)
     assert choose_fastest(OWN, laws(losses, *better), speeds()).value == 16
+
+
+def test_seeds_of_a_size_are_averaged() -> None:
+    losses = {4.0: 4.02, 8.0: 4.0, 16.0: 4.001, 32.0: 4.015, 64.0: 4.05}
+    unlucky = run("batch", 32, 4.035).model_copy(update={"seed": 1})
+    assert choose_fastest(OWN, laws(losses, unlucky), speeds()).value == 16
+
+
+def test_runs_with_several_pools_of_candidates_tell_no_speed() -> None:
+    """They share their nominal FLOPs with the plain runs, and run one operation at a time on a GPU."""
+    plain = example_recipe()
+    pooled = plain.model_copy(update={"train": plain.train.model_copy(update={"pool_sequences": 4})})
+    slow = Seconds(warmup=0.0, train=1000.0, evaluate=1.0)
+    found = list(step_speeds([record_of(plain, "c" * 64), record_of(pooled, "c" * 64, seconds=slow)]))
+    assert [speed.flops_per_second for speed in found] == [1e11]
 
 
 def test_without_speeds_or_runs_the_batch_stays_and_it_is_said() -> None:

@@ -60,6 +60,10 @@ def test_windows_have_the_nearest_length_that_was_run_and_batches_keep_their_slo
     assert after["params"].value == pytest.approx(before["params"].value, rel=0.05)
     assert after.stage1.train.learning_rate == pytest.approx(before.stage1.train.learning_rate, rel=0.01)
     assert after.stage2 is not None and after.stage2.data.seq_len == 512
+    # The pool of batch-local candidates has as many slots, and predictions are said to be of other windows.
+    assert after.stage1.evaluate.batch_sequences == before.stage1.evaluate.batch_sequences // 2
+    assert any(w.startswith("predictions are those of windows of 256 events") for w in after.warnings)
+    assert not any("predictions are those of windows" in w for w in before.warnings)
 
 
 def test_the_plan_says_how_much_of_a_history_to_serve_with(with_context: Path) -> None:
@@ -67,6 +71,12 @@ def test_the_plan_says_how_much_of_a_history_to_serve_with(with_context: Path) -
     assert served.value == 200 and served.low is not None and 50 < served.low <= 200
     assert plan(1e13, METRIC, PlanOptions(laws=with_context)).stage1.evaluate.contexts == (10, 50, 200, 1000)
     assert "train with 512, serve with 200: -0.3% recall@10 at 0.33 of the time of a query" in served.how
+
+
+def test_a_history_that_was_measured_with_other_windows_says_so(with_context: Path) -> None:
+    made = plan(1e11, METRIC, PlanOptions(laws=with_context))
+    assert made["seq_len"].value == 256
+    assert "serve_history: measured with windows of 512, where the plan has 256" in made.warnings
 
 
 def test_where_only_the_longest_will_do_nothing_shorter_is_named() -> None:

@@ -28,13 +28,16 @@ def context_quantities(C: float, metric: str, sources: Sequence[SourcedLaws]) ->
     served = None if gain is None or not gain.law.values else served_history(gain.law)
     if gain is not None and served is not None:
         low, high = gain.law.interval("x_opt")
+        window, doubts = gain.law.details["seq_len"], list(gain.law.warnings)
+        if "seq_len" in quantities and quantities["seq_len"].value != window:
+            doubts.append(f"measured with windows of {window:,}, where the plan has {quantities['seq_len'].value:,.0f}")
         quantities["serve_history"] = Quantity(
             value=served,
             low=min(low, served),
             high=max(high, served),
             source=laws.source,
             how=f"{describe_history(gain.law, gain.metric)}, measured at {gain.budget:.3g}",
-            doubts=gain.law.warnings,
+            doubts=tuple(doubts),
         )
     return quantities
 

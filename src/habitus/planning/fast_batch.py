@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 
 from habitus.sizing import StepSpeed
 from habitus.store import Laws, Quantity, RunRow
@@ -14,23 +14,24 @@ AS_GOOD = 0.005  # of the loss: batches within it of the best are as good
 
 def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed]) -> Quantity:
     """B times what the fastest batch is of the runs' own; as it is, and said, where no runs can be compared."""
-    rates = {b: _rate(run, speeds) for b, run in _runs_by_batch(laws).items()}
-    runs = {b: run for b, run in _runs_by_batch(laws).items() if rates[b] is not None}
-    own = _own_batch(laws, next(iter(runs.values())).budget) if runs else None
+    by_batch = _runs_by_batch(laws)
+    rates = {b: _rate(seeds[0], speeds) for b, seeds in by_batch.items()}
+    runs = {b: seeds for b, seeds in by_batch.items() if rates[b] is not None}
+    own = _own_batch(laws, next(iter(runs.values()))[0].budget) if runs else None
     if len(runs) < 3 or own not in runs:
         return B.model_copy(update={"how": f"{B.how}; no batch axis with speeds around it to choose a faster one by"})
-    least = min(run.metrics[LOSS] for run in runs.values())
-    as_good = [b for b, run in runs.items() if run.metrics[LOSS] <= (1 + AS_GOOD) * least]
+    losses = {b: mean(run.metrics[LOSS] for run in seeds) for b, seeds in runs.items()}
+    as_good = [b for b, loss in losses.items() if loss <= (1 + AS_GOOD) * min(losses.values())]
     fastest = max(as_good, key=lambda b: rates[b] or 0.0)
     gain = (rates[fastest] or 0.0) / (rates[own] or 1.0)
     where = f"of {', '.join(f'{b:g}' for b in as_good)}, all within {AS_GOOD:.1%} of the best loss at "
-    where += f"{runs[own].budget:.3g} FLOPs, {fastest:g} trains fastest ({gain:.2f} times the speed of {own:g})"
+    where += f"{runs[own][0].budget:.3g} FLOPs, {fastest:g} trains fastest ({gain:.2f} times the speed of {own:g})"
     value = max(1.0, 2.0 ** round(math.log2(B.value * fastest / own)))
     return B.model_copy(update={"value": value, "low": None, "high": None, "how": f"{B.how}; {where}"})
 
 
-def _runs_by_batch(laws: Laws) -> dict[float, RunRow]:
-    """The runs of the batch axis at its largest budget, one for each size: those of one budget's compute."""
+def _runs_by_batch(laws: Laws) -> dict[float, list[RunRow]]:
+    """The runs of the batch axis at its largest budget, all seeds of each size: those of one budget's compute."""
     needs = ("batch_sequences", "flops_nominal", "steps", "slots_seen")
     runs = [
         run
@@ -39,9 +40,11 @@ def _runs_by_batch(laws: Laws) -> dict[float, RunRow]:
         and all(name in run.knobs for name in needs)
     ]  # fmt: skip
     top = max((run.budget for run in runs), default=0.0)
-    by_batch: dict[float, RunRow] = {}
+    by_batch: dict[float, list[RunRow]] = {}
     for run in sorted((run for run in runs if run.budget == top), key=lambda run: run.knobs["slots_seen"]):
-        by_batch.setdefault(run.knobs["batch_sequences"], run)  # longer ones went on to reach a target
+        seeds = by_batch.setdefault(run.knobs["batch_sequences"], [])
+        if not seeds or run.knobs["slots_seen"] == seeds[0].knobs["slots_seen"]:
+            seeds.append(run)  # longer ones went on to reach a target
     return dict(sorted(by_batch.items()))
 
 

@@ -26,6 +26,7 @@ from habitus.planning.warnings import (
     prediction_warnings,
     quantity_warnings,
     reach_warnings,
+    window_warnings,
 )
 from habitus.recipe import OPTIMIZERS, DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.sizing import Cell
@@ -94,7 +95,8 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         *log_end_warning(asked, flops, passes),
         *reach_warnings(reach),
         *law_warnings(metric, sources),
-        *quantity_warnings(cells.quantities, sources),
+        *quantity_warnings({**cells.quantities, **context}, sources),
+        *window_warnings(dataset.seq_len, fixed.dataset.seq_len, predictions),
         *data_warnings(cells.stage1, dataset),
         *hardware_warnings(memory, rate),
         *prediction_warnings(metric, predictions, sources),
@@ -309,7 +311,12 @@ def _recipe(
             seed=options.seed,
         ),
         evaluate=evaluate.model_copy(
-            update={"regimes": ("batch", "catalogue"), "every": 0, "contexts": fixed.contexts}
+            update={
+                "regimes": ("batch", "catalogue"),
+                "every": 0,
+                "contexts": fixed.contexts,
+                "batch_sequences": fixed.in_windows(evaluate.batch_sequences),  # as many candidates in windows of L*
+            }
         ),
     )
 

@@ -73,6 +73,16 @@ def data_warnings(cell: Cell, dataset: DatasetProfile) -> list[str]:
     ]
 
 
+def window_warnings(measured: int, planned: int, predictions: Sequence[Prediction]) -> list[str]:
+    """Windows of another length have other queries than those that predictions are about."""
+    if measured == planned or not predictions:
+        return []
+    return [
+        f"predictions are those of windows of {measured:,} events, as the laws' runs had; in windows of {planned:,} "
+        "queries have other histories"
+    ]
+
+
 def hardware_warnings(memory: Sequence[MemoryEstimate], rate: RateRange | None) -> list[str]:
     """Stages that do not fit, and hours that nobody measured."""
     lines = [f"stage {m.stage} does not fit {m.device}: {m.change}" for m in memory if m.fits is False]

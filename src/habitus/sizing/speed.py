@@ -115,8 +115,13 @@ class StepSpeed:
 
 
 def step_speeds(records: Iterable[Record]) -> Iterator[StepSpeed]:
-    """The speed of every run whose Record says how long it trained."""
+    """The speed of every run whose Record says how long it trained.
+
+    Those with several pools of candidates run one operation at a time on a GPU, as no planned run does.
+    """
     for record in records:
+        if record.recipe.train.pool_sequences is not None:
+            continue
         flops, steps = record.flops_nominal, record.recipe.train.steps
         if record.seconds is None or not flops or not math.isfinite(flops) or not record.seconds.train > 0:
             continue
