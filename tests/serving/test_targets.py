@@ -65,6 +65,26 @@ def test_coupons_are_read_and_not_recommended(dataset: Dataset, run: Path, exclu
     assert sum(item.probability for item in answer.items) == pytest.approx(1, abs=0.2 if exclude_seen else 1e-4)
 
 
+def test_a_coupon_that_is_added_at_run_time_is_read_and_not_recommended(
+    dataset: Dataset, run: Path, tmp_path: Path
+) -> None:
+    retriever = Retriever.open(run, data=dataset.path, device="cpu", items=tmp_path / "items")
+    retriever.put_item(101, {"number": 1.0, "sort": "coupon"})
+    retriever.put_item(102, {"number": 1.0, "sort": "thing"})
+    retriever.put_item(25, {"number": 2.0, "sort": "coupon"})  # one that training had
+    history = [{"item": 101, "kind": "coupon"}, {"item": 3, "kind": "buy"}, {"item": 25, "kind": "coupon"}]
+    for events in (history, []):
+        (answer,) = retriever.recommend([RecommendRequest(history=events, k=40)])
+        assert answer.events_used == len(events)
+        assert {item.item_id for item in answer.items} == {*range(20), 102}
+    assert [retriever.item(item).recommended for item in (101, 102, 25)] == [False, True, False]
+    retriever.put_item(101, {"number": 1.0, "sort": "thing"})
+    (answer,) = retriever.recommend([RecommendRequest(history=history, k=40)])
+    assert {item.item_id for item in answer.items} == {*range(20), 101, 102}
+    assert retriever.num_items == 22
+    retriever.close()
+
+
 def test_evaluation_ranks_the_same_candidates(dataset: Dataset) -> None:
     options = EvaluateOptions(queries=50, cutoffs=(1,), histories=())
     found = catalogue_subset(dataset, query_set(dataset, options), options)

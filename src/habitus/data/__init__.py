@@ -18,7 +18,7 @@ from habitus.data.problems import quote_value
 from habitus.data.sources import SourceTable, is_disk_full, open_table, quoted_path, require_columns
 from habitus.data.sql import TIME_UNIT_US, YEAR_1900_US, YEAR_2200_US
 from habitus.data.structure import Structure, structure
-from habitus.data.targets import find_candidates
+from habitus.data.targets import candidate_values, find_candidates
 from habitus.data.users_table import add_user_columns
 from habitus.data.windows import SEGMENT, pack
 
@@ -44,6 +44,7 @@ __all__ = [
     "SourceTable",
     "Structure",
     "add_user_columns",
+    "candidate_values",
     "clock_fields",
     "data_facts",
     "describe",

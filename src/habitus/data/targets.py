@@ -55,21 +55,29 @@ class TargetRows:
         return trimmed[ends > begins]
 
 
+def candidate_values(schema: Schema) -> dict[str, tuple[str, ...]]:
+    """Category fields of the items, with the values of which a candidate must have one; empty: every item is one.
+
+    Item×value pairs whose value is no target are no candidates.
+    """
+    if schema.targets is None:
+        return {}
+    column, weights = schema.targets.column, schema.targets.weights
+    wanted = dict(schema.targets.candidates or {})
+    if column in schema.events.pair_columns and weights:
+        wanted.setdefault(column, tuple(value for value, weight in weights.items() if weight > 0))
+    return wanted
+
+
 def find_candidates(
     schema: Schema, values: Mapping[str, Sequence[str]], codes: Mapping[str, np.ndarray]
 ) -> np.ndarray | None:
     """Which items may be ranked or recommended, bool [items]; None: all.
 
-    `values` and `codes` are those of the items' category fields. Item×value pairs whose value is no target are none.
+    `values` and `codes` are those of the items' category fields.
     """
-    if schema.targets is None:
-        return None
-    column, weights = schema.targets.column, schema.targets.weights
-    wanted = dict(schema.targets.candidates or {})
-    if column in schema.events.pair_columns and weights:
-        wanted.setdefault(column, tuple(value for value, weight in weights.items() if weight > 0))
     allowed: np.ndarray | None = None
-    for name, chosen in wanted.items():
+    for name, chosen in candidate_values(schema).items():
         unknown = [value for value in chosen if value not in values[name]]
         if unknown:
             raise DataError(

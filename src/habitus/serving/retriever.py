@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from habitus.data import candidate_values
 from habitus.errors import ConfigError
 from habitus.evaluation import resolve_device
 from habitus.model import Bundle, batch_tensors, load_bundle
@@ -49,7 +50,7 @@ from habitus.serving.schemas import (
     UnknownItemError,
 )
 from habitus.serving.scoring import score_requests
-from habitus.serving.search import EncodedRequest, PastItems, RankedRows, Searcher, collect_past_items
+from habitus.serving.search import EncodedRequest, Filter, PastItems, RankedRows, Searcher, collect_past_items
 
 LIBRARY_LIMITS = Limits(max_history=10_000)  # of a retriever in Python; a server's are set on its command line
 
@@ -79,6 +80,8 @@ class Retriever:
         self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, self.id_format, self.window, limits)
         self.item_encoder = ItemEncoder(bundle, self.id_format, limits)
         self.searcher = Searcher(candidates, bundle.encoders, index, limits)
+        wanted = candidate_values(bundle.schema)
+        self._is_candidate = Filter(allow=tuple((name, frozenset(values)) for name, values in wanted.items()))
         self._version = 0  # of the store's changes that are among the candidates
         self._mutex = threading.RLock()
         self.catch_up()
@@ -328,13 +331,15 @@ class Retriever:
             items = [self.item_encoder.read_item(key, entry.fields) for key, entry in outdated]
             vectors = dict(zip((key for key, _ in outdated), self.item_encoder.embed(items).float(), strict=True))
         for key, entry in changes:
+            is_hidden = entry.withdrawn
             if entry.fields:
                 vector = vectors.get(key)
                 if vector is None:
                     vector = torch.from_numpy(np.frombuffer(entry.vector, np.float32).copy())
                 categories = self.item_encoder.categories(entry.fields)
                 self.candidates.put(key, categories, self.item_encoder.display(entry.fields), vector)
-            if entry.withdrawn:
+                is_hidden |= not self._is_candidate.passes(categories)  # of [targets]
+            if is_hidden:
                 self.candidates.withdraw(key)
         self._version = version
 
