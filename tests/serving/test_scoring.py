@@ -66,6 +66,9 @@ def test_requests_of_one_call_do_not_mix(copying: Retriever, log: Log) -> None:
     second = ScoreRequest(histories=[log[3]], item_ids=[9])
     answers = copying.score_each([first, bad, second])
     assert isinstance(answers[1], RequestError)
+    worse = ScoreRequest(histories=[log[1], [], [{"item_id": 10**6}]], item_ids=[5])
+    with pytest.raises(RequestError, match=r"histories\[2\]: none of the history's 1 events is of a known item"):
+        copying.score([worse])
     for answer, request in ((answers[0], first), (answers[2], second)):
         [alone] = copying.score([request])
         assert not isinstance(answer, RequestError)

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from habitus.serving.encoding import EncodedHistory
-from habitus.serving.schemas import BY_POPULARITY, Fields, HistoryScores, RequestError, ScoreRequest, ScoreResponse
+from habitus.serving.schemas import (
+    BY_POPULARITY,
+    Event,
+    Fields,
+    HistoryScores,
+    RequestError,
+    ScoreRequest,
+    ScoreResponse,
+)
 from habitus.serving.search import PastItems
 
 if TYPE_CHECKING:
@@ -40,11 +48,19 @@ def score_requests(retriever: "Retriever", requests: Sequence[ScoreRequest]) -> 
 def _read(retriever: "Retriever", request: ScoreRequest) -> _Candidates | RequestError:
     try:
         retriever.limits.check_score(request)
-        histories = [retriever.encode_any_history(history) for history in request.histories]
+        histories = [_encode(retriever, number, history) for number, history in enumerate(request.histories)]
         rows = np.array(retriever.rows_of(request.item_ids), np.int64)
         return _Candidates(histories, rows, [retriever.item_encoder.read_fields(fields) for fields in request.items])
     except RequestError as error:
         return error
+
+
+def _encode(retriever: "Retriever", number: int, history: Sequence[Event]) -> EncodedHistory:
+    try:
+        return retriever.encode_any_history(history)
+    except RequestError as error:
+        problem = f"histories[{number}]: {error.problem}"
+        raise type(error)(problem, expected=error.expected, next_step=error.next_step) from error
 
 
 def _queries(retriever: "Retriever", histories: Sequence[EncodedHistory]) -> list[_Query | None]:
