@@ -175,14 +175,17 @@ class EventLog:
 
     def _check_targets(self, targets: Targets) -> None:
         """Refuse a log in which something that is to be predicted never happens."""
-        values = self._rows(
-            f"SELECT w_raw, count(*), max(w) FROM joined WHERE {self._usable()} GROUP BY 1 ORDER BY 2 DESC, 1"
-        )
-        occurring = ", ".join(f"{quote_value(value)} ({count:,})" for value, count, _ in values[:EXAMPLES_SHOWN])
-        known = {value for value, _, _ in values}
-        missing = [value for value, weight in (targets.weights or {}).items() if weight and value not in known]
-        if missing or not any(weight > 0 for _, _, weight in values):
+        weights, value = targets.weights or {}, "w_raw" if targets.weights else "NULL"  # a number may have any value
+        counting = f"SELECT {value}, max(w) FROM joined WHERE {self._usable()} AND w <> 0 GROUP BY 1"
+        found = dict(self._rows(counting))
+        missing = [name for name, weight in weights.items() if weight and name not in found]
+        if missing or not any(weight > 0 for weight in found.values()):
             what = " or ".join(map(quote_value, missing)) if missing else "a weight above 0"
+            frequent = self._rows(
+                f"SELECT w_raw, count(*) FROM joined WHERE {self._usable()} GROUP BY 1 ORDER BY 2 DESC, 1 "
+                f"LIMIT {EXAMPLES_SHOWN}"
+            )
+            occurring = ", ".join(f"{quote_value(name)} ({count:,})" for name, count in frequent)
             raise DataError(
                 f"events: column {targets.column!r} of [targets]: no event has {what}",
                 expected=f"values that occur; the most frequent: {occurring}",
