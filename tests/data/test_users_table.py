@@ -200,6 +200,7 @@ def test_a_table_and_its_section_come_together(tmp_path: Path) -> None:
         ({"user": "user_id", "fields": {"user_id": "category"}}, "cannot be a field"),
         ({"user": "user_id", "fields": {"a": "category"}, "time_unit": "s"}, "timestamp is not"),
         ({"user": "user_id", "fields": {"bio": "text"}}, "not a kind of event field"),
+        ({**TIMED, "time_unit": "order"}, "users.time_unit is 'order' and events.time_unit 'datetime'"),
     ],
 )
 def test_a_section_that_makes_no_sense_is_refused(users: dict[str, Any], message: str) -> None:
@@ -220,6 +221,9 @@ def test_a_guess_proposes_the_section(tmp_path: Path) -> None:
     guessed = guess_schema(*tables, f"{tmp_path}/twice.parquet").users
     assert guessed is not None
     assert (guessed.timestamp, guessed.time_unit, guessed.fields) == ("date", None, STATIC["fields"])
+    pq.write_table(pa.table({**twice, "date": [1] * 60 + [2] * 60}), tmp_path / "counted.parquet")
+    counted = guess_schema(*tables, f"{tmp_path}/counted.parquet").users
+    assert counted is not None and counted.timestamp is None  # positions say nothing about times
 
 
 def test_an_update_keeps_what_was_known_and_adds_new_values(tmp_path: Path) -> None:

@@ -65,8 +65,10 @@ def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str)
     values: dict[str, Any] = {"user": key}
     times = [name for name, type_ in table.types.items() if _can_be("timestamp", type_) and _bare(name) in _BARE_TIMES]
     if times and pc.count_distinct(rows[key]).as_py() < rows.num_rows:
-        values["timestamp"], unit = times[0], _time_unit(rows[times[0]])
-        values |= {} if unit == event_unit else {"time_unit": unit}
+        unit = _time_unit(rows[times[0]])
+        if (unit == "order") == (event_unit == "order"):  # positions and times cannot be compared
+            values["timestamp"] = times[0]
+            values |= {} if unit == event_unit else {"time_unit": unit}
     others = [name for name in rows.column_names if name not in (key, values.get("timestamp"))]
     values["fields"] = {name: kind for name in others if (kind := _kind(name, rows[name], EVENT_KINDS))}
     return values

@@ -191,6 +191,18 @@ class Schema(Typed):
         return self
 
     @model_validator(mode="after")
+    def _rows_of_users_have_the_clock_of_the_events(self) -> Self:
+        if self.users is None or self.users.timestamp is None or self.users.time_unit is None:
+            return self
+        units = self.users.time_unit, self.events.time_unit
+        if (units[0] == "order") != (units[1] == "order"):
+            raise ValueError(
+                f"users.time_unit is {units[0]!r} and events.time_unit {units[1]!r}: positions and times have no order "
+                "among each other; give both tables times, or both positions"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _user_fields_have_names_of_their_own(self) -> Self:
         names = {user_field(name) for name in self.users.fields} if self.users else set()
         taken = names & set(self.events.fields)
