@@ -104,6 +104,17 @@ def test_an_optimum_beyond_the_range_is_its_end() -> None:
     assert compare_with_optimum(surface, {"width": 1.0}, 1e14)["lost"] == pytest.approx(8.0)
 
 
+def test_an_optimum_at_an_end_lies_inside_its_own_region() -> None:
+    rng = np.random.default_rng(0)
+    a, b = np.exp(rng.uniform(0, 2, (2, 40)))
+    a[0], b[0] = 1.0, math.e  # the best of both: a falls towards its lower end
+    loss = 0.5 * np.log(a) + (np.log(b) - 1) ** 2 + 0.001 * rng.standard_normal(40)
+    surface = response_surface({"a": a, "b": b}, [1e14] * 40, loss)
+    assert compare_with_optimum(surface, {"a": 1.0, "b": math.e}, 1e14)["p_value"] > 0.05
+    assert compare_with_optimum(surface, {"a": 2.0, "b": math.e}, 1e14)["p_value"] < 1e-6
+    assert compare_with_optimum(surface, {"a": 1.0, "b": 2 * math.e}, 1e14)["p_value"] < 1e-6
+
+
 def test_a_saddle_is_left_along_its_falling_knob() -> None:
     grid = np.exp(np.stack(np.meshgrid(np.linspace(-1, 1, 5), np.linspace(-1, 2, 5)), axis=-1).reshape(-1, 2))
     u = np.log(grid)

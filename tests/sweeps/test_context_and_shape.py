@@ -105,6 +105,16 @@ def test_the_shape_axis_fills_six_knobs_and_holds_ten_cells_out(standard: Preset
     assert design_axis("shape", FACTS, standard).cells == design.cells  # drawn the same way every time
 
 
+def test_a_centre_that_is_too_dear_is_listed_and_seeds_are_not_counted_twice(standard: Preset) -> None:
+    design = design_axis("shape", FACTS, standard, request=SweepRequest(budgets=(3e14,), seeds=2))
+    assert [p.row.seed for p in design.cells if p.row.cell_id.startswith("centre")] == [0, 1, 2]
+    assert not design.left_out
+    common = standard.common.model_copy(update={"min_steps": 2000})
+    dear = design_axis("shape", FACTS, standard.model_copy(update={"common": common}))
+    assert not any(p.row.cell_id.startswith("centre") for p in dear.cells)
+    assert any("the centre cannot be paid for" in out.reason for out in dear.left_out)
+
+
 def test_the_shape_axis_chooses_its_rates_itself(standard: Preset) -> None:
     with pytest.raises(ConfigError, match="the rate is one of its six knobs"):
         design_axis("shape", FACTS, standard, request=SweepRequest(learning_rates=3))

@@ -21,6 +21,7 @@ from habitus.store import LEVELS, Direction, Law, Residuals
 FORM = "sign*y = second-order polynomial in log C and the logs of the knobs"
 _DRAWS = 2000
 _CURVED = 0.95  # of the draws must have a minimum
+_AT_END = 1e-6  # of a logarithm: a knob so near to an end of its range is at it
 IN_REGION = 0.05  # p value above which a point belongs to the region of the optimum
 
 
@@ -164,7 +165,7 @@ def optimum_in_range(law: Law, compute: float, seed: int = 0) -> Law:
     at_end = [
         n
         for n, v, tried in zip(fitted.names, logs[0], fitted.logs.T, strict=True)
-        if min(v - tried.min(), tried.max() - v) < 1e-6
+        if min(v - tried.min(), tried.max() - v) < _AT_END
     ]
     return Law(
         law="response_optimum",
@@ -182,8 +183,9 @@ def compare_with_optimum(law: Law, knobs: Mapping[str, float], compute: float, s
     """How much worse the metric is at these knobs than at the best of the tried range, with a 95% interval; and the
     p value of an F test that the surface is level there: the knobs for which it is not small are the optimum's region.
 
-    Every drawn surface has its best point elsewhere, however near, so that no draw loses nothing. Within the region the
-    interval therefore begins at zero.
+    Knobs at an end of the range beyond which alone the metric would gain are not asked to be level. Every drawn surface
+    has its best point elsewhere, however near, so that no draw loses nothing: within the region the interval begins at
+    zero.
     """
     from scipy.stats import f
 
@@ -193,12 +195,17 @@ def compare_with_optimum(law: Law, knobs: Mapping[str, float], compute: float, s
     draws = np.concatenate([fitted.coefficients[None], draw_coefficients(fitted, seed)])
     level, slope, hessian = _parts(draws, c, K)
     here = level + slope @ u + 0.5 * np.einsum("k,gkl,l->g", u, hessian, u)
-    lost = here - _optima_in_box(draws, c, np.concatenate([fitted.logs - fitted.centre, u[None]]))[1]
+    tried = np.concatenate([fitted.logs - fitted.centre, u[None]])
+    lost = here - _optima_in_box(draws, c, tried)[1]
     low, high = np.quantile(lost[1:], [0.025, 0.975])
     gradient = _gradient_terms(u, c)
     slope_here = gradient @ fitted.coefficients
-    statistic = float(slope_here @ np.linalg.solve(gradient @ fitted.covariance @ gradient.T, slope_here)) / K
-    p_value = float(f.sf(statistic, K, fitted.dof))
+    outward = np.where(slope_here > 0, u - tried.min(axis=0), tried.max(axis=0) - u) < _AT_END
+    gradient, slope_here = gradient[~outward], slope_here[~outward]
+    p_value = 1.0
+    if len(slope_here):
+        statistic = float(slope_here @ np.linalg.solve(gradient @ fitted.covariance @ gradient.T, slope_here))
+        p_value = float(f.sf(statistic / len(slope_here), len(slope_here), fitted.dof))
     return {
         "lost": float(lost[0]),
         "low": 0.0 if p_value > IN_REGION else min(float(low), float(lost[0])),

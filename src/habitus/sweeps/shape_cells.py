@@ -33,7 +33,11 @@ def add_shapes(draft: Draft) -> None:
         rate = draft.preset.rule_rate(centre.batch_sequences, budget)
         if _add_point(draft, budget, "centre", centre.model, centre.batch_sequences, rate):
             planned = draft.cells[-1]
-            draft.cells += [planned.with_seed(seed, draft.facts) for seed in range(1, settings.centre_seeds)]
+            seeds = range(planned.row.seed + 1, settings.centre_seeds)  # beyond those that every cell has
+            draft.cells += [planned.with_seed(seed, draft.facts) for seed in seeds]
+        else:
+            why = "the centre cannot be paid for, so that nothing will be compared with it; raise the budget"
+            draft.left_out.append(LeftOut(flops_budget=budget, wanted={"point": "centre"}, reason=why))
         wanted, placed = settings.points + settings.held_out, 0
         for model, batch, at in _points(draft, centre, rate):
             label = f"{HELD_OUT if placed >= settings.points else 'point'}-{placed + 1}"
