@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from habitus.data import Dataset, PrepareOptions, prepare, prepare_world
+from habitus.errors import ConfigError
 from habitus.evaluation import EvaluateOptions, PerQuery, catalogue_subset, evaluate, query_set
 from habitus.evaluation.baselines import OracleScorer, Popularity, RecentPopularity, Repeat, Transitions, baselines
 from habitus.events import Schema, ViewQueries, World, WorldConfig, schema_of
@@ -146,6 +147,30 @@ def test_the_oracle_of_a_world_with_views_answers_the_question_of_the_dataset(tm
         means[name] = {scorer.name: _mean(dataset, scorer) for scorer in baselines(dataset)}
     for by_scorer in means.values():
         assert by_scorer["oracle"] == min(by_scorer.values())
+
+
+def test_a_world_with_views_has_an_oracle_of_purchases_and_of_all_events_alone(tmp_path: Path) -> None:
+    world = World(WorldConfig(num_users=40, num_items=30, events_per_user=8, views_per_purchase=2.0))
+    options = PrepareOptions(seq_len=64, text_len=4, vocabulary_size=300, validation_share=0.4, test_share=0, threads=1)
+
+    def prepared_with(name: str, targets: dict[str, Any] | None, *fields: str) -> Dataset:
+        values = schema_of(world).to_values() | {"targets": targets}
+        values["events"]["fields"] = dict.fromkeys(fields, "category")
+        prepare_world(world, Schema.parse(values, "test"), tmp_path / name, options, lambda *_: None)
+        return Dataset.open(tmp_path / name)
+
+    bought = {"column": "event_type", "weights": {"purchase": 2.0}}
+    with_type = prepared_with("with type", bought, "event_type")
+    without = prepared_with("without", bought)  # the column of the targets need not be a field
+    assert baselines(without)[-1].name == "oracle"
+    assert _mean(without, OracleScorer(without)) == _mean(with_type, OracleScorer(with_type))
+    for name, dataset in (
+        ("viewed", prepared_with("viewed", {"column": "event_type", "weights": {"view": 1.0}}, "event_type")),
+        ("untold", prepared_with("untold", None)),
+    ):
+        assert "oracle" not in [scorer.name for scorer in baselines(dataset)], name
+        with pytest.raises(ConfigError, match="predicts neither purchases nor all events"):
+            OracleScorer(dataset)
 
 
 def _mean(dataset: Dataset, scorer: Any) -> float:

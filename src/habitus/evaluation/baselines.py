@@ -18,13 +18,25 @@ from habitus.events import Queries, ViewQueries, World
 
 _HALF_LIVES = 10  # of recent popularity, in the training span
 _REPEAT_SHARE = 0.8  # of the probability that repeating gives to the visible history
+_TYPE, _PURCHASE = "event_type", "purchase"  # of a world with views
 _PRIOR_TRANSITIONS = 5.0  # transitions that popularity is worth in the item-to-item model
 
 
 def baselines(dataset: Dataset) -> list[Any]:
-    """All baselines of a dataset; the oracle too where the dataset is a world."""
+    """All baselines of a dataset; the oracle too where the dataset is a world whose law of the targets is known."""
     scorers: list[Any] = [Popularity(dataset), RecentPopularity(dataset), Repeat(dataset), Transitions(dataset)]
-    return scorers if dataset.schema.world is None else [*scorers, OracleScorer(dataset)]
+    return [*scorers, OracleScorer(dataset)] if has_oracle(dataset) else scorers
+
+
+def has_oracle(dataset: Dataset) -> bool:
+    """Whether a dataset is a world that knows the law of what is asked: with views, of purchases or of all events."""
+    schema = dataset.schema
+    if schema.world is None or not schema.world.views_per_purchase:
+        return schema.world is not None
+    if schema.targets is None:
+        return _TYPE in schema.events.fields
+    predicted = [value for value, weight in (schema.targets.weights or {}).items() if weight > 0]
+    return schema.targets.column == _TYPE and predicted == [_PURCHASE]
 
 
 class Popularity(SparseScorer):
@@ -99,6 +111,11 @@ class OracleScorer:
     def __init__(self, dataset: Dataset) -> None:
         if dataset.schema.world is None:
             raise ConfigError(f"{dataset.path} is not a synthetic world, so it has no oracle")
+        if not has_oracle(dataset):
+            raise ConfigError(
+                f"{dataset.path}, a world with views, predicts neither purchases nor all events: it has no oracle",
+                expected=f"[targets] of {_TYPE!r} that weigh {_PURCHASE!r} alone, or none and {_TYPE!r} as a field",
+            )
         self.world = World(dataset.schema.world)
         self.dataset = dataset
         self.num_items = dataset.num_items
@@ -150,9 +167,11 @@ class _ViewsOracle(DenseScorer):
     def __init__(self, dataset: Dataset, world: World) -> None:
         assert world.view_oracle is not None
         self.dataset, self.num_items = dataset, dataset.num_items
-        self.law = world.view_oracle.next_event if dataset.target_weight is None else world.view_oracle.next_purchase
-        purchase = dataset.encoders.event_values["event_type"].index("purchase") + 1
-        self.is_purchase = dataset.event_fields["event_type"] == purchase
+        if dataset.target_weight is not None:
+            self.law, self.is_purchase = world.view_oracle.next_purchase, dataset.target_weight > 0
+            return
+        purchase = dataset.encoders.event_values[_TYPE].index(_PURCHASE) + 1
+        self.law, self.is_purchase = world.view_oracle.next_event, dataset.event_fields[_TYPE] == purchase
 
     def log_probs(self, queries: QueryBatch, chosen: slice, candidates: np.ndarray | None) -> np.ndarray:
         dense = self.law(self.view_queries(queries.events[chosen] + 1))
