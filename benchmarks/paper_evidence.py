@@ -7,6 +7,7 @@ from functools import cached_property
 from statistics import mean
 
 import numpy as np
+from scipy.stats import t
 
 from habitus.laws import response_surface
 from habitus.record import Record
@@ -99,7 +100,10 @@ class Evidence:
         return [run for run in self.laws.runs if run.axis == axis and run.chosen]
 
     def seed_error(self, metric: str) -> tuple[float, int]:
-        """The standard deviation of a run from seed to seed, over cells with several; and how many there are."""
+        """Half the 95% interval of one run from seed to seed, by the cells with several; and its degrees of freedom.
+
+        By Student's t: few seeds know their own spread badly.
+        """
         cells: dict[str, list[float]] = {}
         for record in self.records:
             if record.status == "done" and metric in record.metrics and not record.recipe.evaluate.every:
@@ -109,13 +113,13 @@ class Evidence:
         dof = sum(len(values) - 1 for values in several)
         if dof < 2:
             raise NotMeasuredError(f"fewer than three seeds of {metric} to judge a difference by")
-        return math.sqrt(sum(float(np.var(v) * len(v)) for v in several) / dof), dof
+        return float(t.ppf(0.975, dof)) * math.sqrt(sum(float(np.var(v) * len(v)) for v in several) / dof), dof
 
     def correlation(self, name: str, first: str, second: str) -> dict[str, Correlation]:
         """ρ of two metrics by the label of the budget, at the best rate of each cell."""
-        tables = [t for named in self.laws.correlations if named.name == name and named.runs.startswith("best")
-                  for t in named.tables]  # fmt: skip
-        pairs = {t.label: p for t in tables for p in t.pairs if {p.first, p.second} == {first, second}}
+        tables = [table for named in self.laws.correlations if named.name == name and named.runs.startswith("best")
+                  for table in named.tables]  # fmt: skip
+        pairs = {table.label: p for table in tables for p in table.pairs if {p.first, p.second} == {first, second}}
         return {label: pair for label, pair in pairs.items() if pair.rho is not None}
 
     def regimes(self, axis: str, metric: str) -> dict[float, Correlation]:
@@ -145,14 +149,14 @@ def spanning(optima: Iterable[tuple[float, Law]], name: str, what: str) -> Measu
     return Measured(value, min(row[2] for row in rows), max(row[3] for row in rows), sum(row[4] for row in rows), note)
 
 
-def mean_ratio(pairs: Sequence[tuple[Measured, Measured]], what: str) -> Measured:
-    """The mean ratio of two numbers that were measured side by side several times."""
+def mean_ratio(pairs: Sequence[tuple[Measured, Measured]], what: str, *, same_runs: bool = False) -> Measured:
+    """The mean ratio of two numbers that were measured side by side several times; on the same runs, all err alike."""
     usable = [(a, b) for a, b in pairs if min(a.low, b.low) > 0 and max(a.high, b.high) < INFINITE]
     if not usable:
         raise NotMeasuredError(f"no budget has {what} with both ends of both intervals")
     logs = [math.log(a.value / b.value) for a, b in usable]
     squares = [sum((math.log(m.high / m.low) / 2 / Z) ** 2 for m in pair) for pair in usable]
-    within = math.sqrt(sum(squares)) / len(usable)
+    within = mean(map(math.sqrt, squares)) if same_runs else math.sqrt(sum(squares)) / len(usable)
     between = float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 2 else 0.0
     half = Z * max(within, between)
     middle = mean(logs)
@@ -179,6 +183,22 @@ def mean_correlation(pairs: Sequence[Correlation], what: str) -> Measured:
     half = Z * 1.03 / math.sqrt(sum(weights))
     n, note = sum(pair.n for pair in usable), f"{len(usable)} budgets"
     return Measured(math.tanh(middle), math.tanh(middle - half), math.tanh(middle + half), n, note)
+
+
+def least_critical_batch(batches: Sequence[float], steps: Sequence[float]) -> float:
+    """The lower end of the 95% interval of B_crit where steps fall as 1/B: a/b of the line S·B = a + b·B.
+
+    Errors are a share of the steps, and so of S·B, which hardly varies there.
+    """
+    B, work = np.asarray(batches, float), np.asarray(batches, float) * np.asarray(steps, float)
+    if len(B) < 3:
+        return 0.0
+    X = np.stack([np.ones(len(B)), B], axis=1)
+    (a, b), *_ = np.linalg.lstsq(X, work, rcond=None)
+    missed = work - X @ (a, b)
+    variance = float(missed @ missed) / (len(B) - 2) * np.linalg.inv(X.T @ X)[1, 1]
+    steepest = b + float(t.ppf(0.975, len(B) - 2)) * math.sqrt(variance)
+    return float(max(a, 0.0) / steepest) if steepest > 0 else INFINITE
 
 
 def at_share(cells: dict[float, float], share: float) -> float:

@@ -18,6 +18,7 @@ from paper_evidence import (
     NotMeasuredError,
     Z,
     at_share,
+    least_critical_batch,
     mean_correlation,
     mean_ratio,
     of_correlation,
@@ -57,7 +58,7 @@ def flat_band(e: Evidence) -> Measured:
     for c, cells in reversed(e.cells("share", LOSS, "embedder_share").items()):
         inside = [loss for share, loss in cells.items() if 0.015 <= share <= 0.07]
         if len(inside) >= 2:
-            half = Z * error * math.sqrt(2)
+            half = error * math.sqrt(2)
             spread = max(inside) - min(inside)
             return Measured(spread, spread - half, spread + half, len(inside), f"at {c:.0e}, seeds with {dof} dof")
     raise NotMeasuredError("no budget has two cells between 2% and 6%")
@@ -74,7 +75,7 @@ def large_embedder_costs_less(e: Evidence) -> Measured:
     if len(costs) < 2:
         raise NotMeasuredError("fewer than two budgets have cells around 6% and 27%")
     first, last = costs[min(costs)], costs[max(costs)]
-    half, note = Z * 2 * error, "; ".join(f"{c:.0e}: {cost:+.3f}" for c, cost in costs.items())
+    half, note = 2 * error, "; ".join(f"{c:.0e}: {cost:+.3f}" for c, cost in costs.items())
     return Measured(first - last, first - last - half, first - last + half, len(costs), note)
 
 
@@ -86,7 +87,7 @@ def depth_is_second_order(e: Evidence) -> Measured:
         raise NotMeasuredError("no budget has both a depth and a share sweep")
     spans = [max(cells[max(shared)].values()) - min(cells[max(shared)].values()) for cells in (depth, share)]
     ratio = spans[0] / spans[1]
-    half = ratio * Z * math.sqrt(2) * error * math.hypot(1 / spans[0], 1 / spans[1])
+    half = ratio * math.sqrt(2) * error * math.hypot(1 / spans[0], 1 / spans[1])
     note = f"{spans[0]:.3f} over {spans[1]:.3f} nats at {max(shared):.0e}"
     return Measured(ratio, ratio - half, ratio + half, len(depth[max(shared)]), note)
 
@@ -106,7 +107,8 @@ def critical_batch_ratio(metric: str) -> Callable[[Evidence], Measured]:
             other, loss = critical_batches(e, metric, arm), critical_batches(e, LOSS, arm)
             pairs = [(other[at], loss[at]) for at in other if at in loss]
             try:
-                found = mean_ratio(pairs, f"B_crit of {metric} and of {LOSS} at equal reference steps")
+                found = mean_ratio(pairs, f"B_crit of {metric} and of {LOSS} at equal reference steps",
+                                   same_runs=True)  # fmt: skip
             except NotMeasuredError:
                 continue
             notes.append("candidates of a fixed pool" if "pool" in arm else "candidates of the batch")
@@ -124,7 +126,9 @@ def entropy_has_no_plateau(e: Evidence) -> Measured:
                 low, high = law.interval("b_crit")
                 return Measured(law["b_crit"] / largest, low / largest, high / largest, law.residuals.n)
             if "b_crit_above" in law.details:
-                return Measured(1.0, 1.0, INFINITE, law.residuals.n, f"steps fall as 1/B up to {largest:g}")
+                low = min(least_critical_batch(law.points["batch"], law.points["steps"]) / largest, 100.0)
+                note = f"steps fall as 1/B up to {largest:g}"
+                return Measured(max(1.0, low), low, INFINITE, law.residuals.n, note)
             raise NotMeasuredError(f"B_crit of the entropy is {law.status.replace('_', ' ')}")
     raise NotMeasuredError("no trajectory of the entropy")
 
@@ -246,7 +250,7 @@ def mup_is_no_better(e: Evidence) -> Measured:
     gaps = [best[c, "mup_lr"] - best[c, "default"] for c, init in best if init == "default" and (c, "mup_lr") in best]
     if not gaps:
         raise NotMeasuredError("no sweep of initialisations")
-    half = Z * error * math.sqrt(2 / len(gaps))
+    half = error * math.sqrt(2 / len(gaps))
     return Measured(mean(gaps), mean(gaps) - half, mean(gaps) + half, len(gaps))
 
 

@@ -69,6 +69,44 @@ def test_an_interval_decides_by_where_it_lies(findings: Any) -> None:
     assert measured.verdict(1.2, 2.0) == "not decided"
 
 
+def test_few_seeds_and_targets_of_the_same_runs_decide_less(findings: Any, study: Any) -> None:
+    evidence = study.Evidence(SimpleNamespace(definitions={}), [])
+    recipes = {"a": (4.0, 4.1), "b": (5.0, 5.1)}
+    evidence.records = [_seeded(name, seed, loss) for name, values in recipes.items() for seed, loss in
+                        enumerate(values)]  # fmt: skip
+    half, dof = evidence.seed_error("batch/loss")
+    assert dof == 2 and half == pytest.approx(4.303 * 0.1 / 2**0.5, rel=1e-3)  # t with 2 degrees of freedom, not 1.96
+    pair = findings.Measured(2.0, 1.5, 2.7, 5), findings.Measured(1.0, 0.8, 1.25, 5)
+    once, apart, alike = (
+        findings.mean_ratio([pair] * n, "x", same_runs=same) for n, same in ((1, False), (4, False), (4, True))
+    )
+    assert (alike.low, alike.high) == pytest.approx((once.low, once.high)) and apart.low > alike.low
+
+
+def test_steps_that_fall_as_the_batch_grows_bound_its_critical_size_only_as_far_as_they_tell(findings: Any) -> None:
+    sizes = (8.0, 16.0, 32.0, 64.0, 128.0)
+    sharp = [1000 / b * (1 + noise) for b, noise in zip(sizes, (0, 0.001, -0.001, 0.001, -0.001), strict=True)]
+    vague = [1000 / b * (1 + noise) for b, noise in zip(sizes, (0, 0.4, -0.3, 0.5, -0.2), strict=True)]
+    assert findings.least_critical_batch(sizes, sharp) > 10 * 128
+    assert findings.least_critical_batch(sizes, vague) < 128
+    plateau = [10 * (1 + 64 / b) for b in sizes]
+    assert findings.least_critical_batch(sizes, plateau) == pytest.approx(64, rel=1e-6)
+
+
+def _seeded(name: str, seed: int, loss: float) -> Any:
+    """A run of a cell that tells its recipe and its loss."""
+
+    class Part(SimpleNamespace):
+        def model_copy(self, update: dict[str, Any]) -> "Part":
+            return Part(**{**self.__dict__, **update})
+
+        def to_json(self) -> str:
+            return f"{self.name} {self.train.seed}"
+
+    recipe = Part(name=name, train=Part(seed=seed), evaluate=SimpleNamespace(every=0))
+    return SimpleNamespace(status="done", recipe=recipe, metrics={"batch/loss": SimpleNamespace(value=loss)})
+
+
 def test_a_store_becomes_a_folder_with_every_finding(study: Any, findings: Any, planted: Any, tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", planted)
     study.write_study(store, tmp_path / "out", title="Planted")
