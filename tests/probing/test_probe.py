@@ -18,7 +18,7 @@ from habitus.errors import ConfigError, DataError
 from habitus.events import Schema
 from habitus.exporting import Moments
 from habitus.probing import Label, ProbeOptions, aggregate, churn_label, probe, read_labels
-from habitus.probing.estimators import Folds
+from habitus.probing.estimators import Folds, predict
 from habitus.probing.labels import check_label
 from habitus.probing.scores import Answers, draw_scores, interval
 from habitus.recipe import Recipe
@@ -211,6 +211,18 @@ def test_no_fold_is_fitted_to_its_own_users_or_to_later_rows() -> None:
     assert sorted(row for _, rows in whole for row in rows) == list(range(180))
 
 
+def test_a_fold_may_have_nobody_to_ask() -> None:
+    """Of forty users two have a later row: at least three of five folds hold neither."""
+    users, times = np.array([*range(40), 0, 1]), np.array([1] * 40 + [2] * 2)
+    moments = Moments(users, times, np.zeros(42, np.int64), np.ones(42, np.int64))
+    label = Label("x", moments, np.arange(42) % 2, ("a", "b"), {})
+    folds = Folds(label, 5, 0)
+    found = predict(np.column_stack([label.values, label.values]).astype(float), label, folds, "linear", 0)
+    assert np.flatnonzero(folds.asked).tolist() == [40, 41]
+    assert found[40:].argmax(1).tolist() == [0, 1]
+    assert np.isnan(found[:40]).all()
+
+
 @pytest.mark.parametrize("kind", ["linear", "boosted"])
 def test_what_the_vectors_know_is_found(shop: Dataset, run: Path, labels: Path, kind: Any) -> None:
     kinds, numbers = probe(run, shop.path, ProbeOptions(labels=labels, probe=kind, draws=100, device="cpu"))
@@ -290,6 +302,13 @@ def test_bad_labels_are_refused(shop: Dataset, run: Path, labels: Path, tmp_path
         ({"user_id": users, "x": numbers}, {"at": "soon"}, "--at 'soon'"),
         ({"user_id": users, "x": numbers}, {"at": "2025-01-01"}, "0 users with a value and a history"),
         ({"user_id": users, "x": numbers}, {"folds": 1}, "at least 2 folds"),
+        ({"user_id": users, "x": numbers}, {"folds": 61}, "--folds is 61, and label 'x' has 60 users"),
+        ({"user_id": users, "x": ["a", "b"] * 30}, {"folds": 31}, "has 30 users in its most frequent class"),
+        (
+            {"user_id": users, "time": [day] * 3 + [day.replace(day=25)] * 57, "x": numbers},
+            {},
+            "a fold has earlier rows of [0-3] users to fit to",
+        ),
     ]
     for columns, options, message in cases:
         pq.write_table(pa.table(columns), tmp_path / "labels.parquet")

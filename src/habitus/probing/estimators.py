@@ -14,6 +14,7 @@ PROBE_KINDS: tuple[ProbeKind, ...] = ("linear", "boosted")
 _LOGISTIC_C = [0.001, 0.01, 0.1, 1.0]
 _RIDGE_ALPHA = [1.0, 10.0, 100.0, 1000.0, 10_000.0]
 _INNER_FOLDS = 3
+MIN_FITTED = 2 * _INNER_FOLDS  # users that a probe is fitted to
 _TEST_SHARE = 1 / 3  # of rows with times, the latest
 
 
@@ -37,6 +38,7 @@ class Folds:
         from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
         users, times = label.moments.users, label.moments.times
+        _check_number(label, num_folds)
         kind = StratifiedGroupKFold if label.classes else GroupKFold
         splits = kind(num_folds, shuffle=True, random_state=seed).split(users, label.values, users)
         self.fold = np.empty(len(users), np.int64)
@@ -58,6 +60,19 @@ class Folds:
             yield np.flatnonzero(self.fitted & ~own), np.flatnonzero(self.asked & own)
 
 
+def _check_number(label: Label, num_folds: int) -> None:
+    """Refuse more folds than there are users to divide; of classes, users of the most frequent one."""
+    users, of_class = len(np.unique(label.moments.users)), ""
+    if label.classes:
+        pairs = np.unique(np.column_stack([label.values, label.moments.users]), axis=0)
+        users, of_class = int(np.bincount(pairs[:, 0]).max()), " in its most frequent class"
+    if num_folds > users:
+        raise ConfigError(
+            f"--folds is {num_folds}, and label {label.name!r} has {users:,} users{of_class}",
+            expected=f"2 to {users:,}",
+        )
+
+
 def _split_time(times: np.ndarray) -> int:
     """The time up to which about two thirds of the rows lie, and never all of them."""
     before_last = times[times < times.max()].max()
@@ -68,6 +83,8 @@ def predict(features: np.ndarray, label: Label, folds: Folds, kind: ProbeKind, s
     """Answers for every row that is asked about, NaN for the others: probabilities [n, classes], or numbers [n, 1]."""
     answers = np.full((len(features), max(1, len(label.classes))), np.nan)
     for fitted, asked in folds:
+        if not len(asked):  # of these users none has a late row
+            continue
         probe = _fit(
             features[fitted], label.values[fitted], label.moments.users[fitted], bool(label.classes), kind, seed
         )

@@ -14,7 +14,7 @@ from habitus.errors import ConfigError, DataError
 from habitus.evaluation import check_dataset
 from habitus.exporting import Moments, embed_users, mean_item_vectors, parse_time
 from habitus.probing.aggregates import aggregate
-from habitus.probing.estimators import Folds, ProbeKind, predict, require_sklearn
+from habitus.probing.estimators import MIN_FITTED, Folds, ProbeKind, predict, require_sklearn
 from habitus.probing.labels import Label, Task, check_label, churn_label, is_churn, read_labels
 from habitus.probing.scores import Answers, draw_scores, interval
 from habitus.progress import Progress
@@ -220,13 +220,21 @@ def _probe(run: Path, dataset: Dataset, label: Label, vectors: np.ndarray, optio
 
 
 def _check_folds(label: Label, folds: Folds) -> None:
-    """Refuse times that leave one class to fit to, or one to ask about."""
+    """Refuse times that leave too few users or one class to fit to, or one class to ask about."""
+    parts = [fitted for fitted, asked in folds if len(asked)]
+    fewest = min(len(np.unique(label.moments.users[rows])) for rows in parts)
+    if fewest < MIN_FITTED:
+        raise DataError(
+            f"label {label.name!r}: a fold has earlier rows of {fewest} users to fit to",
+            expected=f"{MIN_FITTED} users or more",
+            next_step="add times, or leave the column of times out to split by user alone",
+        )
     if not label.classes:
         return
-    for chosen, what in ((folds.fitted, "that are fitted to"), (folds.asked, "that are asked about")):
+    for chosen, what in (*((rows, "that are fitted to") for rows in parts), (folds.asked, "that are asked about")):
         if len(np.unique(label.values[chosen])) < 2:
             raise DataError(
-                f"label {label.name!r}: the {int(chosen.sum()):,} rows {what} are all of one class",
+                f"label {label.name!r}: the {len(label.values[chosen]):,} rows {what} are all of one class",
                 expected="two classes or more among the earlier rows and among the latest third",
                 next_step="add times, or leave the column of times out to split by user alone",
             )
