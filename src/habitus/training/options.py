@@ -93,7 +93,7 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
             )
         raise DataError(
             f"{dataset.path} has no training windows",
-            expected="training users with two events or more",
+            expected="training users with two events or more, the later of them a target",
             next_step="prepare again with another --split or a smaller --validation-share",
         )
     if recipe.train.num_negatives > dataset.num_items:
