@@ -6,10 +6,11 @@ from itertools import product
 import numpy as np
 import pytest
 
+from habitus.laws import format_summary
 from habitus.laws.context_axis import fit_context, history_gain
 from habitus.laws.run_sources import on_same_queries
 from habitus.laws.runs import MeasuredRun
-from habitus.store import Law
+from habitus.store import Law, Laws
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
 BUDGETS = (1e14, 3e14, 1e15, 3e15)
@@ -46,6 +47,14 @@ def test_planted_lengths_and_their_law_over_compute_come_back() -> None:
     (law,) = laws_of(runs, "context_law")
     low, high = law.interval("exponent")
     assert law.ok and low < 0.3 < high and high - low < 0.2
+
+
+def test_the_summary_has_a_column_for_windows_only_where_they_were_swept() -> None:
+    entries = fit_context(make_runs(noise=0.0003), "catalogue/loss").entries
+    told = Laws(source="", seed=0, metrics=("catalogue/loss",), entries=entries)
+    header, _, row = format_summary(told).splitlines()[1:4]
+    assert header.split()[-1] == "window" and row.split()[-2:] == ["4/4", "ok"]
+    assert "window" not in format_summary(told.model_copy(update={"entries": ()}))
 
 
 def test_one_run_per_length_is_read_by_a_parabola() -> None:

@@ -8,6 +8,7 @@ _WORDS = {
     "boundary": "edge", "monotone": "edge", "flat": "flat", "too_few": "few", "not_identified": "open",
     "misfit": "misfit", "disagree": "split",
 }  # fmt: skip
+_ON_REQUEST = ("window", "shape", "dropout")  # columns of axes that a study runs only where they are named
 _LEGEND = {
     "no trend": "no trend: the exponent's interval holds zero",
     "edge": "edge: the best value lies at the edge of the sweep, or beyond",
@@ -21,7 +22,14 @@ _LEGEND = {
 
 def format_summary(laws: Laws) -> str:
     """How every law ended, and how much more there is to read."""
-    columns = list(dict.fromkeys(law.column for law in LAW_NAMES.values() if law.column))
+    fitted = {entry.name for entry in laws.entries}
+    columns = list(
+        dict.fromkeys(
+            law.column
+            for law in LAW_NAMES.values()
+            if law.column and (law.column not in _ON_REQUEST or law.name in fitted)
+        )
+    )
     rows = [[metric, *(_ended(laws, metric, column) for column in columns)] for metric in laws.metrics]
     legend = [text for word, text in _LEGEND.items() if any(word in cell for row in rows for cell in row[1:])]
     legend.insert(0, "3/4: budgets with an optimum inside the sweep, of all; beside it the law through them")

@@ -50,12 +50,17 @@ LAW_NAMES = {
         LawName("negatives_law", "K*(C)", "K*(C)", column="K*"),
         LawName("negatives_shared_alpha_optimum", "K*, shared exponent"),
         LawName("negatives_shared_alpha_law", "K*(C), shared exponent", "K*(C)"),
-        LawName("context_optimum", "L* of the window", "Window length L* (events)", per_budget=True),
-        LawName("context_law", "L*(C) of the window", "L*(C) of the window"),
+        LawName("context_optimum", "L* of the window", "Window length L* (events)", per_budget=True, column="window"),
+        LawName("context_law", "L*(C) of the window", "L*(C) of the window", column="window"),
         LawName("context_gain", "history that is enough", "History within 1% of the longest", per_budget=True),
-        LawName("shape_optimum", "best shape, six knobs at once", "Shape: six knobs at once"),
-        LawName("shape_surface", "surface over six knobs", "Shape: six knobs at once"),
+        LawName("shape_optimum", "best shape, six knobs at once", "Shape: six knobs at once", column="shape"),
+        LawName("shape_surface", "surface over six knobs", "Shape: six knobs at once", column="shape"),
         LawName("shape_centre", "one knob at a time against all at once", "Shape: six knobs at once"),
-        LawName("regularised_share", "s* with dropout in the embedder", "Share with dropout in the embedder"),
+        LawName(
+            "regularised_share",
+            "s* with dropout in the embedder",
+            "Share with dropout in the embedder",
+            column="dropout",
+        ),
     )
 }
