@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +139,29 @@ def test_a_file_of_histories_meets_its_users_table(
     with pytest.raises(DataError, match="stand twice"):
         pq.write_table(pa.Table.from_pylist(rows + rows), tmp_path / "users.parquet")
         recommend_file(served, f"{tmp_path}/log.parquet", tmp_path / "again.parquet", options)
+
+
+@pytest.mark.parametrize(
+    ("since", "message"),
+    [
+        ([datetime(2024, 1, 1), None], "1 rows of .* have no 'since' that can be read"),
+        (["2024-01-01", "some day"], "1 rows of .* have no 'since' that can be read"),
+        ([1_704_067_200, 1_704_067_201], "column 'since' of .* has type int64"),
+    ],
+    ids=["missing", "no time", "seconds"],
+)
+def test_rows_of_users_whose_times_cannot_be_read_are_refused(
+    retriever: Retriever, log: dict[int, list[dict[str, Any]]], tmp_path: Path, since: list[Any], message: str
+) -> None:
+    pq.write_table(pa.Table.from_pylist(log[3]), tmp_path / "log.parquet")
+    rows = {"user_id": [3, 3], "plan": ["paid", "free"], "age": [33.0, 34.0], "since": since}
+    pq.write_table(pa.table(rows), tmp_path / "users.parquet")
+    schema = retriever.bundle.schema
+    assert schema.users is not None
+    roles = schema.users.model_copy(update={"timestamp": "since"})
+    served = copy(retriever)
+    served.bundle = replace(retriever.bundle, schema=schema.model_copy(update={"users": roles}))
+    options = RecommendOptions(k=5, users=f"{tmp_path}/users.parquet")
+    with pytest.raises(DataError, match=message):
+        recommend_file(served, f"{tmp_path}/log.parquet", tmp_path / "out.parquet", options)
+    assert not (tmp_path / "out.parquet").exists()

@@ -22,7 +22,7 @@ from habitus.data.sql import (
     time_sql,
 )
 from habitus.errors import DataError
-from habitus.events import Schema, UserColumns, user_field
+from habitus.events import Schema, TimeUnit, UserColumns, user_field
 from habitus.typed import Typed
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ class UsersTable:
         self.roles: UserColumns = schema.users
         self.unit = self.roles.time_unit or schema.events.time_unit
         roles = self.roles
-        require_columns(table, [roles.user, *([roles.timestamp] if roles.timestamp else []), *roles.fields])
-        check_id_type(table, roles.user)
-        if roles.timestamp is not None:
-            check_time_type(table, roles.timestamp, self.unit)
-        check_field_types(table, roles.fields)
+        _check_columns(table, roles, self.unit)
         self.same_types = are_comparable(table.types[roles.user], events.types[schema.events.user])
 
     def read(self) -> list[Problem]:
@@ -186,19 +182,27 @@ class UsersTable:
         return Problem("users", column, what, rows, examples, expected, remedy)
 
 
+def _check_columns(table: SourceTable, roles: UserColumns, unit: TimeUnit) -> None:
+    """Refuse a users table that lacks a column of the schema, or has one of a type that cannot serve."""
+    require_columns(table, [roles.user, *([roles.timestamp] if roles.timestamp else []), *roles.fields])
+    check_id_type(table, roles.user)
+    if roles.timestamp is not None:
+        check_time_type(table, roles.timestamp, unit)
+    check_field_types(table, roles.fields)
+
+
 def add_user_columns(
     con: "DuckDBPyConnection", schema: Schema, users: SourceTable, events: SourceTable, query: str
 ) -> str:
     """A query of raw events with raw columns user.NAME of a users table: what was known at each event's time.
 
-    Events without a time get the latest row. A user that stands twice is refused.
+    Events without a time get the latest row. A user that stands twice and times that cannot be read are refused.
     """
     roles = schema.users
     if roles is None:
         raise DataError("a users table was given, and the model knows no user fields", next_step="leave it out")
-    require_columns(users, [roles.user, *([roles.timestamp] if roles.timestamp else []), *roles.fields])
-    check_id_type(users, roles.user)
     unit, time = roles.time_unit or schema.events.time_unit, schema.events.timestamp
+    _check_columns(users, roles, unit)
     same = are_comparable(users.types[roles.user], events.types[schema.events.user])
     key, moment = id_sql(roles.user, users.types[roles.user], same), "0"
     if roles.timestamp is not None:
@@ -208,6 +212,13 @@ def add_user_columns(
         f"CREATE TEMP TABLE user_rows AS SELECT {key} AS user_key, {time_in_range_sql(moment, unit)} AS user_t, "
         f"{fields} FROM {scan_sql(users)} WHERE {key} IS NOT NULL"
     )
+    unread = con.execute("SELECT count(*) FROM user_rows WHERE user_t IS NULL").fetchall()[0][0]
+    if unread:
+        raise DataError(
+            f"users: {unread:,} rows of {users.sources[0].name} have no {roles.timestamp!r} that can be read",
+            expected=f"times as time_unit = {unit!r} says, from 1900 to 2199",
+            next_step="correct or leave out these rows",
+        )
     twice = con.execute(
         "SELECT user_key FROM user_rows GROUP BY user_key, user_t HAVING count(*) > 1 LIMIT 3"
     ).fetchall()
@@ -215,10 +226,12 @@ def add_user_columns(
         raise DataError(
             f"users: {', '.join(quote_value(key) for (key,) in twice)} stand twice in {users.sources[0].name}",
             expected="one row per user" + ("" if roles.timestamp is None else " and time"),
+            next_step="keep one of the rows",
         )
     on = f"{id_sql(schema.events.user, events.types[schema.events.user], same)} = r.user_key"
     rows, join = "user_rows", "LEFT JOIN"
     if roles.timestamp is not None and time in events.types:
+        check_time_type(events, time, schema.events.time_unit)
         join, on = (
             "ASOF LEFT JOIN",
             f"{on} AND {time_sql(name_sql(time), events.types[time], schema.events.time_unit)} >= r.user_t",
