@@ -61,19 +61,21 @@ def write_study(store: Path, out: Path, plans: Sequence[Path] = (), title: str =
 
 
 def forecasts(evidence: Evidence, plans: Iterable[RegisteredPlan]) -> list[dict[str, object]]:
-    """What registered plans said of runs that were made since, as shares of the gain since the largest budget below."""
+    """What registered plans said of stage-1 runs that were made since, as shares of the gain since the largest budget
+    below."""
     rows: list[dict[str, object]] = []
     for plan in sorted(plans, key=lambda plan: plan.flops):
-        for predicted in plan.predictions:
+        C = plan.stage1_flops
+        for predicted in (p for p in plan.predictions if p.stage == 1):
             made = [r.metrics[predicted.metric].value for r in evidence.records
                     if predicted.metric in r.metrics and _same_but_seed(r, plan)]  # fmt: skip
             if not made:
                 continue
-            best = _best_by_budget(evidence, predicted.metric, plan.flops)
+            best = _best_by_budget(evidence, predicted.metric, C)
             if len(best) < 2:
                 continue
             (before, far), (last, near) = sorted(best.items())[-2:]
-            line = near + (near - far) * math.log(plan.flops / last) / math.log(last / before)
+            line = near + (near - far) * math.log(C / last) / math.log(last / before)
             measured, gain = mean(made), abs(mean(made) - near)
             inside = (
                 predicted.low is not None and predicted.high is not None and predicted.low <= measured <= predicted.high

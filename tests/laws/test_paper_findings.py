@@ -129,8 +129,17 @@ def test_forecasts_are_held_against_the_gain_beside_persistence_and_a_line(
     best = study._best_by_budget(evidence, "batch/loss", 1e19)
     (b1, far), (b2, near) = sorted(best.items())[-2:]
     measured = run.metrics["batch/loss"].value
-    predicted = SimpleNamespace(metric="batch/loss", value=measured + 0.5 * (near - measured), low=0.0, high=100.0)
-    plan = SimpleNamespace(flops=1e19, predictions=[predicted], stage1=run.recipe, registered_hash="ab" * 32)
+    predicted = SimpleNamespace(
+        metric="batch/loss", stage=1, value=measured + 0.5 * (near - measured), low=0.0, high=100.0
+    )
+    later = SimpleNamespace(**{**predicted.__dict__, "stage": 2})  # of a run that was not made
+    plan = SimpleNamespace(
+        flops=1.25e19,
+        stage1_flops=1e19,
+        predictions=[predicted, later],
+        stage1=run.recipe,
+        registered_hash="ab" * 32,
+    )
     (row,) = study.forecasts(evidence, [plan])
     sign = 1 if near > measured else -1
     assert row["misses"]["law"] == pytest.approx(0.5 * sign) and row["misses"]["persistence"] == pytest.approx(sign)
