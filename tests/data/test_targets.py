@@ -100,6 +100,7 @@ def test_without_targets_nothing_is_stored(tmp_path: Path) -> None:
     assert "targets" not in dataset.schema.to_toml()
     assert dataset.is_target(np.arange(9)).all()
     assert dataset.item_target_counts is dataset.item_train_counts and dataset.candidate_rows is None
+    assert dataset.num_candidates == dataset.num_items
 
 
 def test_updates_carry_the_weights_on(tmp_path: Path) -> None:
@@ -150,6 +151,7 @@ def test_candidates_are_items_of_the_given_values(tmp_path: Path) -> None:
     schema = with_targets(column="event_type", weights={"buy": 1}, candidates={"brand": ["shop"]})
     dataset = prepared(tmp_path, events, items, schema=schema)
     assert dataset.candidate_rows is not None and dataset.candidate_rows.tolist() == [0, 1, 2, 3, 4]
+    assert dataset.num_candidates == 5 < dataset.num_items
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,11 @@ class Dataset:
         allowed = find_candidates(self.schema, self.encoders.item_values, self._item_fields)
         return None if allowed is None else np.flatnonzero(allowed)
 
+    @property
+    def num_candidates(self) -> int:
+        """How many items may be ranked or recommended."""
+        return self.num_items if self.candidate_rows is None else len(self.candidate_rows)
+
     def check_candidates(self) -> None:
         """Refuse a dataset in which something is to be predicted that is no candidate."""
         if self.candidate_rows is None or self.target_weight is None:

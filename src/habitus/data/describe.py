@@ -115,13 +115,13 @@ def _targets(dataset: Dataset) -> TargetEvents | None:
     weights, targets = dataset.target_weight, dataset.schema.targets
     if weights is None or targets is None:
         return None
-    events, rows = int((weights > 0).sum()), dataset.candidate_rows
+    events = int((weights > 0).sum())
     return TargetEvents(
         column=targets.column,
         events=events,
         share=events / dataset.num_events,
         refused=int((weights < 0).sum()),
-        candidates=dataset.num_items if rows is None else len(rows),
+        candidates=dataset.num_candidates,
     )
 
 

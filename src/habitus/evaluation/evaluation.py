@@ -193,8 +193,7 @@ def check_options(dataset: Dataset, options: EvaluateOptions) -> None:
 def catalogue_subset(dataset: Dataset, queries: QuerySet, options: EvaluateOptions) -> np.ndarray | None:
     """The candidates of the catalogue regime: None for all, those of [targets], or a fixed seeded subset of them that
     holds every target."""
-    size, allowed = options.catalogue_items, dataset.candidate_rows
-    num_items = dataset.num_items if allowed is None else len(allowed)
+    size, allowed, num_items = options.catalogue_items, dataset.candidate_rows, dataset.num_candidates
     if size == "all" or size == num_items:
         return allowed
     targets = queries.targets()

@@ -220,8 +220,7 @@ def score_horizon(
     progress: Progress | None = None,
 ) -> PerUser:
     """What a scorer's lists over the catalogue are worth at one horizon."""
-    candidates = queries.dataset.candidate_rows
-    num_items = queries.dataset.num_items if candidates is None else len(candidates)
+    candidates, num_items = queries.dataset.candidate_rows, queries.dataset.num_candidates
     k = min(max(cutoffs), num_items)
     users, tops, done, began = [], [], 0, time.perf_counter()
     for batch in queries.batches(batch_sequences):
@@ -247,12 +246,11 @@ def horizon_metrics(regime: str, values: PerUser, cutoffs: tuple[int, ...]) -> d
 
 def horizon_spec(queries: HorizonQueries, batch_sequences: int) -> EvaluationSpec:
     """What the Record of an evaluation says of its users."""
-    rows = queries.dataset.candidate_rows
     return EvaluationSpec(
         queries=len(queries.users),
         query_set_checksum=queries.checksum(),
         batch_sequences=batch_sequences,
-        candidates=queries.dataset.num_items if rows is None else len(rows),
+        candidates=queries.dataset.num_candidates,
         side=queries.side,
     )
 

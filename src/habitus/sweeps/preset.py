@@ -256,10 +256,10 @@ class Preset(Typed):
                     raise ValueError(f"budget {budget:g} is not a positive number of FLOPs")
         return self
 
-    def for_catalogue(self, num_items: int) -> Self:
-        """The same preset, against all items where there are fewer than its evaluation asks for."""
+    def for_catalogue(self, num_candidates: int) -> Self:
+        """The same preset, against all candidates where there are fewer than its evaluation asks for."""
         wanted = self.evaluate.catalogue_items
-        if wanted == "all" or wanted <= num_items:
+        if wanted == "all" or wanted <= num_candidates:
             return self
         return self.model_copy(update={"evaluate": self.evaluate.model_copy(update={"catalogue_items": "all"})})
 

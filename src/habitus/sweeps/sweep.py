@@ -52,7 +52,7 @@ def sweep(
     """
     check_axis(axis)
     _check_options(workers, seeds, max_hours, backend)
-    preset = load_preset(preset).for_catalogue(dataset.num_items)
+    preset = load_preset(preset).for_catalogue(dataset.num_candidates)
     if axis == LOG_AXIS and budgets:
         raise ConfigError(
             f"budgets were given to the {axis} axis",
