@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
+from habitus.laws.context_axis import history_gain
+from habitus.laws.runs import MeasuredRun
 from habitus.reporting import report
+from habitus.reporting.context import _cell
 
 from .reading import Page, read_page
 
@@ -83,7 +86,19 @@ def test_windows_and_histories_have_a_chapter(page: Page) -> None:
     rows = page.sheet("history-gain")
     assert [row["history"] for row in rows[:4]] == ["10", "50", "200", "1000"]
     (row,) = [row for row in page.articles["history-gain-table"].tables[0] if row[0] == "catalogue/recall@10"]
-    assert "windows of 512" in row[-1]
+    assert "windows of 512" in row[-1] and "beyond the sweep" not in row[-1]
+
+
+def test_a_history_at_an_end_is_told_by_its_warning_alone() -> None:
+    law = history_gain([_level_run()], "catalogue/recall@10")
+    assert law.status == "boundary"
+    assert _cell(law) == "10 [10, 10] events\nwindows of 512\n" + law.warnings[0]
+
+
+def _level_run() -> MeasuredRun:
+    """Ten events tell what fifty do."""
+    metrics = {f"catalogue/recall@10/context={n}": 0.4 for n in (10, 50)} | {"catalogue/recall@10/beyond=10": 0.0}
+    return MeasuredRun("context", "L=512", 1e14, 1e-3, 0, knobs={"seq_len": 512}, metrics=metrics)
 
 
 def test_shapes_show_the_joint_optimum_beside_the_centre(page: Page) -> None:

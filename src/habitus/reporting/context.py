@@ -2,7 +2,7 @@
 
 from habitus.laws import describe_history
 from habitus.reporting.figure import Exhibit, Mark, Panel, PlotAxis, Points, Sheet, Table, View
-from habitus.reporting.format import describe_optimum, format_number, power_of_ten, sentence, significant
+from habitus.reporting.format import format_number, power_of_ten, sentence, significant
 from habitus.reporting.runs import better, make_views, run_line
 from habitus.reporting.study import Study
 from habitus.store import Law
@@ -68,5 +68,6 @@ def _cell(law: Law | None) -> str:
     if law is None or not law.values:
         return "–"
     window = format_number(float(law.details["seq_len"]), "count")
-    lines = [f"{describe_optimum(law, 'count')} events", f"windows of {window}"]
+    low, high = (format_number(end, "count") for end in law.interval("x_opt"))
+    lines = [f"{format_number(law['x_opt'], 'count')} [{low}, {high}] events", f"windows of {window}"]
     return "\n".join([*lines, *law.warnings])
