@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from habitus.sizing import pace
+from habitus.record import Seconds
+from habitus.sizing import TYPICAL_INPUTS, fit_speed, pace
 from habitus.studies.progress import StudyMonitor, StudyProgress
+from tests.planning.planted import example_recipe, record_of
 
 
 def test_the_pace_is_what_was_taken_over_what_was_stated() -> None:
@@ -47,3 +49,13 @@ def test_the_time_left_follows_the_pace_of_the_axis_that_runs() -> None:
     sweep: Any = SimpleNamespace(axis="share", done=1, total=4, failed=0, seconds_left=100.0, finished=(600.0, 300.0))
     monitor.sweep_progress(1, 2)(sweep)
     assert seen[-1].seconds_left == pytest.approx(100 + 3600 * 360 / 660)
+
+
+def test_runs_with_several_pools_of_candidates_do_not_slow_the_others_down_on_a_gpu() -> None:
+    plain = example_recipe()
+    pooled = plain.model_copy(update={"train": plain.train.model_copy(update={"pool_sequences": 4})})
+    gpu, slow = {"device": "cuda"}, Seconds(warmup=0.0, train=1000.0, evaluate=1.0)
+    records = [record_of(plain, "c" * 64, steps=300, hardware=gpu) for _ in range(3)]
+    more = [record_of(pooled, "c" * 64, steps=300, hardware=gpu, seconds=slow) for _ in range(3)]
+    assert fit_speed([*records, *more], "cuda", TYPICAL_INPUTS) == fit_speed(records, "cuda", TYPICAL_INPUTS)
+    assert "3 Records" in fit_speed(records, "cuda", TYPICAL_INPUTS).source

@@ -55,7 +55,10 @@ _ASSUMED = {
 
 
 def fit_speed(records: Iterable[Record], device: str, inputs: Inputs) -> SpeedModel:
-    """The speed of a kind of device (cpu or cuda) by non-negative least squares over its finished Records."""
+    """The speed of a kind of device (cpu or cuda) by non-negative least squares over its finished Records.
+
+    On a GPU those with several pools of candidates run one operation at a time, and tell nothing of the others.
+    """
     assumed = _ASSUMED[device]
     rows: list[tuple[int, float, float]] = []
     start: list[float] = []
@@ -64,6 +67,8 @@ def fit_speed(records: Iterable[Record], device: str, inputs: Inputs) -> SpeedMo
         if record.seconds is None or record.status != "done" or record.steps < 1:
             continue
         if ("cpu" in str(record.hardware.get("device", "cpu"))) != (device == "cpu"):
+            continue
+        if device != "cpu" and record.recipe.train.pool_sequences is not None:
             continue
         executed = cell_of_recipe(record.recipe, inputs).executed_flops
         rows.append((record.steps, executed, record.seconds.train))
