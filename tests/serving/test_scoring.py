@@ -112,6 +112,24 @@ def test_an_empty_history_is_answered_by_popularity(
     assert ids(mixed[2]) == ids(ask(retriever, log[2], k=3))
 
 
+def test_an_item_that_is_changed_stays_as_popular(run: Path, items: list[dict[str, Any]]) -> None:
+    retriever = Retriever.open(run, device="cpu")
+    before = ask(retriever, [])
+    first, second = ids(before)[:2]
+    for item in (first, 7001):
+        fields = {name: value for name, value in items[first].items() if name != "item_id"}
+        retriever.put_item(item, {**fields, "price": 1.0})
+    after = ask(retriever, [], k=301)
+    assert ids(after) == [*ids(before), 7001]
+    ratios = [now.probability / then.probability for now, then in zip(after.items[:2], before.items, strict=False)]
+    assert 0.99 < ratios[0] < 1 and ratios[1] == pytest.approx(ratios[0])  # there is one item more
+    assert sum(item.probability for item in after.items) == pytest.approx(1)
+    [scored] = retriever.score([ScoreRequest(histories=[[]], item_ids=[first, second, 7001])])
+    by_id = {item.item_id: item.score for item in after.items}
+    assert scored.answers[0].scores == pytest.approx([by_id[item] for item in (first, second, 7001)])
+    retriever.close()
+
+
 def test_ranges_keep_items_whose_number_lies_in_them(
     retriever: Retriever, items: list[dict[str, Any]], log: Log
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_coupon_that_is_added_at_run_time_is_read_and_not_recommended(
         (answer,) = retriever.recommend([RecommendRequest(history=events, k=40)])
         assert answer.events_used == len(events)
         assert {item.item_id for item in answer.items} == {*range(20), 102}
+        assert sum(item.probability for item in answer.items) == pytest.approx(1, abs=1e-4)
     assert [retriever.item(item).recommended for item in (101, 102, 25)] == [False, True, False]
     retriever.put_item(101, {"number": 1.0, "sort": "thing"})
     (answer,) = retriever.recommend([RecommendRequest(history=history, k=40)])

@@ -239,6 +239,7 @@ class CandidateItems:
         self.added_vectors = torch.empty(0, cache.manifest.joint_dim, dtype=self.dtype, device=device)
         self.num_added = 0
         self.added_keys: list[Key] = []  # by row
+        self.added_origins: list[int] = []  # by row: the trained row that it replaces, -1 of a new item
         self.added_categories: list[Mapping[str, Any]] = []  # by row, as texts
         self.added_display: list[dict[str, str]] = []  # by row
         self.added_rows: dict[Key, int] = {}  # of withdrawn items too
@@ -294,7 +295,7 @@ class CandidateItems:
         row = self.added_rows.get(key, -1)
         if row < 0:
             trained = self.catalogue.lookup.rows_of([key])[0]
-            row = self._append(key)
+            row = self._append(key, trained)
             if trained >= 0:
                 self._hide(trained)
             self.num_active += 1
@@ -346,7 +347,7 @@ class CandidateItems:
         added = [row for row in places.tolist() if row not in self.hidden]
         return (added + trained if words else trained + added)[:limit]
 
-    def _append(self, key: Key) -> int:
+    def _append(self, key: Key, origin: int) -> int:
         if self.num_added == len(self.added_vectors):
             grown = self.added_vectors.new_empty(max(64, 2 * len(self.added_vectors)), self.added_vectors.shape[1])
             grown[: self.num_added] = self.added_vectors[: self.num_added]
@@ -354,6 +355,7 @@ class CandidateItems:
         row = self.num_trained + self.num_added
         self.num_added += 1
         self.added_keys.append(key)
+        self.added_origins.append(origin)
         self.added_categories.append({})
         self.added_display.append({})
         self.added_rows[key] = row

@@ -23,10 +23,11 @@ class Popularity:
     def scores(self, rows: np.ndarray) -> np.ndarray:
         """The log-probability of rows, float64; -1 is an item that training did not have, as those added later."""
         counts = self._counts()
-        total = float(counts.sum()) + self.candidates.num_rows
-        trained = (rows >= 0) & (rows < len(counts))
+        total = float(counts.sum()) + self.candidates.num_active
+        origins = np.array([-1, *self.candidates.added_origins], np.int64)  # an item that was changed stays as frequent
+        rows = np.where(rows < len(counts), rows, origins[np.maximum(rows - len(counts) + 1, 0)])
         events = np.ones(len(rows))
-        events[trained] += counts[rows[trained]]
+        events[rows >= 0] += counts[rows[rows >= 0]]
         return np.log(events / total)
 
     def best(self, k: int, passing: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -41,10 +42,13 @@ class Popularity:
 
     def _by_count(self) -> Iterator[np.ndarray]:
         self._counts()
-        popular = self.candidates.catalogue.names.popular_rows
+        popular, first = self.candidates.catalogue.names.popular_rows, self.candidates.num_trained
+        origins = np.array(self.candidates.added_origins, np.int64)
+        newest = {int(origins[place]): first + int(place) for place in np.flatnonzero(origins >= 0)}
         for at in range(0, len(popular), _CHUNK_ROWS):
-            yield popular[at : at + _CHUNK_ROWS]
-        yield np.arange(self.candidates.num_trained, self.candidates.num_rows)
+            rows = popular[at : at + _CHUNK_ROWS]
+            yield np.array([newest.get(row, row) for row in rows.tolist()], np.int64) if newest else rows
+        yield first + np.flatnonzero(origins < 0)
 
     def _counts(self) -> np.ndarray:
         counts = self.candidates.catalogue.names.counts
