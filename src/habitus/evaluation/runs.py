@@ -223,7 +223,7 @@ def open_scorer(
         raise ModelError(
             f"{bundle.run_path} was trained on the validation events too (data.include_validation)",
             expected="an evaluation on events that it has not seen",
-            next_step="habitus evaluate --side test",
+            next_step=f"habitus evaluate {path} --data {dataset.path} --side test",
         )
     ranks = Ranks()
     cache = find_cache(bundle, dataset, note, verify=ranks.is_first)  # hashing once is enough
