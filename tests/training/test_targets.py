@@ -11,16 +11,19 @@ import torch
 
 from habitus.data import Dataset, PrepareOptions
 from habitus.data.from_world import prepare_world
+from habitus.errors import ConfigError
 from habitus.events import Targets, World, WorldConfig, schema_of
 from habitus.model import BehaviorModel
 from habitus.training import TrainOptions, train
 from habitus.training.cuda_graph import CapturedStage1
 from habitus.training.device_batches import DeviceEvents, DeviceItems
 from habitus.training.loss import LogQ, TargetPool, batch_losses, weigh_losses
+from habitus.training.options import check_recipe
 from habitus.training.step import EagerStage1
 from tests.training.test_train_feeding import at_step, device_batch, gradients, host_batches
 from tests.training.test_train_processes import alone, furthest, launch, losses
 
+STAGE_2 = {"stage": 2, "parent": "0" * 64}
 WEIGHTS = {"purchase": 1.0, "cart": 0.25, "view": -0.5}
 
 
@@ -194,3 +197,24 @@ def test_captured_steps_on_a_gpu_train_as_plain_ones_do(
         record = train(recipe, weighted, tmp_path / name, options=TrainOptions(device="cuda", **options))
         assert record.hardware["engine"] == {"captured": "captured", "plain": "eager"}[name]
     assert furthest(losses(tmp_path / "captured"), losses(tmp_path / "plain")) < 1e-3
+
+
+def test_extra_negatives_are_candidates_of_the_catalogue(purchases: Dataset, recipe_of: Callable[..., Any]) -> None:
+    """Of 120 items those ever bought may be ranked: stage 2 draws from them alone, and log q knows it."""
+    dataset = Dataset.open(purchases.path)
+    rows = np.flatnonzero(purchases.item_target_counts)
+    dataset.candidate_rows = rows  # as a schema's `candidates` would say
+    count = len(rows) // 2
+    recipe = recipe_of(**STAGE_2, num_negatives=count, log_q=True)
+    drawn = np.concatenate([host_batches(dataset, recipe).read(step).drawn.numpy() for step in range(8)])
+    assert count < len(np.unique(drawn)) and set(drawn) <= set(rows)
+    log_q = LogQ.of(dataset, recipe, torch.device("cpu"))
+    assert log_q.extras[0].item() == pytest.approx(math.log(count / len(rows)), rel=1e-6)
+    never = np.setdiff1d(np.arange(dataset.num_items), rows)
+    assert len(never) and torch.equal(log_q.union[never], log_q.in_batch[never])
+    assert (log_q.union[rows] > log_q.in_batch[rows]).all()
+    # As many as there are candidates is the exact softmax, and more are refused.
+    exact = host_batches(dataset, recipe_of(**STAGE_2, num_negatives=len(rows))).read(0)
+    assert sorted(exact.drawn.tolist()) == rows.tolist()
+    with pytest.raises(ConfigError, match=f"{len(rows)} of them candidates"):
+        check_recipe(recipe_of(**STAGE_2, num_negatives=len(rows) + 1), dataset)

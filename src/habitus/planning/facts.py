@@ -22,6 +22,7 @@ class DatasetProfile:
     num_items: int | None = None
     train_slots: int | None = None  # of one epoch
     dataset_checksum: str | None = None
+    num_candidates: int | None = None  # of the items: negatives are drawn from them
 
     @classmethod
     def of(cls, dataset: Dataset) -> "DatasetProfile":
@@ -32,6 +33,7 @@ class DatasetProfile:
             num_items=dataset.num_items,
             train_slots=dataset.counts("train").windows * dataset.seq_len,
             dataset_checksum=dataset.checksum,
+            num_candidates=dataset.num_candidates,
         )
 
 

@@ -100,7 +100,7 @@ def stage2_recipe(first: Recipe, dataset: Dataset) -> Recipe:
         update={
             "stage": 2,
             "parent": first.hash(dataset.checksum),
-            "num_negatives": min(_STAGE2_NEGATIVES, dataset.num_items),
+            "num_negatives": min(_STAGE2_NEGATIVES, dataset.num_candidates),
             "steps": max(1, round(_STAGE2_SHARE * first.train.steps)),
             "learning_rate": _STAGE2_RATE * first.train.learning_rate,
         }

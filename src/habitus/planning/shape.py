@@ -185,7 +185,7 @@ def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: FixedSettings)
             expected="a larger budget, or no second stage",
             next_step="raise --flops or --stage2-share, or give --stage2-share 0",
         )
-    catalogue = fixed.dataset.num_items
+    catalogue = fixed.dataset.num_candidates or fixed.dataset.num_items
     capped = max(0, min(round(K), affordable, catalogue if catalogue is not None else affordable))
     step_flops = cell_of(
         stage1.model, batch_sequences=B, steps=1, seq_len=L, stage=2, num_negatives=capped, inputs=fixed.dataset.inputs

@@ -281,7 +281,7 @@ def adapt_negatives(preset: Preset, facts: DatasetFacts) -> Preset:
     most = largest_num_negatives(
         budget, p, B=settings.batch_sequences, L=facts.seq_len, h=h, min_steps=settings.min_steps
     )
-    counts = _negatives_grid(min(facts.num_items, max(most or 0, 64)))
+    counts = _negatives_grid(min(facts.num_candidates or facts.num_items, max(most or 0, 64)))
     return preset.model_copy(update={"negatives": settings.model_copy(update={"num_negatives": counts})})
 
 

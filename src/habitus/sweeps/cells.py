@@ -25,6 +25,7 @@ class DatasetFacts:
     length_windows: Mapping[int, int] = field(default_factory=dict)  # training windows of other lengths than seq_len
     longest_history: int = 0  # of a training user
     reach: int = 0  # history that enough validation users have before an event
+    num_candidates: int | None = None  # of the items, where not all are: negatives are drawn from them
 
     @classmethod
     def of(
@@ -42,6 +43,7 @@ class DatasetFacts:
             length_windows={length: dataset.with_seq_len(length).counts("train").windows for length in seq_lens},
             longest_history=int(dataset.user_parts.train_lengths.max(initial=0)),
             reach=history_reach(dataset),
+            num_candidates=None if dataset.candidate_rows is None else dataset.num_candidates,
         )
 
     def windows_of(self, data: DataRecipe) -> int:

@@ -168,8 +168,9 @@ class Draft:
     def add_stage_two(self, budget: float, parent: PlannedRun, num_negatives: int) -> None:
         """Add the frozen stage with K extra negatives, or list why not."""
         settings, wanted = self.preset.negatives, {"num_negatives": num_negatives}
-        if num_negatives > self.facts.num_items:
-            self._leave_out(budget, wanted, f"K is more than the catalogue's {self.facts.num_items:,} items")
+        most = self.facts.num_candidates or self.facts.num_items
+        if num_negatives > most:
+            self._leave_out(budget, wanted, f"K is more than the catalogue's {most:,} items")
             return
         model, batch = parent.recipe.model, settings.batch_sequences
         step = stage2_step_flops(

@@ -157,7 +157,9 @@ class HostBatches:
     def _with_extras(self, host_step: HostStep, step: int) -> HostStep:
         """The step with the extra negatives of stage 2; one that is a target too is not twice in their union."""
         keys = shuffle_keys(self.recipe.seed, Stream.NEGATIVES, step)
-        pool = drawn = permute_index(np.arange(self.recipe.num_negatives), self.dataset.num_items, keys)
+        candidates = self.dataset.candidate_rows
+        drawn = permute_index(np.arange(self.recipe.num_negatives), self.dataset.num_candidates, keys)
+        pool = drawn = drawn if candidates is None else candidates[drawn]
         if self.recipe.extra_pool == "union":
             targets = host_step.items[: host_step.num_targets]
             is_target = np.zeros(self.dataset.num_items, bool)

@@ -243,6 +243,8 @@ class CapturedStage2:
         self.num_negatives = recipe.train.num_negatives
         self.extra_pool = recipe.train.extra_pool
         self.full_catalogue = self.num_negatives == self.num_items and self.extra_pool == "union"
+        self.num_candidates, rows = dataset.num_candidates, dataset.candidate_rows
+        self.candidates = None if rows is None else torch.from_numpy(rows).to(table.device)
         # Some five hundred small operations on integers: one kernel once compiled.
         self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
         self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
@@ -268,7 +270,9 @@ class CapturedStage2:
             log_q = None if self.log_q is None else self.log_q.union
             yield TargetPool(self.table, part.target_rows, self.num_items, log_q)
             return
-        drawn = self.draw(self.num_items, self.num_negatives, keys)
+        drawn = self.draw(self.num_candidates, self.num_negatives, keys)
+        if self.candidates is not None:
+            drawn = self.candidates[drawn]
         if self.extra_pool == "extras":
             yield self.pools.extras(drawn, part.target_rows, drawn)
             return

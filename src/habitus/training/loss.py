@@ -193,7 +193,7 @@ class LogQ(NamedTuple):
 
     in_batch: Tensor  # as one of the batch's targets: 1 - (1 - π)^(B·L)
     union: Tensor  # as one of the targets or of the extras
-    extras: Tensor  # as one of K extras: K/I
+    extras: Tensor  # as one of K extras: K over the candidates of the catalogue
 
     @classmethod
     def of(cls, dataset: Dataset, recipe: Recipe, device: torch.device) -> "LogQ":
@@ -206,9 +206,12 @@ class LogQ(NamedTuple):
             slots *= train.queries / (train.windows * dataset.seq_len)
         with np.errstate(divide="ignore"):
             absent = slots * np.log1p(-share)  # log of 'in no slot of the batch'
-            extra = recipe.train.num_negatives / dataset.num_items
+            extra = recipe.train.num_negatives / dataset.num_candidates
+            drawn = np.full(dataset.num_items, extra)
+            if dataset.candidate_rows is not None:  # others are never drawn
+                drawn = np.where(np.isin(np.arange(dataset.num_items), dataset.candidate_rows), drawn, 0.0)
             in_batch = np.log(-np.expm1(absent)).clip(_LEAST_LOG_Q)
-            union = np.log(-np.expm1(absent + np.log1p(-extra))).clip(_LEAST_LOG_Q)
+            union = np.log(-np.expm1(absent + np.log1p(-drawn))).clip(_LEAST_LOG_Q)
             extras = max(_LEAST_LOG_Q, float(np.log(extra))) if extra else _LEAST_LOG_Q
         return cls(
             torch.from_numpy(in_batch.astype(np.float32)).to(device),

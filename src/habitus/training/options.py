@@ -96,11 +96,14 @@ def check_recipe(recipe: Recipe, dataset: Dataset) -> None:
             expected="training users with two events or more, the later of them a target",
             next_step="prepare again with another --split or a smaller --validation-share",
         )
-    if recipe.train.num_negatives > dataset.num_items:
+    if recipe.train.num_negatives > dataset.num_candidates:
+        of = f"{dataset.num_items:,} items"
+        if dataset.num_candidates < dataset.num_items:
+            of += f", {dataset.num_candidates:,} of them candidates by [targets]"
         raise ConfigError(
-            f"train.num_negatives is {recipe.train.num_negatives:,}, and the catalogue has {dataset.num_items:,} items",
+            f"train.num_negatives is {recipe.train.num_negatives:,}, and the catalogue has {of}",
             expected="at most the full catalogue",
-            next_step=f"set train.num_negatives={dataset.num_items} for the exact softmax, or fewer",
+            next_step=f"set train.num_negatives={dataset.num_candidates} for the exact softmax, or fewer",
         )
     if recipe.data.include_validation and recipe.evaluate.every:
         raise ConfigError(
