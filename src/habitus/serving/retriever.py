@@ -6,7 +6,7 @@ M  requests of a call      h  joint_dim      k  items wanted
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ from habitus.serving.scoring import score_requests
 from habitus.serving.search import EncodedRequest, Filter, PastItems, RankedRows, Searcher, collect_past_items
 
 LIBRARY_LIMITS = Limits(max_history=10_000)  # of a retriever in Python; a server's are set on its command line
+
+Response = TypeVar("Response")
 
 
 class Retriever:
@@ -136,12 +138,7 @@ class Retriever:
 
     def recommend(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse]:
         """A response per request, by one forward of the model for all of them; the first bad request is raised."""
-        responses = []
-        for response in self.recommend_each(requests):
-            if isinstance(response, RequestError):
-                raise response
-            responses.append(response)
-        return responses
+        return _without_errors(self.recommend_each(requests))
 
     def recommend_each(self, requests: Sequence[RecommendRequest]) -> list[RecommendResponse | RequestError]:
         """The same, but a request that cannot be answered gets its error, and the others their responses."""
@@ -158,12 +155,7 @@ class Retriever:
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResponse]:
         """The scores of given candidates, a response per request; the first bad request is raised."""
-        responses = []
-        for response in self.score_each(requests):
-            if isinstance(response, RequestError):
-                raise response
-            responses.append(response)
-        return responses
+        return _without_errors(self.score_each(requests))
 
     def score_each(self, requests: Sequence[ScoreRequest]) -> list[ScoreResponse | RequestError]:
         """The same, but a request that cannot be answered gets its error."""
@@ -456,3 +448,13 @@ class Retriever:
             if known:
                 fields[name] = known if column.ndim > 1 else known[0]
         return fields
+
+
+def _without_errors(responses: Sequence[Response | RequestError]) -> list[Response]:
+    """The responses; the first error among them is raised."""
+    good: list[Response] = []
+    for response in responses:
+        if isinstance(response, RequestError):
+            raise response
+        good.append(response)
+    return good
