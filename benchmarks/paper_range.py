@@ -11,6 +11,7 @@ AdamW, Muon at that budget, three rates), `forecast` (fit, plan, register; then 
 
 import argparse
 import math
+import os
 import shutil
 import sys
 import time
@@ -53,10 +54,14 @@ class Experiment:
         if self.earlier is not None and not (self.out / "store").exists():
             with open_store(self.earlier) as folder:
                 shutil.copytree(folder, self.out / "store")
-        self.dataset = preset_dataset(self.preset, self.out / "dataset", threads=8)
-        self.runner = RecipeRunner(
-            self.dataset, self.out / "store", self.preset.evaluate, device=self.device, workers=self.workers, note=print
-        )
+        self.dataset = preset_dataset(self.preset, self.out / "dataset", threads=os.cpu_count() or 1)
+        self.runner, self.long_runner = (
+            RecipeRunner(
+                self.dataset, self.out / "store", self.preset.evaluate, device=self.device, workers=self.workers,
+                compile=compiled, note=print,
+            )
+            for compiled in (False, None)
+        )  # fmt: skip
 
     def seconds_left(self) -> float:
         return max(0.0, 60 * self.minutes - (time.monotonic() - self.began))
@@ -107,7 +112,7 @@ class Experiment:
         digests = {recipe.hash(self.dataset.checksum): recipe for recipe in recipes}
         largest = [r for r in digests.values() if self.flops(r) > 0.6 * max(budgets)]
         others = [r for r in digests.values() if self.flops(r) <= 0.6 * max(budgets)]
-        complete = self.run("surface", others) and self.run("surface, largest budget", largest)
+        complete = self.run("surface", others) and self.run("surface, largest budget", largest, self.long_runner)
         self.print_optima(recipes, budgets)
         return complete
 
@@ -130,11 +135,11 @@ class Experiment:
             told = {name: (f"{best[name]:.4g}", *(f"{end:.4g}" for end in best.interval(name))) for name in best.values}
             print(f"  {budget:.3g}: {best.status} {told} {'; '.join(best.warnings)}")
 
-    def run(self, label: str, recipes: Sequence[Recipe]) -> bool:
+    def run(self, label: str, recipes: Sequence[Recipe], runner: RecipeRunner | None = None) -> bool:
         if self.seconds_left() <= 0:
             return False
-        records = self.runner.run(label, list({r.hash(self.dataset.checksum): r for r in recipes}.values()),
-                                  self.seconds_left())  # fmt: skip
+        distinct = {r.hash(self.dataset.checksum): r for r in recipes}
+        records = (runner or self.runner).run(label, list(distinct.values()), self.seconds_left())
         done = sum(record is not None for record in records)
         print(f"{label}: {done} of {len(records)} runs")
         return done == len(records)
@@ -200,7 +205,7 @@ class Experiment:
                 made.stage1.model_copy(update={"train": made.stage1.train.model_copy(update={"seed": seed})})
                 for seed in (0, 1)
             ]
-        return self.run("forecast", recipes)
+        return self.run("forecast", recipes, self.long_runner)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ class RecipeRunner:
     device: str = "auto"
     workers: int | None = None
     threads: int | None = None
+    compile: bool | None = False  # as in TrainOptions
     progress: Callable[[SweepProgress], None] | None = None
     note: Note | None = None
 
@@ -42,7 +43,7 @@ class RecipeRunner:
         self.num_workers = self.workers or usual
         threads = self.threads or (1 if self.kind == "cpu" else max(1, cores // self.num_workers))
         self.options = WorkerOptions(
-            device=self.device if self.device != "auto" else self.kind, threads=threads, compile=False
+            device=self.device if self.device != "auto" else self.kind, threads=threads, compile=self.compile
         )
         self.facts = DatasetFacts.of(self.dataset)
         self.store = Store.create(self.path, self.dataset, self.evaluation)
