@@ -16,8 +16,9 @@ from habitus.data.event_columns import ITEM, record_field
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
+from habitus.data.slots import SegmentTable, segment_table
 from habitus.data.targets import WEIGHT_FILE, TargetRows, find_candidates
-from habitus.data.windows import MAX_SEQ_LEN, SEGMENT, UserParts, Windows, pack
+from habitus.data.windows import MAX_SEQ_LEN, UserParts, Windows, pack
 from habitus.display import html_table, text_table
 from habitus.errors import ConfigError, DataError
 from habitus.events import Schema
@@ -114,7 +115,7 @@ class Dataset:
         windows = pack(segments, self.seq_len)
         counts = SplitCounts.of(self.user_parts, split, windows)
         other = copy(self)
-        other._sides = {**self._sides, split: _Side(windows, counts, _segment_table(windows, self.seq_len))}
+        other._sides = {**self._sides, split: _Side(windows, counts, segment_table(windows, self.seq_len))}
         return other
 
     def training_view(self, recipe: DataRecipe) -> "Dataset":
@@ -212,7 +213,7 @@ class Dataset:
             users = self._training_parts() if split == "train" else self.user_parts
             windows = pack(users.segments(split, self.seq_len), self.seq_len)
             counts = SplitCounts.of(users, split, windows)
-            self._sides[split] = _Side(windows, counts, _segment_table(windows, self.seq_len))
+            self._sides[split] = _Side(windows, counts, segment_table(windows, self.seq_len))
         return self._sides[split]
 
     def _refuse_side(self, split: SplitName) -> NoReturn:
@@ -426,74 +427,9 @@ def _order(num_windows: int, seed: int, epoch: int, block: int) -> np.ndarray:
     return permute_index(places, num_windows, shuffle_keys(seed, Stream.WINDOWS, epoch))
 
 
-class _SlotLayout(NamedTuple):
-    """Segments of some windows one after the other, empty tails among them: they fill all slots."""
-
-    windows: np.ndarray  # number of the segment's window in the batch
-    within: np.ndarray  # number of the segment in its window
-    lengths: np.ndarray
-    begin: np.ndarray  # the slot at which each segment begins
-    starts: np.ndarray  # its first row in the log
-    first_target: np.ndarray
-    users: np.ndarray  # -1 for an empty tail
-
-    def rows(self) -> np.ndarray:
-        """The row of the log behind every slot; anything in empty tails."""
-        return np.arange(int(self.lengths.sum())) + np.repeat(self.starts - self.begin, self.lengths)
-
-
-class _SegmentTable(NamedTuple):
-    """The segments of a split, the empty tail of a window among them, as contiguous columns."""
-
-    first: np.ndarray  # [W]: first segment of each window
-    counts: np.ndarray  # [W]
-    start: np.ndarray
-    length: np.ndarray
-    first_target: np.ndarray
-    user: np.ndarray  # -1 for an empty tail
-
-    def layout(self, windows: np.ndarray) -> _SlotLayout:
-        counts = self.counts[windows]
-        before = np.cumsum(counts) - counts
-        within = np.arange(int(counts.sum())) - np.repeat(before, counts)
-        chosen = np.repeat(self.first[windows], counts) + within
-        lengths = self.length[chosen]
-        return _SlotLayout(
-            windows=np.repeat(np.arange(len(windows)), counts),
-            within=within,
-            lengths=lengths,
-            begin=np.cumsum(lengths) - lengths,
-            starts=self.start[chosen],
-            first_target=self.first_target[chosen],
-            users=self.user[chosen],
-        )
-
-
 class _Side(NamedTuple):
     """One side of the split, cut into windows."""
 
     windows: Windows
     counts: SplitCounts
-    table: _SegmentTable
-
-
-def _segment_table(windows: Windows, seq_len: int) -> _SegmentTable:
-    segments, offsets = windows
-    if len(offsets) == 1:
-        return _SegmentTable(*(np.empty(0, np.int64) for _ in range(6)))
-    filled = np.add.reduceat(segments["length"].astype(np.int64), offsets[:-1])
-    short = np.flatnonzero(filled < seq_len)
-    tails = np.zeros(len(short), SEGMENT)
-    tails["user"] = -1
-    tails["length"] = seq_len - filled[short]
-    segments = np.insert(segments, offsets[short + 1], tails)
-    counts = np.diff(offsets)
-    counts[short] += 1
-    return _SegmentTable(
-        np.cumsum(counts) - counts,
-        counts,
-        segments["start"].copy(),
-        segments["length"].astype(np.int64),
-        segments["first_target"].copy(),
-        segments["user"].copy(),
-    )
+    table: SegmentTable
