@@ -1,12 +1,16 @@
 """The paper's experiment in its own range, in pieces that continue one store.
 
-    python benchmarks/paper_range.py --out out/paper-range --minutes 8                # again until it says 'complete'
-    python benchmarks/paper_range.py --out out/tiny --preset tiny --budgets 1e8,2e8,4e8 --cells 4,4,4 --forecast 4e9
+    python benchmarks/paper_range.py --out out/paper-range --pieces surface --minutes 8    # again until it is complete
+    python benchmarks/paper_range.py --out out/register --pieces register --earlier out/paper-range/records.store.xz
+    python benchmarks/paper_range.py --out out/paper-range --pieces forecast --plans out/register
+    python benchmarks/paper_range.py --out out/paper-range --pieces negatives,depth,init,batch,optimizers
+    python benchmarks/paper_range.py --out out/log --pieces surface --data DATASET --budgets 1e11,1e12,3e12,1e13
 
-Pieces, in this order: `surface` (cells spread over N, share, B and rate at each budget by a Latin hypercube; four of
-the last but one budget with three seeds), `axes` (the preset's own one-at-a-time sweeps), `optimizers` (AdamW plain,
-AdamW, Muon at that budget, three rates), `forecast` (fit, plan, register; then the registered recipes). Run with
---pieces forecast only after the registered plans are committed. Exits with 3 while something is left.
+`surface`: cells spread over N, share, B and rate at each budget by a Latin hypercube; four of the last but one budget
+with three seeds. `register`: the law of these cells, and plans for larger budgets, with their hashes, beside OUT; it
+needs Records only, no dataset. Commit them, then `forecast` runs their recipes, the largest first, the first budget's
+with two seeds. Every other piece is one axis of the paper by itself. Exits with 3 while something is left.
+`--preset tiny --budgets 1e8,2e8,4e8 --cells 10,10,10 --forecast 4e9,4e10` does it all on a CPU in a minute.
 """
 
 import argparse
@@ -17,27 +21,37 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from paper_plan import register_forecasts
 from scipy.stats import qmc
 
+from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.laws import fit, response_optimum, response_surface
-from habitus.planning import PlanOptions, plan, register_plan
+from habitus.planning import check_plan
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
-from habitus.sizing import cell_of_recipe
-from habitus.store import ManifestRow, SweepManifest, manifest_path, open_store, pack_store, read_records
+from habitus.sizing import Cell, cell_of_recipe
+from habitus.store import (
+    ManifestRow,
+    RegisteredPlan,
+    SweepManifest,
+    manifest_path,
+    open_store,
+    pack_store,
+    read_records,
+)
 from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, preset_dataset, sweep
 
-PIECES = ("surface", "axes", "optimizers", "forecast")
-AXES = ("share", "depth", "allocation", "negatives", "batch")
+AXES = ("negatives", "depth", "init", "batch", "share", "allocation")
 SHARES, BATCHES, RATES, SIZES = (0.01, 0.6), (0.25, 4.0), (1 / 3, 3.0), (0.2, 5.0)  # ranges; of the usual but for s
 SEEDED, SEEDS = 4, 3
 MOST_STEPS = 6_000
 ADAMW_RATE = 4e-3  # at 512 windows
+NEGATIVES = (0, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_000_000)
 
 
 @dataclass
@@ -48,25 +62,48 @@ class Experiment:
     device: str
     workers: int | None
     earlier: Path | None = None
+    data: Path | None = None
 
     def __post_init__(self) -> None:
         self.began = time.monotonic()
         if self.earlier is not None and not (self.out / "store").exists():
             with open_store(self.earlier) as folder:
                 shutil.copytree(folder, self.out / "store")
-        self.dataset = preset_dataset(self.preset, self.out / "dataset", threads=os.cpu_count() or 1)
-        self.runner, self.long_runner = (
-            RecipeRunner(
-                self.dataset, self.out / "store", self.preset.evaluate, device=self.device, workers=self.workers,
-                compile=compiled, note=print,
-            )
-            for compiled in (False, None)
-        )  # fmt: skip
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        if self.data is not None:
+            return Dataset.open(self.data)
+        return preset_dataset(self.preset, self.out / "dataset", threads=os.cpu_count() or 1)
+
+    @cached_property
+    def runner(self) -> RecipeRunner:
+        return self.make_runner(compiled=False)
+
+    @cached_property
+    def long_runner(self) -> RecipeRunner:
+        return self.make_runner(compiled=None)
+
+    def make_runner(self, compiled: bool | None) -> RecipeRunner:
+        evaluation = self.preset.for_catalogue(self.dataset.num_candidates).evaluate
+        return RecipeRunner(self.dataset, self.out / "store", evaluation, device=self.device, workers=self.workers,
+                            compile=compiled, note=print)  # fmt: skip
+
+    @cached_property
+    def fixed(self) -> FixedSettings:
+        common = self.preset.common
+        return FixedSettings(
+            DatasetProfile.of(self.dataset), common.text_depth, common.head_dim, common.optimizer, common.precision
+        )
 
     def seconds_left(self) -> float:
         return max(0.0, 60 * self.minutes - (time.monotonic() - self.began))
 
-    def recipe(self, cell, budget: float, rate: float, seed: int = 0) -> Recipe:  # type: ignore[no-untyped-def]
+    def usual_size(self, budget: float) -> float:
+        near, size = min(self.preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
+        return size * math.sqrt(budget / near)
+
+    def recipe(self, cell: Cell, rate: float, seed: int = 0) -> Recipe:
         common = self.preset.common
         return Recipe(
             data=DataRecipe(seq_len=self.dataset.seq_len),
@@ -75,7 +112,7 @@ class Experiment:
                 batch_sequences=cell.batch_sequences, steps=cell.steps, optimizer=common.optimizer, learning_rate=rate,
                 warmup=common.warmup, weight_decay=common.weight_decay, precision=common.precision, seed=seed,
             ),
-            evaluate=EvaluateRecipe(**self.preset.evaluate.to_values(), regimes=("batch", "catalogue")),
+            evaluate=EvaluateRecipe(**self.runner.evaluation.to_values(), regimes=("batch", "catalogue")),
         )  # fmt: skip
 
     def flops(self, recipe: Recipe) -> float:
@@ -84,56 +121,35 @@ class Experiment:
     def surface(self, budgets: Sequence[float], counts: Sequence[int]) -> bool:
         """Cells spread over N, share, B and rate; at the last but one budget some with several seeds."""
         recipes: list[Recipe] = []
-        fixed = FixedSettings(
-            DatasetProfile.of(self.dataset), self.preset.common.text_depth, self.preset.common.head_dim,
-            self.preset.common.optimizer, self.preset.common.precision,
-        )  # fmt: skip
+        beyond = 0
         for budget, count in zip(budgets, counts, strict=True):
-            near, size = min(self.preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
-            size *= math.sqrt(budget / near)
-            usual = self.preset.batch_sequences(budget)
+            size, usual = self.usual_size(budget), self.preset.batch_sequences(budget)
             points = qmc.LatinHypercube(4, seed=int(math.log10(budget) * 10)).random(count)
             for number, point in enumerate(points):
                 n, s, b, r = (float(np.exp(np.interp(u, [0, 1], np.log(ends)))) for u, ends in
                               zip(point, (SIZES, SHARES, BATCHES, RATES), strict=True))  # fmt: skip
                 batch = max(1, 2 ** round(math.log2(usual * b)))
                 try:
-                    cell = stage1_cell(budget, n * size, s, batch, fixed)
+                    cell = stage1_cell(budget, n * size, s, batch, self.fixed)
                 except ConfigError:
                     continue  # no model of that size and share fits the budget
                 while cell.steps > MOST_STEPS:  # a chip that runs ten cells at once makes some 350 steps/s in all
                     batch *= 2
-                    cell = stage1_cell(budget, n * size, s, batch, fixed)
+                    cell = stage1_cell(budget, n * size, s, batch, self.fixed)
                 if cell.steps < self.preset.common.min_steps:
+                    continue
+                if self.data is not None and self.runner.facts.epochs(batch, cell.steps) > 1.001:
+                    beyond += 1
                     continue
                 rate = float(f"{r * self.preset.rule_rate(batch, budget):.4g}")
                 seeded = budget == budgets[-2] and number < SEEDED
-                recipes += [self.recipe(cell, budget, rate, seed) for seed in range(SEEDS if seeded else 1)]
-        digests = {recipe.hash(self.dataset.checksum): recipe for recipe in recipes}
-        largest = [r for r in digests.values() if self.flops(r) > 0.6 * max(budgets)]
-        others = [r for r in digests.values() if self.flops(r) <= 0.6 * max(budgets)]
-        complete = self.run("surface", others) and self.run("surface, largest budget", largest, self.long_runner)
-        self.print_optima(recipes, budgets)
-        return complete
-
-    def print_optima(self, recipes: Sequence[Recipe], budgets: Sequence[float]) -> None:
-        """The best size, share, batch and rate of each budget by one surface, and of ten times the largest."""
-        records = [self.runner.store.record(recipe.hash(self.dataset.checksum)) for recipe in recipes]
-        done = [r for r in records if r is not None and r.status == "done" and r.params and "batch/loss" in r.metrics]
-        knobs = {
-            "params": [r.params.total for r in done if r.params],
-            "share": [r.embedder_share or 0.0 for r in done],
-            "batch": [r.recipe.train.batch_sequences for r in done],
-            "rate": [r.recipe.train.learning_rate / math.sqrt(r.recipe.train.batch_sequences / 512) for r in done],
-        }
-        law = response_surface(
-            knobs, [r.flops_nominal or 0.0 for r in done], [r.metrics["batch/loss"].value for r in done]
-        )
-        print(f"surface: {law.status}, {len(done)} runs, RMSE {law.residuals.rmse}; {'; '.join(law.warnings)}")
-        for budget in (*budgets, 10 * max(budgets)) if law.ok else ():
-            best = response_optimum(law, budget)
-            told = {name: (f"{best[name]:.4g}", *(f"{end:.4g}" for end in best.interval(name))) for name in best.values}
-            print(f"  {budget:.3g}: {best.status} {told} {'; '.join(best.warnings)}")
+                recipes += [self.recipe(cell, rate, seed) for seed in range(SEEDS if seeded else 1)]
+        if beyond:
+            print(f"{beyond} cells would pass over the log more than once: not run")
+        distinct = {recipe.hash(self.dataset.checksum): recipe for recipe in recipes}
+        largest = [r for r in distinct.values() if self.flops(r) > 0.6 * max(budgets)]
+        others = [r for r in distinct.values() if self.flops(r) <= 0.6 * max(budgets)]
+        return self.run("surface", others) and self.run("surface, largest budget", largest, self.long_runner)
 
     def run(self, label: str, recipes: Sequence[Recipe], runner: RecipeRunner | None = None) -> bool:
         if self.seconds_left() <= 0:
@@ -144,33 +160,59 @@ class Experiment:
         print(f"{label}: {done} of {len(records)} runs")
         return done == len(records)
 
-    def axes(self, budgets: Sequence[float]) -> bool:
-        """The preset's own sweeps, one axis after the other."""
-        for axis in AXES:
-            if self.seconds_left() <= 0:
-                return False
-            own = tuple(b for b in self.preset.budgets_of(axis) if b <= max(budgets) * 1.001)
-            result = sweep(
-                axis, self.dataset, self.out / "store", budgets=own, preset=self.preset, device=self.device,
-                workers=self.workers, max_hours=self.seconds_left() / 3600, note=print,
-            )  # fmt: skip
-            print(f"{axis}: {len(result.runs)} runs, complete: {result.complete}")
-            if not result.complete:
-                return False
-        return True
+    def axis(self, name: str, budgets: Sequence[float], share: float | None) -> bool:
+        """One of the paper's axes by itself, around the usual size: at the last but one budget, stage 2 at three."""
+        if self.seconds_left() <= 0:
+            return False
+        at = budgets[-2]
+        preset = self.reduced_preset(at, share)
+        own = tuple(budgets[:-1]) if name == "negatives" else (at,)
+        if name in ("share", "allocation"):
+            own = tuple(budgets)
+        result = sweep(
+            name, self.dataset, self.out / "store", budgets=own, preset=preset, device=self.device,
+            workers=self.workers, max_hours=self.seconds_left() / 3600, note=print,
+        )  # fmt: skip
+        print(f"{name}: {len(result.runs)} runs, complete: {result.complete}")
+        return result.complete
 
-    def optimizers(self, budget: float) -> bool:
+    def reduced_preset(self, at: float, share: float | None) -> Preset:
+        """The preset with fewer cells per axis, around the usual model of a budget and a share."""
+        preset = self.preset
+        common = preset.common if share is None else preset.common.model_copy(update={"share": share})
+        cell = stage1_cell(at, self.usual_size(at), common.share, preset.batch_sequences(at), self.fixed)
+        model, usual = cell.model, preset.batch_sequences(at)
+        row = preset.depth.rows[0].model_copy(update={"budget": at, "joint_dim": model.joint_dim, "width": model.width})
+        count = min(self.dataset.num_candidates, NEGATIVES[-1])
+        size = preset.init.sizes[0].model_copy(update={"budget": at, "width": model.width, "depth": model.depth})
+        changed = {
+            "common": common,
+            "negatives": {"num_negatives": tuple(dict.fromkeys(min(k, count) for k in NEGATIVES)),
+                          "batch_sequences": 2 * preset.negatives.batch_sequences, "learning_rates": (1.0,),
+                          "min_steps": min(100, preset.negatives.min_steps)},
+            "depth": {"rows": (row,), "learning_rates": (1.0,)},
+            "batch": {"batch_sequences": tuple(max(1, usual * m // 8) for m in (1, 2, 4, 8, 16)),
+                      "pool_sequences": max(1, usual // 8), "evaluations": 20, "max_multiple": 2.0},
+            "init": {"inits": ("default", "mup_lr"), "sizes": (size,)},
+            "allocation": {"learning_rates": (1.0,), "replicates": 2, "top_rates": ()},
+        }  # fmt: skip
+        return preset.model_copy(
+            update={n: c if n == "common" else getattr(preset, n).model_copy(update=c) for n, c in changed.items()}
+        )
+
+    def optimizers(self, budget: float, share: float | None) -> bool:
         """The allocation sizes of one budget under three starts, each a group of its own in the laws."""
         facts, recipes = DatasetFacts.of(self.dataset), []
         rows: list[ManifestRow] = []
+        preset = self.reduced_preset(budget, share).for_catalogue(self.dataset.num_candidates)
         for optimizer, init in (("adamw", "plain"), ("adamw", "default"), ("muon", "default")):
-            common = self.preset.common.model_copy(update={"optimizer": optimizer})
+            common = preset.common.model_copy(update={"optimizer": optimizer})
             if optimizer == "adamw":
                 common = common.model_copy(update={"learning_rate": ADAMW_RATE, "learning_rate_exponent": 0.0})
-            allocation = self.preset.allocation.model_copy(
-                update={"learning_rates": (0.5, 1.0, 2.0), "budgets": (budget,)}
+            allocation = preset.allocation.model_copy(
+                update={"learning_rates": (0.5, 1.0, 2.0), "budgets": (budget,), "num_shapes": 5, "replicates": 1}
             )
-            variant = self.preset.model_copy(update={"common": common, "allocation": allocation})
+            variant = preset.model_copy(update={"common": common, "allocation": allocation})
             for planned in design_axis("allocation", facts, variant).cells:
                 model = planned.recipe.model.model_copy(update={"init": init})
                 recipe = planned.recipe.model_copy(update={"model": model})
@@ -188,36 +230,55 @@ class Experiment:
             manifest.write(path)
         return self.run("optimizers", recipes)
 
-    def forecast(self, budgets: Sequence[float], metric: str) -> bool:
-        """Laws, plans registered beside the store, and their stage 1 with two seeds."""
-        laws = self.out / "store" / "laws.json"
-        fit(self.out / "store").write(laws)
+    def register(self, budgets: Sequence[float], metric: str) -> bool:
+        """Plans for larger budgets from the Records alone: at the first three sizes, then the best one."""
+        records = [r for r in read_records(self.out / "store") if r.status == "done"]
+        for path, plan in register_forecasts(records, self.preset, budgets, self.out, metric):
+            print(f"registered {plan.registered_hash[:16]} {path}")
+            for p in plan.predictions:
+                print(f"  {p.metric}: {p.value:.4g} [{p.low:.4g}, {p.high:.4g}]")
+        return True
+
+    def forecast(self, plans: Path, seeds: int) -> bool:
+        """The recipes of the registered plans, the largest first; those of the first budget with several seeds."""
+        registered = {path: RegisteredPlan.read(path) for path in sorted(plans.glob("plan-*.json"))}
+        if not registered:
+            raise ConfigError(f"{plans} has no plan-*.json", expected="plans that --pieces register wrote")
+        first = min(plan.flops for plan in registered.values())
         recipes = []
-        for budget in budgets:
-            path = self.out / f"plan-{budget:.0e}.json"
-            options = PlanOptions(laws=laws, dataset=self.dataset, stage2_share=0.0)
-            made = plan(budget, metric, options)
-            if not path.exists():
-                print(f"registered {register_plan(made, path).registered_hash[:16]} {path}")
-                for p in made.predictions:
-                    print(f"  {p.metric}: {p.value:.4g} [{p.low}, {p.high}]")
-            recipes += [
-                made.stage1.model_copy(update={"train": made.stage1.train.model_copy(update={"seed": seed})})
-                for seed in (0, 1)
-            ]
-        return self.run("forecast", recipes, self.long_runner)
+        for plan in sorted(registered.values(), key=lambda plan: -plan.flops):
+            train = plan.stage1.train
+            for seed in range(seeds if plan.flops == first else 1):
+                recipes.append(plan.stage1.model_copy(update={"train": train.model_copy(update={"seed": seed})}))
+        complete = self.run("forecast", recipes, self.long_runner)
+        for path, plan in registered.items():
+            folder = self.long_runner.store.cell(plan.stage1.hash(self.dataset.checksum))
+            if (folder / "record.json").exists():
+                check = check_plan(folder, path)
+                print(f"{path.name} {check.hash[:12]}: {'; '.join(check.notes) or 'as registered'}")
+                for c in check.comparisons:
+                    print(
+                        f"  {c.name}: {c.measured} predicted {c.predicted:.4g} [{c.low}, {c.high}] inside: {c.inside}"
+                    )
+        return complete
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--preset", default="standard")
+    parser.add_argument("--data", type=Path, help="A prepared dataset, instead of the preset's world.")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--budgets", default="1e14,3e14,1e15,3e15")
     parser.add_argument("--cells", default="24,24,32,16")
+    parser.add_argument("--share", type=float, help="Of the embedder, on the axes; else the preset's.")
     parser.add_argument("--forecast", default="1e16,1e17")
+    parser.add_argument("--plans", type=Path, default=Path("docs/studies/paper-range"), help="Of --pieces forecast.")
+    parser.add_argument("--seeds", type=int, default=2, help="Of the first forecast budget.")
     parser.add_argument("--metric", default="batch/loss")
-    parser.add_argument("--pieces", default=",".join(PIECES))
+    parser.add_argument(
+        "--pieces", default="surface", help=f"surface, register, forecast, optimizers, {', '.join(AXES)}"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
     parser.add_argument(
@@ -225,19 +286,19 @@ def main() -> None:
     )
     o = parser.parse_args()
     budgets = [float(b) for b in o.budgets.split(",")]
-    one = Experiment(o.out, load_preset(o.preset), o.minutes, o.device, o.workers, o.earlier)
+    one = Experiment(o.out, load_preset(o.preset), o.minutes, o.device, o.workers, o.earlier, o.data)
     steps = {
         "surface": lambda: one.surface(budgets, [int(n) for n in o.cells.split(",")]),
-        "axes": lambda: one.axes(budgets),
-        "optimizers": lambda: one.optimizers(budgets[-2]),
-        "forecast": lambda: one.forecast([float(b) for b in o.forecast.split(",")], o.metric),
+        "optimizers": lambda: one.optimizers(budgets[-2], o.share),
+        "register": lambda: one.register([float(b) for b in o.forecast.split(",")], o.metric),
+        "forecast": lambda: one.forecast(o.plans, o.seeds),
+        **{name: lambda name=name: one.axis(name, budgets, o.share) for name in AXES},
     }
     complete = all(steps[piece]() for piece in o.pieces.split(","))
-    if any(True for _ in read_records(o.out / "store")):
+    count = sum(1 for _ in read_records(o.out / "store"))
+    if count:
         pack_store(o.out / "store", o.out / "records.store.xz")
-    print(
-        f"{sum(1 for _ in read_records(o.out / 'store'))} Records;", "complete" if complete else "run it again to go on"
-    )
+    print(f"{count} Records;", "complete" if complete else "run it again to go on")
     sys.exit(0 if complete else 3)
 
 
