@@ -9,6 +9,8 @@ import pytest
 
 from habitus.cli import app
 
+from .in_process import habitus_here
+
 
 def habitus(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "habitus", *map(str, arguments)]
@@ -85,7 +87,7 @@ def test_guess_writes_a_schema_that_prepare_takes(place: Path) -> None:
     ],
 )
 def test_failures_are_one_message_and_exit_code_one(place: Path, arguments: list[str], message: str) -> None:
-    failed = habitus(*arguments, cwd=place)
+    failed = habitus_here(*arguments, cwd=place)
     assert failed.returncode == 1
     assert failed.stdout == ""
     assert failed.stderr.startswith("habitus: ")
@@ -97,7 +99,7 @@ def test_every_command_has_help_with_an_example() -> None:
     names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
     assert {"world", "prepare", "describe"} <= set(names)
     for name in names:
-        shown = habitus(name, "--help", cwd=Path.cwd())
+        shown = habitus_here(name, "--help", cwd=Path.cwd())
         assert shown.returncode == 0
         assert "Example" in shown.stdout, f"habitus {name} --help shows no example"
 
