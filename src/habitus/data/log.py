@@ -1,8 +1,7 @@
-"""The event log in DuckDB: checked, joined to the catalogue and sorted, within a memory limit.
+"""The event log in DuckDB: checked and joined to the catalogue, within a memory limit.
 
-Everything that touches every event before it is sorted happens here, as SQL. The result is one Parquet file,
-sorted by (user, time, original row), which is read back by row group: streaming a sorted result straight out of
-DuckDB doubled the memory.
+Everything that touches every event before it is sorted happens here, as SQL. The result is a query, whose rows
+partitions.py sorts.
 """
 
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
 from habitus.data.earlier import Earlier
 from habitus.data.kinds import KINDS, Number
+from habitus.data.partitions import EventQuery
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
 from habitus.data.sources import SourceTable, quoted_path, require_columns
 from habitus.data.sql import (
@@ -73,6 +73,7 @@ class EventLog:
         self.events = events
         self.items = items
         self.dropped: dict[str, int] = {}
+        self.num_usable = 0  # events that are kept, once they are checked
         roles = [
             schema.events.user,
             schema.events.item_column,
@@ -170,6 +171,7 @@ class EventLog:
                 expected="events whose items are in the item table",
             )
         self.dropped["event_rows"] = self.events.num_rows - num_usable
+        self.num_usable = self.num_rows - self.dropped["event_rows"]
         if self.schema.targets is not None and self.earlier is None:
             self._check_targets(self.schema.targets)
 
@@ -207,7 +209,7 @@ class EventLog:
             column = self._field(name)
             order = "count(*) DESC" if self.earlier is None else "min(t)"
             raw = self.con.sql(
-                f"SELECT {column} AS v FROM joined WHERE {column} IS NOT NULL AND {self._usable()} GROUP BY 1 "
+                f"SELECT {column} AS v FROM {self._usable_rows(name)} AND {column} IS NOT NULL GROUP BY 1 "
                 f"ORDER BY {order}, 1 LIMIT {MAX_CATEGORIES}"
             ).to_arrow_table()
             strings = to_categories(_plain_strings(raw["v"])).to_pylist()
@@ -217,8 +219,8 @@ class EventLog:
                 values[name] = self.earlier.event_values(name, strings)
         return values
 
-    def sort_into(self, path: Path) -> None:
-        """Write user, t, item_row and the fields of every usable event, sorted, as Parquet.
+    def usable_events(self) -> EventQuery:
+        """User, t, item_row, the fields and the original row of every event that is kept.
 
         Of an earlier dataset's events the categories come as codes, in columns of their own (k_*).
         """
@@ -244,10 +246,19 @@ class EventLog:
                 f"FROM read_parquet('{quoted_path(self.earlier_events)}', file_row_number = true)"
             )
             kept += [self._field(name).replace("f_", "k_") for name in self._categories()]
-        self.con.execute(
-            f"COPY (SELECT {', '.join(kept)} FROM ({events}) ORDER BY u, t, origin) "
-            f"TO '{quoted_path(path)}' (FORMAT parquet, ROW_GROUP_SIZE 262144)"
-        )
+        return EventQuery(events, tuple(kept))
+
+    def all_users(self) -> str:
+        """A query for the user (u) of every event, usable or not."""
+        users = "SELECT u FROM events_view"
+        if self.earlier_events is not None:
+            users += f" UNION ALL SELECT u FROM read_parquet('{quoted_path(self.earlier_events)}')"
+        return users
+
+    @property
+    def num_rows(self) -> int:
+        """Events of the log, usable or not, and of the earlier dataset."""
+        return self.events.num_rows + (self.earlier.dataset.num_events if self.earlier is not None else 0)
 
     def _rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All rows of a query; DuckDB wants a result read to its end before the next one."""
@@ -286,6 +297,12 @@ class EventLog:
 
     def _field(self, name: str) -> str:
         return f"f_{list(self.schema.event_fields).index(name)}"
+
+    def _usable_rows(self, name: str) -> str:
+        """Where a field of the usable events is read: not from the join where no event is left out."""
+        if self.dropped["event_rows"] == 0 and name in self.schema.events.fields:
+            return "events_view WHERE true"
+        return f"joined WHERE {self._usable()}"
 
     def _usable(self) -> str:
         return " AND ".join(f"NOT ({check.condition})" for check in self._checks() if check.drops_row)

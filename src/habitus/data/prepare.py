@@ -2,9 +2,8 @@
 
 import os
 import shutil
-import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
 from habitus.data.category_lists import split_texts
+from habitus.data.connection import connect, duckdb_memory
 from habitus.data.dataset import Dataset
 from habitus.data.earlier import Batches, Earlier
 from habitus.data.encoders import encode_events
@@ -24,6 +24,7 @@ from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.kinds import KINDS
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
+from habitus.data.partitions import choose_bounds, count_parts, rows_within, sort_part, sort_parts, write_parts
 from habitus.data.problems import refuse
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
 from habitus.data.split import Split
@@ -40,9 +41,7 @@ from habitus.units import MAX_THREADS, format_bytes, parse_bytes
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-
-# DuckDB's own limit leaves room for what stands outside its buffers.
-_DUCKDB_SHARE = 0.75
+_SORTED_FILE = "sorted.parquet"
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class PrepareOptions:
     memory: str = "4GiB"
     threads: int = os.cpu_count() or 1
     seed: int = 0
+    parts: int | None = None  # in which events are sorted; None: as many as the memory demands
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ def _prepare(
     _check_users(tables.users, schema)
     try:
         with staged_folder(out) as stage, _scratch(stage) as scratch:
-            with _connection(scratch, options, progress) as con:
+            with connect(scratch, options.memory, options.threads, progress) as con:
                 log, parts = _read(con, tables, schema, options, scratch, progress, earlier)
-                progress("sorting events", 0.0)
-                log.sort_into(scratch / "sorted.parquet")
-            sorted_chunks = _sorted_chunks(scratch / "sorted.parquet", schema, parts.plan, progress)
+                num_parts = _bring_into_order(log, options, scratch, progress)
+            files = _sorted_files(log, num_parts, options, scratch)
+            sorted_chunks = _sorted_chunks(files, log.num_usable, schema, parts.plan, progress)
             with closing(sorted_chunks), closing(_read_ahead(sorted_chunks)) as chunks:
                 return assemble(parts, chunks, stage, progress)
     except Exception as error:
@@ -366,16 +366,41 @@ def _select_rows(
         yield batch
 
 
+def _bring_into_order(log: EventLog, options: PrepareOptions, scratch: Path, progress: Progress) -> int:
+    """Sort the events where they fit into the memory, else write them in parts; returns how many parts there are."""
+    events = log.usable_events()
+    rows_in_memory = rows_within(duckdb_memory(options.memory), len(events.columns) + 1)
+    num_parts = options.parts or count_parts(log.num_rows, rows_in_memory)
+    if num_parts == 1:
+        progress("sorting events", 0.0)
+        sort_part(log.con, events, scratch / _SORTED_FILE)
+        return 1
+    progress("partitioning events", 0.0)
+    bounds = choose_bounds(log.con, log.all_users(), log.num_rows, num_parts)
+    write_parts(log.con, events, bounds, scratch / "parts", rows_in_memory=rows_in_memory)
+    return len(bounds) + 1
+
+
+def _sorted_files(log: EventLog, num_parts: int, options: PrepareOptions, scratch: Path) -> Iterator[Path]:
+    """The sorted events: one file, or a file for each part, which is gone when the next one comes."""
+    if (scratch / _SORTED_FILE).exists():
+        yield scratch / _SORTED_FILE
+        return
+    columns = log.usable_events().columns
+    # A connection of its own, so that the catalogue takes no memory.
+    with connect(scratch, options.memory, options.threads, _silent) as con:
+        yield from sort_parts(con, [scratch / "parts"], num_parts, columns, scratch / _SORTED_FILE)
+
+
 def _sorted_chunks(
-    path: Path, schema: Schema, plan: EventPlan, progress: Progress
+    files: Iterable[Path], total: int, schema: Schema, plan: EventPlan, progress: Progress
 ) -> Generator[EventChunk, None, None]:
     """The sorted events, encoded, in chunks of one size."""
     columns = {name: f"f_{number}" for number, name in enumerate(schema.event_fields)}
     vocabularies = plan.vocabularies()
     done = 0
-    with pq.ParquetFile(path, read_dictionary=[columns[name] for name in vocabularies]) as file:
-        total = file.metadata.num_rows
-        for batch in rechunk(file.iter_batches(EVENT_CHUNK_ROWS), EVENT_CHUNK_ROWS):
+    with closing(_read_files(files, [columns[name] for name in vocabularies])) as batches:
+        for batch in rechunk(batches, EVENT_CHUNK_ROWS):
             yield EventChunk(
                 batch.column("u"),
                 batch.column("t").to_numpy(),
@@ -385,6 +410,27 @@ def _sorted_chunks(
             )
             done += batch.num_rows
             progress("writing events", done / total)
+
+
+def _read_files(files: Iterable[Path], categories: list[str]) -> Generator[pa.RecordBatch, None, None]:
+    """The rows of Parquet files, with texts of categories as dictionaries."""
+    for path in files:
+        with pq.ParquetFile(path, read_dictionary=_dictionary_columns(path, categories)) as file:
+            for batch in file.iter_batches(EVENT_CHUNK_ROWS):
+                for name in categories:
+                    if pa.types.is_string(batch.schema.field(name).type):
+                        place = batch.schema.get_field_index(name)
+                        batch = batch.set_column(place, name, batch.column(name).dictionary_encode())
+                yield batch
+
+
+def _dictionary_columns(path: Path, names: list[str]) -> list[str]:
+    """Which columns are dictionaries throughout: Arrow can read no other as one."""
+    metadata = pq.read_metadata(path)
+    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
+    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    others = {chunk.path_in_schema for chunk in chunks if "DELTA_LENGTH_BYTE_ARRAY" in chunk.encodings}
+    return [name for name in names if name not in others]
 
 
 def _with_codes(batch: pa.RecordBatch, fields: dict[str, np.ndarray], columns: dict[str, str]) -> dict[str, np.ndarray]:
@@ -414,34 +460,3 @@ def _scratch(stage: Path) -> Iterator[Path]:
     scratch.mkdir()
     yield scratch
     shutil.rmtree(scratch)
-
-
-@contextmanager
-def _connection(scratch: Path, options: PrepareOptions, progress: Progress) -> Iterator["DuckDBPyConnection"]:
-    """A DuckDB that keeps the memory limit, with a thread that reports how far its query is."""
-    import duckdb
-
-    config = {
-        "memory_limit": f"{int(parse_bytes(options.memory) * _DUCKDB_SHARE / 2**20)}MiB",
-        "threads": options.threads,
-        "temp_directory": str(scratch / "spill"),
-    }
-    con = duckdb.connect(":memory:", config=config)
-    stop = threading.Event()
-    thread = threading.Thread(target=_report_queries, args=(con, stop, progress), daemon=True)
-    try:
-        con.execute("SET TimeZone = 'UTC'")
-        thread.start()
-        yield con
-    finally:
-        stop.set()
-        if thread.ident is not None:  # an interrupt may come before it has started
-            thread.join()
-        con.close()
-
-
-def _report_queries(con: "DuckDBPyConnection", stop: threading.Event, progress: Progress) -> None:
-    while not stop.wait(0.3):
-        percent = con.query_progress()
-        if percent >= 0:
-            progress("", percent / 100)  # the phase goes on

@@ -1,7 +1,8 @@
 """Columns of an input table in SQL: ids, times and places; and the types that can serve each role."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import pyarrow as pa
@@ -32,8 +33,13 @@ def printable_sql(column: str, kind: pa.DataType) -> str:
 
 
 def scan_sql(table: SourceTable) -> str:
+    return parquet_sql([source.parquet for source in table.sources])
+
+
+def parquet_sql(paths: Sequence[Path]) -> str:
+    """The rows of Parquet files, as a table of a query."""
     # Names are names, not patterns; and a folder called user_id=7 says nothing about the column.
-    names = (re.sub(r"([*?\[])", r"[\1]", quoted_path(source.parquet)) for source in table.sources)
+    names = (re.sub(r"([*?\[])", r"[\1]", quoted_path(path)) for path in paths)
     files = ", ".join(f"'{name}'" for name in names)
     return f"read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
 
