@@ -81,6 +81,11 @@ class ModelRecipe(Typed):
     copying: bool = Field(
         False, exclude_if=not_, description="Add a copy head: past events raise the scores of their own items."
     )
+    event_text: Literal["own", "shared"] = Field(
+        "own",
+        exclude_if=lambda kind: kind == "own",
+        description="Texts of events: the mean of token vectors of their own, or the items' text encoder.",
+    )
     init: Init = Field("default", description="Initialisation and rate scaling.")
 
     @model_validator(mode="after")

@@ -199,7 +199,7 @@ def test_a_table_and_its_section_come_together(tmp_path: Path) -> None:
         ({"user": "user_id", "fields": {}}, "no user fields"),
         ({"user": "user_id", "fields": {"user_id": "category"}}, "cannot be a field"),
         ({"user": "user_id", "fields": {"a": "category"}, "time_unit": "s"}, "timestamp is not"),
-        ({"user": "user_id", "fields": {"bio": "text"}}, "not a kind of event field"),
+        ({"user": "user_id", "fields": {"bio": "text"}}, "a user field cannot be a text"),
         ({**TIMED, "time_unit": "order"}, "users.time_unit is 'order' and events.time_unit 'datetime'"),
     ],
 )

@@ -242,8 +242,12 @@ def test_what_does_not_fit_is_refused_by_name(samples: SimpleNamespace) -> None:
         model.embed_items(item_tensors(ItemFeatures(features.tokens, fewer), RECIPE))
     with pytest.raises(ModelError, match="the items have no fields"):
         BehaviorModel(Fields(item=(), event=()), RECIPE)
-    image = (Field(name="photo", kind="vector", size=3),)
-    with pytest.raises(ModelError, match="event field 'photo' is a vector"):
-        BehaviorModel(Fields(item=samples.fields.item, event=image, text_len=12), RECIPE)
+    several = (Field(name="tags", kind="categories", size=3, width=2),)
+    with pytest.raises(ModelError, match="event field 'tags' holds several categories"):
+        BehaviorModel(Fields(item=samples.fields.item, event=several, text_len=12), RECIPE)
+    query, shared = (Field(name="query", kind="text", size=9, rows=2),), RECIPE.model_copy(update={"event_text": "shared"})
+    without_text = tuple(field for field in samples.fields.item if field.kind != "text")
+    with pytest.raises(ModelError, match=r"event_text is 'shared', and the items have no text \(event field 'query'\)"):
+        BehaviorModel(Fields(item=without_text, event=query, text_len=12), shared)
     with pytest.raises(ModelError, match="tokens do not fit a capacity of 3"):
         item_tensors(features, RECIPE, token_capacity=3)

@@ -25,6 +25,9 @@ def random_configuration(seed: int) -> tuple[Fields, ModelRecipe]:
         item.append(Field(name="text", kind="text", size=draw.randint(2, 200)))
     event = [Field(name=f"e{i}", kind="category", size=draw.randint(1, 9)) for i in range(draw.randint(0, 2))]
     event += [Field(name=f"m{i}", kind="number") for i in range(draw.randint(0, 2))]
+    event += [Field(name=f"q{i}", kind="text", size=draw.randint(2, 90), rows=3) for i in range(draw.randint(0, 2))]
+    event += [Field(name=f"p{i}", kind="vector", size=draw.randint(1, 9), rows=3) for i in range(draw.randint(0, 2))]
+    shares = any(field.kind == "text" for field in item) and draw.random() < 0.5
     head_dim = draw.choice((2, 4, 8, 16))
     recipe = ModelRecipe(
         joint_dim=draw.choice((*range(4, 64, 4), 64, 72, 80)),
@@ -35,6 +38,7 @@ def random_configuration(seed: int) -> tuple[Fields, ModelRecipe]:
         head_dim=head_dim,
         init=draw.choice(("default", "mup_lr", "mup")),
         copying=draw.random() < 0.5,
+        event_text="shared" if shares else "own",
     )
     return Fields(item=tuple(item), event=tuple(event), text_len=recipe.text_len), recipe
 

@@ -61,7 +61,8 @@ class Assembly:
 def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progress: Progress) -> DatasetManifest:
     """Fill `stage` with the arrays, encoders and manifest of a dataset."""
     events = write_events(chunks, parts.plan, stage)
-    encoders = write_items(parts.survey, parts.encoders(events.fields), stage, progress, parts.earlier)
+    encoders = parts.encoders(events.fields)
+    encoders = write_items(parts.survey, encoders, stage, progress, parts.earlier, parts.plan.contents)
     encoders.write(stage / "encoders.json")
     parts.schema.write(stage / "schema.toml")
     _write_ids(parts.item_ids(), stage)

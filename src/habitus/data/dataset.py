@@ -13,6 +13,7 @@ from habitus.data.arrays import map_array
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.encoders import Encoders, load_tokenizer
 from habitus.data.event_columns import ITEM, record_field
+from habitus.data.event_contents import content_file, read_content, texts_file
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
@@ -51,6 +52,12 @@ class Dataset:
         self.target_weight = map_array(require_file(path, manifest, WEIGHT_FILE)) if self.schema.targets else None
         self.event_fields = {
             spec.name: self.records[record_field(number)] for number, spec in enumerate(self.fields.event)
+        }
+        # Of the fields that are texts or vectors: rows by the numbers that the events hold.
+        self.event_contents = {
+            spec.name: map_array(require_file(path, manifest, content_file(number)))
+            for number, spec in enumerate(self.fields.event)
+            if spec.rows is not None
         }
         self._item_fields = {
             spec.name: map_array(require_file(path, manifest, item_file(number)))
@@ -315,6 +322,22 @@ class Dataset:
                 encoded[spec.name] = values
         return ItemFeatures(tokens, encoded)
 
+    def event_values(self, events: slice) -> dict[str, np.ndarray]:
+        """What a model reads of some events' fields, as batches have it."""
+        stored = self.event_fields
+        return {
+            spec.name: read_content(spec, stored[spec.name][events], self.event_contents) for spec in self.fields.event
+        }
+
+    @cached_property
+    def event_texts(self) -> dict[str, pa.Array]:
+        """The distinct texts of the event fields that are texts, as the log has them, from number 1 on."""
+        return {
+            spec.name: pq.read_table(self.path / texts_file(number))["text"].combine_chunks()
+            for number, spec in enumerate(self.fields.event)
+            if spec.kind == "text"
+        }
+
     def num_batches(self, split: SplitName, batch_sequences: int) -> int:
         """Batches that hold each window of the split once; the last may reach into the next epoch."""
         return -(-self.counts(split).windows // batch_sequences)
@@ -373,7 +396,8 @@ class Dataset:
             weights = self.target_weight.take(layout.rows() + 1, mode="clip")
             targets[weights == 0 if split == "train" else weights <= 0] = -1
         fields = {
-            spec.name: records[record_field(number)].astype(spec.dtype) for number, spec in enumerate(self.fields.event)
+            spec.name: read_content(spec, records[record_field(number)], self.event_contents)
+            for number, spec in enumerate(self.fields.event)
         }
         within[is_tail] = -1
         segments = np.repeat(within.astype(np.int32), lengths)
@@ -394,7 +418,7 @@ class Dataset:
             segments=segments.reshape(shape),
             boundaries=boundaries,
             users=users,
-            fields={name: values.reshape(shape) for name, values in fields.items()},
+            fields={name: values.reshape(*shape, *values.shape[1:]) for name, values in fields.items()},
             target_weights=None if weights is None else np.where(targets < 0, 0, weights).reshape(shape),
         )
 

@@ -1,6 +1,6 @@
 """From the values of a table to what a model reads; one implementation for preparing and for serving."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,6 +93,12 @@ class Encoders(Typed):
         }
         return ItemFeatures(tokens, encoded)
 
+    def encode_event_texts(self, texts: Sequence[str | None], tokenizer: "Tokenizer | None") -> np.ndarray:
+        """The tokens of texts of events, int32 [n, text_len]; none of a missing one."""
+        assert tokenizer is not None
+        cleaned = join_texts([pa.array(texts, pa.string())]).to_pylist()
+        return encode_texts(tokenizer, cleaned, self.fields.text_len)
+
 
 def _resized(field: Field, values: dict[str, tuple[str, ...]]) -> Field:
     """A category with a row for each of its values and one for unknown ones; other fields as they are."""
@@ -101,15 +107,21 @@ def _resized(field: Field, values: dict[str, tuple[str, ...]]) -> Field:
 
 
 def encode_events(
-    batch: pa.RecordBatch, columns: dict[str, str], vocabularies: dict[str, pa.Array]
+    batch: pa.RecordBatch,
+    columns: dict[str, str],
+    vocabularies: dict[str, pa.Array],
+    numbered: Collection[str] = (),
 ) -> dict[str, np.ndarray]:
-    """Event fields (name -> column of the batch): codes where a field has a vocabulary, else float32."""
-    return {
-        name: to_codes(batch.column(column), vocabularies[name])
-        if name in vocabularies
-        else batch.column(column).to_numpy(zero_copy_only=False).astype(np.float32)
-        for name, column in columns.items()
-    }
+    """Event fields (name -> column of the batch): codes where a field has a vocabulary, numbers of texts and vectors
+    as they are, else float32."""
+
+    def encode(name: str, column: pa.Array) -> np.ndarray:
+        if name in vocabularies:
+            return to_codes(column, vocabularies[name])
+        values = column.to_numpy(zero_copy_only=False)
+        return values if name in numbered else values.astype(np.float32)
+
+    return {name: encode(name, batch.column(column)) for name, column in columns.items()}
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":

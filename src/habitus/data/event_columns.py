@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from habitus.data.arrays import ArrayWriter, map_array, write_array
 from habitus.data.column_surveys import Moments
+from habitus.data.event_contents import EventContent
 from habitus.data.fields import Field
 from habitus.data.split import TRAIN, VALIDATION, EventPlaces, Split
 from habitus.data.targets import WEIGHT_FILE, TargetRows
@@ -55,15 +56,16 @@ class EventPlan:
     time_unit: TimeUnit
     num_items: int
     split: Split
+    contents: tuple[EventContent, ...] = ()  # of the fields that are texts or vectors
 
     def specs(self) -> tuple[Field, ...]:
         """The event fields in order, those derived from the time last; numbers still without statistics."""
-        specs = [
-            Field(name=name, kind="category", size=len(self.values[name]) + 1)
-            if name in self.values
-            else Field(name=name, kind="number")
-            for name in self.kinds
-        ]
+        contents = {content.name: content.field() for content in self.contents}
+        categories = {
+            name: Field(name=name, kind="category", size=len(values) + 1) for name, values in self.values.items()
+        }
+        known = {**contents, **categories}
+        specs = [known[name] if name in known else Field(name=name, kind="number") for name in self.kinds]
         if self.time_unit != "order":
             specs += [
                 Field(name=GAP, kind="number"),
@@ -100,7 +102,7 @@ def _record_dtype(specs: tuple[Field, ...]) -> np.dtype:
     Rows and not columns, since a batch takes short stretches of events from all over the log: one place to look
     instead of one per field makes it more than twice as fast.
     """
-    fields = [(record_field(number), spec.stored_dtype) for number, spec in enumerate(specs)]
+    fields = [(record_field(number), spec.record_dtype) for number, spec in enumerate(specs)]
     return np.dtype([(ITEM, np.dtype("<i8")), *fields])
 
 

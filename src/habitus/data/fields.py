@@ -25,6 +25,9 @@ class Field(Typed):
     log_mean: float = Described(0.0, description="Of sign(x)·log(1+|x|), over the same.")
     log_std: float = Described(1.0, gt=0)
     width: int | None = Described(None, ge=1, description="Codes stored per item, of categories; absent otherwise.")
+    rows: int | None = Described(
+        None, ge=1, description="Distinct texts or vectors of the events, the missing one included; absent otherwise."
+    )
 
     @property
     def is_coded(self) -> bool:
@@ -42,6 +45,11 @@ class Field(Typed):
         return np.min_scalar_type(self.size - 1) if self.is_coded else np.dtype(np.float32)
 
     @property
+    def record_dtype(self) -> np.dtype:
+        """Of an event: its value, or the number of its text or vector."""
+        return self.stored_dtype if self.rows is None else np.min_scalar_type(self.rows - 1)
+
+    @property
     def missing(self) -> float:
         """What stands for a missing value."""
         return UNKNOWN_CODE if self.is_coded else np.nan
@@ -56,7 +64,7 @@ class Fields(Typed):
 
     item: tuple[Field, ...]
     event: tuple[Field, ...]
-    text_len: int = Described(0, ge=0, description="Tokens stored per item; 0 where there is no text.")
+    text_len: int = Described(0, ge=0, description="Tokens stored per text; 0 where there is no text.")
 
 
 def item_file(number: int) -> str:

@@ -11,7 +11,7 @@ from habitus.data.category_lists import guess_separator
 from habitus.data.kinds import KINDS, ColumnSample
 from habitus.data.sources import SourceTable, open_table
 from habitus.errors import DataError
-from habitus.events import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema
+from habitus.events import GAP, HOUR, ITEM_KINDS, USER_KINDS, WEEKDAY, Schema
 
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
@@ -41,7 +41,7 @@ def guess_schema(events: str, items: str, users: str | None = None) -> Schema:
     event_fields = {
         name: kind
         for name in event_rows.column_names
-        if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], EVENT_KINDS))
+        if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], USER_KINDS))
     }
     item_fields = {
         name: _with_separator(name, kind, item_rows[name])
@@ -70,7 +70,7 @@ def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str)
             values["timestamp"] = times[0]
             values |= {} if unit == event_unit else {"time_unit": unit}
     others = [name for name in rows.column_names if name not in (key, values.get("timestamp"))]
-    values["fields"] = {name: kind for name in others if (kind := _kind(name, rows[name], EVENT_KINDS))}
+    values["fields"] = {name: kind for name in others if (kind := _kind(name, rows[name], USER_KINDS))}
     return values
 
 
@@ -125,7 +125,7 @@ def _time_unit(column: pa.ChunkedArray) -> Any:
 
 def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str | None:
     """The first of the allowed kinds that the column looks like; None for a column that is better left out."""
-    sample = ColumnSample(name, values, of_events=allowed == EVENT_KINDS)
+    sample = ColumnSample(name, values, of_events=allowed == USER_KINDS)
     return next((name for name, kind in KINDS.items() if name in allowed and kind.looks_like(sample)), None)
 
 

@@ -7,6 +7,7 @@ from habitus.data.arrays import ArrayWriter
 from habitus.data.category_lists import widen
 from habitus.data.earlier import Earlier
 from habitus.data.encoders import Encoders
+from habitus.data.event_contents import EventContent, with_token_count, write_contents
 from habitus.data.fields import item_file
 from habitus.data.survey import ItemSurvey
 from habitus.data.text import train_tokenizer
@@ -14,9 +15,14 @@ from habitus.progress import Progress
 
 
 def write_items(
-    survey: ItemSurvey, encoders: Encoders, stage: Path, progress: Progress, earlier: Earlier | None = None
+    survey: ItemSurvey,
+    encoders: Encoders,
+    stage: Path,
+    progress: Progress,
+    earlier: Earlier | None = None,
+    contents: tuple[EventContent, ...] = (),
 ) -> Encoders:
-    """Write every item's features, those of an earlier dataset first, and the tokenizer.
+    """Write every item's features, those of an earlier dataset first, the texts of the events, and the tokenizer.
 
     Returns the encoders with the tokenizer's size.
     """
@@ -24,13 +30,14 @@ def write_items(
     if encoders.text_columns and earlier is not None:
         tokenizer = earlier.dataset.tokenizer
         earlier.copy_tokenizer(stage)
-    elif encoders.text_columns:
+    elif encoders.fields.text_len:
         progress("training the tokenizer", 0.0)
-        tokenizer = train_tokenizer(survey.texts, survey.text.vocabulary_size)
+        of_events = [text for content in contents for text in content.training_texts(survey.text.text_len)]
+        tokenizer = train_tokenizer([*survey.texts, *of_events], survey.text.vocabulary_size)
         tokenizer.save(str(stage / "tokenizer.json"))
-        text = encoders.fields.item[0].model_copy(update={"size": tokenizer.get_vocab_size()})
-        fields = encoders.fields.model_copy(update={"item": (text, *encoders.fields.item[1:])})
+        fields = with_token_count(encoders.fields, tokenizer.get_vocab_size())
         encoders = encoders.model_copy(update={"fields": fields})
+    write_contents(contents, encoders.fields, stage, tokenizer)
     fields, stream = encoders.fields, survey.stream
     num_done = 0
     with ExitStack() as open_files:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
 from habitus.data.earlier import Earlier
+from habitus.data.event_contents import CONTENT_KINDS, EventContent, content_sql
 from habitus.data.kinds import KINDS, Number
 from habitus.data.partitions import EventQuery
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
@@ -219,10 +220,28 @@ class EventLog:
                 values[name] = self.earlier.event_values(name, strings)
         return values
 
+    def number_contents(self, drop: bool) -> tuple[EventContent, ...]:
+        """Number the distinct texts and vectors of the events in the order in which they first occur."""
+        contents = []
+        for name in self._contents():
+            column = self._field(name)
+            self.con.execute(
+                f"CREATE TEMP TABLE content_{column} AS SELECT row_number() OVER (ORDER BY origin) AS number, * FROM "
+                f"(SELECT {column} AS value, min(origin) AS origin FROM joined WHERE {column} IS NOT NULL "
+                f"AND {self._usable()} GROUP BY 1)"
+            )
+            found = self.con.sql(f"SELECT value, origin FROM content_{column} ORDER BY number").to_arrow_table()
+            values = _plain_strings(found["value"])
+            kind = self.schema.events.fields[name]
+            contents.append(EventContent.of(name, kind, values, found["origin"].to_numpy()))
+        self._settle([problem for content in contents for problem in content.problems(self.events.place)], drop)
+        return tuple(contents)
+
     def usable_events(self) -> EventQuery:
         """User, t, item_row, the fields and the original row of every event that is kept.
 
-        Of an earlier dataset's events the categories come as codes, in columns of their own (k_*).
+        Texts and vectors come as their numbers. Of an earlier dataset's events the categories come as codes, in columns
+        of their own (k_*).
         """
         pairs = self.schema.events.pair_columns
         row, source = "item_row", "joined"
@@ -230,8 +249,15 @@ class EventLog:
             row = "pair_row"
             using = ", ".join(["item_row", *(f"pair_{i}" for i in range(len(pairs)))])
             source = f"joined JOIN pairs USING ({using})"
+        for column in map(self._field, self._contents()):
+            numbers = f"SELECT number AS n_{column}, value AS v_{column} FROM content_{column}"
+            source = f"{source} LEFT JOIN ({numbers}) ON {column} = v_{column}"
         fields = [
-            c if name in self._categories() else f"CASE WHEN isfinite({c}) THEN {c} END AS {c}"
+            f"coalesce(n_{c}, 0) AS {c}"
+            if name in self._contents()
+            else c
+            if name in self._categories()
+            else f"CASE WHEN isfinite({c}) THEN {c} END AS {c}"
             for name in self.schema.event_fields
             for c in [self._field(name)]
         ]
@@ -294,6 +320,9 @@ class EventLog:
 
     def _categories(self) -> list[str]:
         return [name for name, kind in self.schema.event_fields.items() if KINDS[kind].encoded_as == "category"]
+
+    def _contents(self) -> list[str]:
+        return [name for name, kind in self.schema.events.fields.items() if kind in CONTENT_KINDS]
 
     def _field(self, name: str) -> str:
         return f"f_{list(self.schema.event_fields).index(name)}"
@@ -397,7 +426,9 @@ class EventLog:
         for name, kind in roles.fields.items():
             column, alias = name_sql(name), self._field(name)
             number = KINDS[kind].event_sql(column, types[name])
-            if number is None:
+            if kind in CONTENT_KINDS:
+                selected.append(f"{content_sql(kind, column, types[name])} AS {alias}")
+            elif number is None:
                 selected.append(f"{column} AS {alias}")
             else:
                 selected += [f"{column} AS {alias}_raw", f"{number} AS {alias}"]

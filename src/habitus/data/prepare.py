@@ -21,6 +21,7 @@ from habitus.data.dataset import Dataset
 from habitus.data.earlier import Batches, Earlier
 from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
+from habitus.data.event_contents import CONTENT_KINDS
 from habitus.data.kinds import KINDS
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
@@ -125,6 +126,14 @@ def _check_can_grow(dataset: Dataset) -> None:
         raise DataError(
             f"{dataset.path} is a synthetic world, whose oracle knows its own events only",
             next_step="habitus world with more users or events",
+        )
+    contents = [name for name, kind in schema.events.fields.items() if kind in CONTENT_KINDS]
+    if contents:
+        raise DataError(
+            f"{dataset.path} has event fields that are texts or vectors ({', '.join(contents)}), which are numbered "
+            "over the whole log",
+            expected="a dataset whose event fields are categories, numbers and times",
+            next_step="prepare the whole log again",
         )
     if schema.events.pair_columns:
         raise DataError(
@@ -289,7 +298,9 @@ def _read(
         split, num_items = before.split, num_items + before.num_items
         dropped.update(before.dropped)
         item_ids, item_display = earlier.ids_with(item_ids), earlier.display_with(item_display)
-    plan = EventPlan(schema.event_fields, log.event_values(), schema.events.time_unit, num_items, split)
+    contents = log.number_contents(drop)
+    dropped.update({key: count for key, count in log.dropped.items() if key not in dropped})
+    plan = EventPlan(schema.event_fields, log.event_values(), schema.events.time_unit, num_items, split, contents)
     parts = Assembly(
         schema=schema,
         seq_len=options.seq_len,
@@ -398,6 +409,7 @@ def _sorted_chunks(
     """The sorted events, encoded, in chunks of one size."""
     columns = {name: f"f_{number}" for number, name in enumerate(schema.event_fields)}
     vocabularies = plan.vocabularies()
+    numbered = {content.name for content in plan.contents}
     done = 0
     with closing(_read_files(files, [columns[name] for name in vocabularies])) as batches:
         for batch in rechunk(batches, EVENT_CHUNK_ROWS):
@@ -405,7 +417,7 @@ def _sorted_chunks(
                 batch.column("u"),
                 batch.column("t").to_numpy(),
                 batch.column("item_row").to_numpy(),
-                _with_codes(batch, encode_events(batch, columns, vocabularies), columns),
+                _with_codes(batch, encode_events(batch, columns, vocabularies, numbered), columns),
                 batch.column("w").to_numpy() if schema.targets else None,
             )
             done += batch.num_rows

@@ -90,10 +90,9 @@ class ItemSurvey:
         text = [Field(name=" + ".join(self.text_columns), kind="text", size=2)] if self.text_columns else []
         others = [survey.to_field(name) for name, survey in self.columns.items() if name not in self.text_columns]
         categories = {name: s for name, s in self.columns.items() if isinstance(s, CategorySurvey)}
+        has_text = bool(text) or any(field.kind == "text" for field in event_fields)
         return Encoders(
-            fields=Fields(
-                item=(*text, *others), event=event_fields, text_len=self.text.text_len if self.text_columns else 0
-            ),
+            fields=Fields(item=(*text, *others), event=event_fields, text_len=self.text.text_len if has_text else 0),
             text_columns=self.text_columns,
             item_kinds=dict(self.stream.kinds),
             item_values={name: survey.vocabulary() for name, survey in categories.items()},

@@ -116,7 +116,7 @@ class _Columns:
                 is_time = item_kinds.get(spec.name) == "time"
                 offered["item"][spec.name] = "item field of the target", self._item_field(spec.name, is_time)
         for spec in fields.event:
-            if spec.name != WEEKDAY:
+            if spec.name != WEEKDAY and spec.kind in ("category", "number"):
                 is_time = event_kinds.get(spec.name) == "time"
                 offered["event"][spec.name] = "event field of the target event", self._event_field(spec.name, is_time)
         if self.table is not None:

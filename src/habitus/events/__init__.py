@@ -1,6 +1,17 @@
 """The event log: its schema, and the synthetic world with its oracle."""
 
-from habitus.events.schema import EVENT_KINDS, GAP, HOUR, ITEM_KINDS, WEEKDAY, Schema, TimeUnit, UserColumns, user_field
+from habitus.events.schema import (
+    EVENT_KINDS,
+    GAP,
+    HOUR,
+    ITEM_KINDS,
+    USER_KINDS,
+    WEEKDAY,
+    Schema,
+    TimeUnit,
+    UserColumns,
+    user_field,
+)
 from habitus.events.targets import Targets
 from habitus.events.world import Likeness, MixtureWeights, World, WorldConfig
 from habitus.events.world.queries import Queries
@@ -12,6 +23,7 @@ __all__ = [
     "GAP",
     "HOUR",
     "ITEM_KINDS",
+    "USER_KINDS",
     "WEEKDAY",
     "WORLD_SCHEMA",
     "Likeness",

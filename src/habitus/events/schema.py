@@ -11,7 +11,8 @@ from habitus.typed import InlineTable, Typed, suggest_name, to_toml
 
 # What a schema may call a field. `habitus.data.kinds` says what each of them means.
 ITEM_KINDS = ("text", "category", "categories", "number", "vector", "time")
-EVENT_KINDS = ("category", "number", "time")
+USER_KINDS = ("category", "number", "time")
+EVENT_KINDS = (*USER_KINDS, "text", "vector")
 
 
 def _check_item_kind(kind: str) -> str:
@@ -49,8 +50,15 @@ def _check_event_kind(kind: str) -> str:
     return kind
 
 
+def _check_user_kind(kind: str) -> str:
+    if kind in EVENT_KINDS and kind not in USER_KINDS:
+        raise ValueError(f"a user field cannot be a {kind}: expected one of {', '.join(USER_KINDS)}")
+    return _check_event_kind(kind)
+
+
 ItemField = Annotated[str | SeparatedCategories, BeforeValidator(_check_item_field)]
 EventKind = Annotated[str, AfterValidator(_check_event_kind)]
+UserKind = Annotated[str, AfterValidator(_check_user_kind)]
 TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
 
 # Event fields that every log with real times gets: how long since the user's last event, and the clock.
@@ -140,7 +148,7 @@ class UserColumns(Typed):
         None, description="Column of the time from which a row is known; absent: one row per user, known always."
     )
     time_unit: TimeUnit | None = Field(None, description="Of the timestamp; absent: as the events' time_unit.")
-    fields: dict[str, EventKind] = Field(description="User fields and their kinds.")
+    fields: dict[str, UserKind] = Field(description="User fields and their kinds.")
 
     @model_validator(mode="after")
     def _fields_are_fields(self) -> Self:

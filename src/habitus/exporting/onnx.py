@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from habitus.model import (
     Bundle,
     Contextualizer,
     Embedder,
+    EventText,
     MaskedWindows,
     TextEncoder,
     batch_tensors,
@@ -95,16 +96,38 @@ def _encode_padded_text(encoder: TextEncoder, tokens: Tensor) -> Tensor:
     return torch.where(lengths[:, None] > 0, mean, encoder.missing.float())
 
 
+class PaddedEventText(nn.Module):
+    """A text field of events over tokens [B, L, T], every slot by itself: [B, L, w] out."""
+
+    def __init__(self, text: EventText) -> None:
+        super().__init__()
+        self.name, self.text = text.name, text
+
+    def forward(self, tokens: Tensor, encoder: TextEncoder | None, _: object) -> Tensor:
+        flat = tokens[..., : self.text.text_len].flatten(0, 1).long()
+        if self.text.project is None or encoder is None:
+            vectors = self.text.mean(flat)
+        else:
+            vectors = self.text.project(_encode_padded_text(encoder, flat))
+        present = (flat != PADDING_TOKEN).any(1, keepdim=True)
+        return torch.where(present, vectors, self.text.missing).unflatten(0, tokens.shape[:2])
+
+
 class PaddedContextualizer(nn.Module):
-    """The contextualizer over event vectors [B, L, h], lengths [B] and event fields [B, L].
+    """The contextualizer over event vectors [B, L, h], lengths [B] and event fields [B, L]; tokens of texts [B, L, T].
 
     Queries [B, h] out; where the recipe has `copying`, also the copy score of each event for its own item [B, L].
     """
 
-    def __init__(self, contextualizer: Contextualizer, fields: Sequence[Field]) -> None:
+    def __init__(
+        self, contextualizer: Contextualizer, fields: Sequence[Field], text_encoder: TextEncoder | None
+    ) -> None:
         super().__init__()
         self.contextualizer = contextualizer
         self.names = [field.name for field in fields]
+        self.text_encoder = text_encoder  # that of the items, where events share it
+        texts = [cast(EventText, text) for text in contextualizer.events.texts]
+        contextualizer.events.texts = nn.ModuleList(PaddedEventText(text) for text in texts)
 
     def forward(self, events: Tensor, lengths: Tensor, *fields: Tensor) -> tuple[Tensor, ...]:
         count, width = events.shape[:2]
@@ -118,7 +141,7 @@ class PaddedContextualizer(nn.Module):
             boundaries=slots,
             fields=dict(zip(self.names, fields, strict=True)),
         )
-        output = self.contextualizer(batch, events)
+        output = self.contextualizer(batch, events, self.text_encoder)
         parts = [output.queries] if output.copy_scores is None else [output.queries, output.copy_scores]
         last = (lengths - 1)[:, None, None]
         return tuple(part.gather(1, last.expand(count, 1, part.shape[2])).squeeze(1) for part in parts)
@@ -193,7 +216,7 @@ def _contextualizer_part(model: BehaviorModel, window: int) -> _Part:
     axes, names = [{0: "histories", 1: "slots"}, {0: "histories"}], {}
     for field in fields:
         name = _graph_name(field.name, inputs)
-        names[name], inputs[name] = field.name, _random_values(field, (count, width))
+        names[name], inputs[name] = field.name, _random_values(field, (count, width), model.recipe.text_len)
         axes.append({0: "histories", 1: "slots"})
 
     def original(values: list[Tensor]) -> tuple[Tensor, ...]:
@@ -206,7 +229,7 @@ def _contextualizer_part(model: BehaviorModel, window: int) -> _Part:
             )
             for number, length in enumerate(lengths)
         ]
-        batch, windows, slots = pack_histories(histories, fields)
+        batch, windows, slots = pack_histories(histories, model.fields)
         event_vectors = vectors.flatten(0, 1)[torch.from_numpy(batch.items)]
         output = model.contextualize(batch_tensors(batch), event_vectors)
         queries = output.queries[torch.from_numpy(windows), torch.from_numpy(slots)]
@@ -218,7 +241,8 @@ def _contextualizer_part(model: BehaviorModel, window: int) -> _Part:
         return queries, copy_scores
 
     outputs = ("vectors",) if model.contextualizer.copying is None else ("vectors", "copying")
-    return _Part(PaddedContextualizer(model.contextualizer, fields), inputs, axes, names, original, outputs)
+    module = PaddedContextualizer(copy.deepcopy(model.contextualizer), fields, model.shared_text)
+    return _Part(module, inputs, axes, names, original, outputs)
 
 
 def _graph_name(field: str, taken: Mapping[str, Any]) -> str:
@@ -236,10 +260,12 @@ def _random_tokens(count: int, width: int, size: int) -> Tensor:
     return tokens * (torch.arange(width) < torch.arange(count)[:, None] * width // max(count - 1, 1))
 
 
-def _random_values(field: Field, shape: tuple[int, ...]) -> Tensor:
+def _random_values(field: Field, shape: tuple[int, ...], text_len: int = 0) -> Tensor:
     """Values of a field, missing ones among them."""
     random = torch.Generator().manual_seed(2)
-    size = (*shape, *field.row_shape(0))
+    size = (*shape, *field.row_shape(text_len))
+    if field.kind == "text":
+        return _random_tokens(shape[0] * shape[1], text_len, field.size).unflatten(0, shape)
     if field.is_coded:
         return torch.randint(0, field.size, size, generator=random)
     values = torch.randn(size, generator=random) * field.std + field.mean

@@ -166,7 +166,7 @@ def embed_users(retriever: Retriever, dataset: Dataset, moments: Moments) -> Ite
         histories = []
         for start, stop in zip(moments.starts[part].tolist(), moments.stops[part].tolist(), strict=True):
             used = slice(max(start, stop - window), stop)
-            fields = {name: np.array(column[used]) for name, column in dataset.event_fields.items()}
+            fields = dataset.event_values(used)
             histories.append(EncodedHistory(_current_rows(dataset.items[used], newest), fields))
         yield _numpy(retriever.embed_encoded(histories))
 

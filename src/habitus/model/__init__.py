@@ -36,8 +36,9 @@ from habitus.model.dropout import (
 )
 from habitus.model.embed_table import embed_table
 from habitus.model.embedder import Embedder, TextEncoder
+from habitus.model.event_text import EventText
 from habitus.model.init import ParameterInfo
-from habitus.model.packing import pack_text
+from habitus.model.packing import TextCapacity, pack_text
 from habitus.model.tensors import BatchTensors, ItemTensors, batch_tensors, item_tensors
 
 __all__ = [
@@ -57,11 +58,13 @@ __all__ = [
     "DropoutMask",
     "Embedder",
     "EmbeddingCache",
+    "EventText",
     "ItemDropout",
     "ItemTensors",
     "MaskedWindows",
     "ParameterInfo",
     "StoredType",
+    "TextCapacity",
     "TextEncoder",
     "autocast",
     "batch_tensors",

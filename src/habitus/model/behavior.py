@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from habitus.data import Fields
 from habitus.errors import ModelError
 from habitus.model.contextualizer import Contextualizer, ContextualizerOutput
-from habitus.model.embedder import Embedder, check_item_fields
+from habitus.model.embedder import Embedder, TextEncoder, check_item_fields
+from habitus.model.event_text import check_shared
 from habitus.model.features import Categories
 from habitus.model.init import ParameterInfo, init_weights, parameter_info, query_scale
 from habitus.model.tensors import BatchTensors, ItemTensors
@@ -39,6 +40,7 @@ class BehaviorModel(nn.Module):
         self.fields = fields
         self.recipe = recipe
         self.embedder = Embedder(fields.item, recipe)
+        check_shared(fields.event, recipe, self.embedder.text is not None)
         self.contextualizer = Contextualizer(fields.event, recipe, query_scale(recipe))
         if seed is not None:
             init_weights(self, seed, recipe.init)
@@ -62,8 +64,13 @@ class BehaviorModel(nn.Module):
                 expected=f"[B, L, joint_dim] = {expected}",
                 next_step="look up embed_items' rows for batch.items",
             )
-        output: ContextualizerOutput = self.contextualizer(batch, event_embeddings)
+        output: ContextualizerOutput = self.contextualizer(batch, event_embeddings, self.shared_text)
         return output
+
+    @property
+    def shared_text(self) -> TextEncoder | None:
+        """The items' text encoder where events share it."""
+        return self.embedder.text if self.recipe.event_text == "shared" else None
 
     def twin(self) -> "BehaviorModel":
         """A model of the same parameters, the very tensors, that may be compiled without this one."""

@@ -76,7 +76,7 @@ class Bundle:
 
     @cached_property
     def tokenizer(self) -> "Tokenizer | None":
-        return load_tokenizer(self.path / _TOKENIZER) if self.encoders.text_columns else None
+        return load_tokenizer(self.path / _TOKENIZER) if self.encoders.fields.text_len else None
 
     @property
     def device(self) -> torch.device:

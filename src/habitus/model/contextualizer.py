@@ -13,8 +13,11 @@ from habitus.errors import ModelError
 from habitus.model.attention import Layout, MaskedWindows, PackedRows, rope_table
 from habitus.model.copying import Copying, CopyInputs
 from habitus.model.dropout import DropoutMask, apply_dropout
-from habitus.model.features import Categories, Numbers, fields_of_kind
+from habitus.model.embedder import TextEncoder
+from habitus.model.event_text import EventText
+from habitus.model.features import Categories, Numbers, Vectors, column, fields_of_kind
 from habitus.model.layers import Block, Linear, RMSNorm, compute_dtype, unit_rms
+from habitus.model.packing import TextCapacity
 from habitus.model.tensors import BatchTensors
 from habitus.recipe import ModelRecipe
 
@@ -35,18 +38,20 @@ class Contextualizer(nn.Module):
         self.head_dim = model.head_dim
         self.query_scale = query_scale
         self.input = Linear(h, w)
-        self.events = EventFields(fields, w)
+        self.events = EventFields(fields, model)
         self.blocks = nn.ModuleList(Block(w, w // model.head_dim) for _ in range(model.depth))
         self.norm = RMSNorm(w)
         self.output = Linear(w, h)
         self.gain = nn.Parameter(torch.empty(()))
         self.copying = Copying(w) if model.copying else None
 
-    def forward(self, batch: BatchTensors, event_embeddings: Tensor) -> ContextualizerOutput:
+    def forward(
+        self, batch: BatchTensors, event_embeddings: Tensor, text_encoder: TextEncoder | None = None
+    ) -> ContextualizerOutput:
         """Queries are directions of unit RMS times the learned gain, so that a score is a plain dot product with an
-        item vector."""
+        item vector. `text_encoder` is that of the items, which texts of events may share."""
         dropout_mask = batch.dropout_mask
-        category_rows = self.events.look_up(batch.fields, like=event_embeddings)
+        category_rows = self.events.look_up(batch.fields, event_embeddings, text_encoder, batch.text_capacity)
         rope = rope_table(torch.arange(batch.positions.shape[1], device=batch.positions.device), self.head_dim)
         x, layout = self.prepare_inputs(
             event_embeddings,
@@ -104,28 +109,40 @@ class Contextualizer(nn.Module):
 class EventFields(nn.Module):
     """What an event's own fields add to the contextualizer's input at its slot; zero where there are none."""
 
-    def __init__(self, fields: tuple[Field, ...], w: int) -> None:
+    def __init__(self, fields: tuple[Field, ...], model: ModelRecipe) -> None:
         super().__init__()
-        other = [field for field in fields if field.kind not in ("category", "number")]
+        other = [field for field in fields if field.kind == "categories"]
         if other:
             raise ModelError(
-                f"event field {other[0].name!r} is a {other[0].kind}",
-                expected="event fields that are categories or numbers",
+                f"event field {other[0].name!r} holds several {other[0].kind}",
+                expected="event fields that are categories, numbers, times, texts or vectors",
                 next_step="make it an item field, or leave it out of schema.toml",
             )
+        w = model.width
         categories, numbers = fields_of_kind(fields, "category"), fields_of_kind(fields, "number")
+        texts, vectors = fields_of_kind(fields, "text"), fields_of_kind(fields, "vector")
         self.categories = Categories(categories, w) if categories else None
         self.numbers = Numbers(numbers, w) if numbers else None
+        self.texts = nn.ModuleList(EventText(field, model) for field in texts)
+        self.vectors = Vectors(vectors, w) if vectors else None
 
     def forward(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
         """[B, L, w], or a zero that broadcasts."""
         return self.look_up(values, like) + self.project(values, like)
 
-    def look_up(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
-        """Rows of large category tables, summed: [B, L, w], or a zero that broadcasts."""
-        if self.categories is None or self.categories.one_hot:
-            return like.new_zeros(())
-        rows: Tensor = self.categories(values)
+    def look_up(
+        self,
+        values: dict[str, Tensor],
+        like: Tensor,
+        text_encoder: TextEncoder | None = None,
+        capacity: TextCapacity | None = None,
+    ) -> Tensor:
+        """Rows of large category tables and texts, summed: [B, L, w], or a zero that broadcasts."""
+        rows = like.new_zeros(())
+        if self.categories is not None and not self.categories.one_hot:
+            rows = self.categories(values)
+        for text in self.texts:
+            rows = rows + text(column(values, str(text.name)), text_encoder, capacity)
         return rows
 
     def project(self, values: dict[str, Tensor], like: Tensor) -> Tensor:
@@ -133,4 +150,6 @@ class EventFields(nn.Module):
         total = like.new_zeros(())
         if self.categories is not None and self.categories.one_hot:
             total = total + self.categories(values)
-        return total if self.numbers is None else total + self.numbers(values)
+        for encoder in (self.numbers, self.vectors):
+            total = total if encoder is None else total + encoder(values)
+        return total

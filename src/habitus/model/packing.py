@@ -23,6 +23,14 @@ class PackedText(NamedTuple):
     layout: PackedRows | LengthGroups
 
 
+class TextCapacity(NamedTuple):
+    """Room for the distinct texts of a batch, the empty one included, and for their tokens: the fixed shapes of a
+    captured step."""
+
+    texts: int
+    tokens: int
+
+
 def pack_text(tokens: Tensor, capacity: int | None = None) -> PackedText:
     """The packed form of tokens [n, T], padding (0) at the end of each text.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from habitus.data import Batch, ItemFeatures
 from habitus.errors import ModelError
 from habitus.model.dropout import DropoutMask, ItemDropout, drop_features
-from habitus.model.packing import PackedText, pack_text
+from habitus.model.packing import PackedText, TextCapacity, pack_text
 from habitus.recipe import ModelRecipe
 
 
@@ -25,8 +25,9 @@ class BatchTensors:
     positions: Tensor  # int32 [B, L]
     segments: Tensor  # int32 [B, L]; -1 in empty slots
     boundaries: Tensor  # int32 [B·(S+1)+1]
-    fields: dict[str, Tensor]  # [B, L]
+    fields: dict[str, Tensor]  # [B, L]; of texts [B, L, T], of vectors [B, L, size]
     dropout_mask: DropoutMask | None = None  # in training only
+    text_capacity: TextCapacity | None = None  # in captured steps only
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ def _activity(dataset: Dataset, moments: Moments) -> Iterator[tuple[str, np.ndar
 def _fields(dataset: Dataset) -> Iterator[tuple[Field, np.ndarray]]:
     """Numbers and categories of events and of their items, a value per event of the log."""
     for field in dataset.fields.event:
-        yield field, dataset.event_fields[field.name]
+        if field.kind in ("number", "category"):
+            yield field, dataset.event_fields[field.name]
     for field in dataset.fields.item:
         if field.kind in ("number", "category", "categories"):
             yield field, _item_values(dataset, field.name)[dataset.items]

@@ -23,15 +23,16 @@ from habitus.data import (
     YEAR_1900_US,
     YEAR_2200_US,
     Batch,
-    Encoders,
-    Field,
     ItemFeatures,
     clock_fields,
     pack,
     to_categories,
     to_display,
 )
-from habitus.events import GAP, HOUR, WEEKDAY, Schema, TimeUnit, user_field
+from habitus.data import (
+    Fields as EncodedFields,
+)
+from habitus.events import GAP, HOUR, WEEKDAY, TimeUnit, user_field
 from habitus.model import EMBED_ROWS, Bundle, embed_features
 from habitus.serving.ids import IdFormat, Key, is_unicode
 from habitus.serving.schemas import Event, Fields, Limits, RequestError, invalid_value
@@ -48,7 +49,7 @@ class EncodedHistory:
     """The newest events of known items, oldest first. Arrays are [n]."""
 
     rows: np.ndarray  # int64: rows of the candidates
-    fields: dict[str, np.ndarray]  # codes int32, numbers float32 with NaN where missing
+    fields: dict[str, np.ndarray]  # codes int32, numbers float32 with NaN where missing; tokens and vectors [n, ...]
     seen_rows: frozenset[int] = frozenset()  # of all known items of the request, older ones too
     unknown_ids: tuple[Any, ...] = ()  # of the items whose events were left out
 
@@ -56,12 +57,15 @@ class EncodedHistory:
 class HistoryEncoder:
     """Encodes the histories of one run."""
 
-    def __init__(self, schema: Schema, encoders: Encoders, id_format: IdFormat, window: int, limits: Limits) -> None:
+    def __init__(self, bundle: Bundle, id_format: IdFormat, window: int, limits: Limits) -> None:
+        schema, encoders = bundle.schema, bundle.encoders
+        self.bundle = bundle
         self.roles = schema.events
         self.id_format = id_format
         self.window = window
         self.limits = limits
-        self.fields = encoders.fields.event
+        self.fields = encoders.fields
+        self.sizes = {field.name: field.size for field in encoders.fields.event}
         self.codes = encoders.event_codes
         roles = self.roles
         self.kinds = schema.event_fields
@@ -142,12 +146,21 @@ class HistoryEncoder:
             codes, longest = self.codes[name], self.limits.max_text
             texts = [read_category(what, value, longest) for what, value in values]
             return np.array([0 if text is None else codes.get(text, 0) for text in texts], np.int32)
+        if kind == "text":
+            longest = self.limits.max_text
+            texts = [None if value is None else _read_text(what, value, longest) for what, value in values]
+            return self.bundle.encoders.encode_event_texts(texts, self.bundle.tokenizer)
+        if kind == "vector":
+            size = self.sizes[name]
+            missing = [math.nan] * size
+            vectors = [missing if value is None else _read_vector(what, value, size) for what, value in values]
+            return np.array(vectors, np.float32).reshape(-1, size)
         read = read_number if kind == "number" else _read_days
         return np.array([read(what, value) for what, value in values], np.float32)
 
 
 def pack_histories(
-    histories: Sequence[EncodedHistory], event_fields: Sequence[Field]
+    histories: Sequence[EncodedHistory], fields_read: EncodedFields
 ) -> tuple[Batch, np.ndarray, np.ndarray]:
     """The histories as one batch, short ones several to a window, and the window and slot of each last event."""
     lengths = np.array([len(history.rows) for history in histories])
@@ -159,7 +172,10 @@ def pack_histories(
     items = np.zeros(shape, np.int64)
     positions = np.zeros(shape, np.int32)
     numbers = np.full(shape, -1, np.int32)
-    fields = {field.name: np.full(shape, field.missing, field.dtype) for field in event_fields}
+    fields = {
+        field.name: np.full((*shape, *field.row_shape(fields_read.text_len)), field.missing, field.dtype)
+        for field in fields_read.event
+    }
     last_windows, last_slots = np.empty(len(histories), np.int64), np.empty(len(histories), np.int64)
     boundaries = []
     for window, (first, stop) in enumerate(zip(windows.offsets[:-1], windows.offsets[1:], strict=True)):

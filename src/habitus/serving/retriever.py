@@ -79,7 +79,7 @@ class Retriever:
         self.limits = limits
         self.window = min(bundle.recipe.data.seq_len, limits.read_history or bundle.recipe.data.seq_len)
         self.id_format = candidates.catalogue.id_format
-        self.encoder = HistoryEncoder(bundle.schema, bundle.encoders, self.id_format, self.window, limits)
+        self.encoder = HistoryEncoder(bundle, self.id_format, self.window, limits)
         self.item_encoder = ItemEncoder(bundle, self.id_format, limits)
         self.searcher = Searcher(candidates, bundle.encoders, index, limits)
         wanted = candidate_values(bundle.schema)

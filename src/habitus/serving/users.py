@@ -77,7 +77,12 @@ class ValidationUsers:
         event: Event = {}
         for name, kind in schema.event_fields.items():
             value = self.dataset.event_fields[name][number]
-            if name in encoders.event_values:
+            if name in self.dataset.event_contents:
+                if value and kind == "text":
+                    event[name] = self.dataset.event_texts[name][int(value) - 1].as_py()
+                elif not np.isnan(vector := self.dataset.event_contents[name][value]).any():
+                    event[name] = vector.tolist()
+            elif name in encoders.event_values:
                 if value:
                     event[name] = encoders.event_values[name][int(value) - 1]
             elif not np.isnan(value):

@@ -65,6 +65,7 @@ def executed_step_flops(model: ModelRecipe, inputs: Inputs, work: Workload) -> d
     constants = 2 * h * item_constants * work.items
     fusion = 2 * 2 * h * h * work.items
     event_constants = NUMBER_FEATURES * inputs.event_numbers + _multiplied_rows(inputs.event_categories)
+    event_constants += sum(inputs.event_vectors)
     event_fields = 2 * w * event_constants * work.slots
     layers = 2 * (12 * w * w * model.depth + w * h) * work.slots
     copied = 2 * copy_dim(w) * (2 * w * work.slots + work.copied_pairs)

@@ -30,7 +30,8 @@ def training_bytes(
     """Bytes by part: weights, gradients, optimizer, activations, candidates; `total` is their sum."""
     trained = parts.params + parts.vocabulary_params
     if work.items == 0:  # stage 2: the embedder neither moves nor needs to be there
-        trained = parts.contextualizer_params + parts.vocabulary["contextualizer.events.categories"]
+        tables = [count for name, count in parts.vocabulary.items() if name.startswith("contextualizer.")]
+        trained = parts.contextualizer_params + sum(tables)
     parts_bytes = {
         "weights": trained * _FLOAT32,
         "gradients": trained * _FLOAT32,

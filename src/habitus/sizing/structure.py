@@ -48,6 +48,8 @@ class Inputs:
     item_vectors: tuple[int, ...] = ()  # length of each vector
     event_categories: tuple[int, ...] = ()
     event_numbers: int = 0
+    event_texts: tuple[int, ...] = ()  # tokens of each text's vocabulary
+    event_vectors: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, fields: _Fields) -> "Inputs":
@@ -60,6 +62,8 @@ class Inputs:
             item_vectors=tuple(f.size for f in fields.item if f.kind == "vector"),
             event_categories=tuple(f.size for f in fields.event if f.kind == "category"),
             event_numbers=sum(f.kind == "number" for f in fields.event),
+            event_texts=tuple(f.size for f in fields.event if f.kind == "text"),
+            event_vectors=tuple(f.size for f in fields.event if f.kind == "vector"),
         )
 
 
@@ -113,14 +117,18 @@ class Breakdown:
 
 def breakdown(model: ModelRecipe, inputs: Inputs) -> Breakdown:
     """The parameters of `model` on such inputs; every part is named as the module that holds it."""
+    texts = () if model.event_text == "shared" else inputs.event_texts
     return Breakdown(
         embedder=embedder_parts(model.joint_dim, model.text_depth, model.text_len, inputs),
-        contextualizer=contextualizer_parts(model.joint_dim, model.width, model.depth, inputs, copying=model.copying),
+        contextualizer=contextualizer_parts(
+            model.joint_dim, model.width, model.depth, inputs, copying=model.copying, event_text=model.event_text
+        ),
         vocabulary={
             "embedder.text.tokens": inputs.tokens * model.joint_dim,
             "embedder.categories": sum(inputs.item_categories) * model.joint_dim,
             "embedder.category_lists": sum(inputs.item_category_lists) * model.joint_dim,
             "contextualizer.events.categories": sum(inputs.event_categories) * model.width,
+            **{f"contextualizer.events.texts.{n}.tokens": size * model.width for n, size in enumerate(texts)},
         },
     )
 
@@ -139,11 +147,24 @@ def embedder_parts(h: int, text_depth: int, text_len: int, inputs: Inputs) -> di
     }
 
 
-def contextualizer_parts(h: int, width: int, depth: int, inputs: Inputs, *, copying: bool = False) -> dict[str, int]:
-    """p by part: depth·(12·width² + norms), both projections, the event-field encoder's non-table part."""
+def contextualizer_parts(
+    h: int, width: int, depth: int, inputs: Inputs, *, copying: bool = False, event_text: str = "own"
+) -> dict[str, int]:
+    """p by part: depth·(12·width² + norms), both projections, the event-field encoder's non-table part.
+
+    A text of the events has a vector for a missing one and, with an encoder of its own, a norm; a shared encoder is
+    counted where it stands, in p_e, and its projection here.
+    """
+    per_text = (h if event_text == "shared" else 1) * width + width
     return {
         "contextualizer.input": h * width,
         "contextualizer.events.numbers": (NUMBER_FEATURES + 1) * width * inputs.event_numbers,
+        **({"contextualizer.events.texts": per_text * len(inputs.event_texts)} if inputs.event_texts else {}),
+        **(
+            {"contextualizer.events.vectors": sum(size + 1 for size in inputs.event_vectors) * width}
+            if inputs.event_vectors
+            else {}
+        ),
         "contextualizer.blocks": block_params(width) * depth,
         "contextualizer.norm": width,
         "contextualizer.output": width * h,

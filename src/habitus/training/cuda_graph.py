@@ -27,7 +27,7 @@ from habitus.recipe import Recipe
 from habitus.softmax import Latch, candidate_pool, explain_cause, sample_negatives
 from habitus.training.batches import StepBatch, WindowOrder
 from habitus.training.compile import configure_compiler, load_compiler, mark_kernels_cached, pause_garbage_collection
-from habitus.training.device_batches import DeviceBatch, DeviceItems, load_events
+from habitus.training.device_batches import DeviceBatch, DeviceItems, load_events, text_capacity
 from habitus.training.items import item_dropout_rates
 from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients
@@ -206,6 +206,7 @@ class CapturedStage1:
         self.model, self.items, self.names = model, items, names
         self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
         self.dropout_mask = _StepDropoutMask(recipe, compiled=compiled)
+        self.text_capacity = text_capacity(dataset, recipe.train.batch_sequences, recipe.model.text_len)
         self.item_dropout = _StepItemDropout(recipe, compiled=compiled)
         drops = compiled and recipe.train.item_dropout
         self.drop_entries = torch.compile(drop_entries, dynamic=False) if drops else drop_entries
@@ -217,7 +218,7 @@ class CapturedStage1:
         dropout = self.item_dropout(rows, latch)
         vectors = self.model.embed_items(self.items.read(rows, batch.counts[1], size[1], dropout))
         event_vectors, candidate_vectors = self.drop_entries(vectors, dropout)
-        part = batch.step_batch(self.names, self.dropout_mask(batch, latch))
+        part = batch.step_batch(self.names, self.dropout_mask(batch, latch), self.text_capacity)
         events = F.embedding(batch.event_places, event_vectors)
         # Distinct items have their targets first, so the head of the rows is the pool.
         num_targets, log_q = batch.counts[0], None if self.log_q is None else self.log_q[rows]
@@ -249,12 +250,13 @@ class CapturedStage2:
         self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
         self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
         self.dropout_mask = _StepDropoutMask(recipe, compiled=compiled)
+        self.text_capacity = text_capacity(dataset, recipe.train.batch_sequences, recipe.model.text_len)
         self.log_q = LogQ.of(dataset, recipe, table.device) if recipe.train.log_q else None
         self.pools = FrozenPools(table.__getitem__, self.log_q)
 
     def losses(self, batch: DeviceBatch, keys: Tensor, size: tuple[int, int], latch: Latch) -> Losses:
         """The losses of a batch whose distinct targets fit `size[0]`; `keys` draw the extras."""
-        part = batch.step_batch(self.names, self.dropout_mask(batch, latch))
+        part = batch.step_batch(self.names, self.dropout_mask(batch, latch), self.text_capacity)
         pools = self._pools(batch, part, keys, size[0])
         return batch_losses(self.model, part, self.table[batch.items], pools, latch=latch, copy_mass=self.copy_mass)
 

@@ -14,8 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from habitus.data import PADDING_TOKEN, Dataset
-from habitus.model import BatchTensors, DropoutMask, ItemDropout, ItemTensors, drop_features, pack_text
+from habitus.data import PADDING_TOKEN, Dataset, Field
+from habitus.model import (
+    BatchTensors,
+    DropoutMask,
+    ItemDropout,
+    ItemTensors,
+    TextCapacity,
+    drop_features,
+    pack_text,
+)
 from habitus.recipe import Recipe
 from habitus.training.batches import StepBatch
 from habitus.training.items import feature_bytes
@@ -35,13 +43,20 @@ class DeviceBatch(NamedTuple):
     target_places: Tensor  # int64 [B, L]
     counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
     weights: Tensor | None  # float32 [B, L]: of the targets, their sizes 1 on average; None: all 1
-    fields: tuple[Tensor, ...]  # [B, L] each, in the order of the dataset's event fields
+    fields: tuple[Tensor, ...]  # [B, L, ...] each, in the order of the dataset's event fields
 
-    def step_batch(self, names: tuple[str, ...], dropout_mask: DropoutMask | None = None) -> StepBatch:
+    def step_batch(
+        self,
+        names: tuple[str, ...],
+        dropout_mask: DropoutMask | None = None,
+        text_capacity: TextCapacity | None = None,
+    ) -> StepBatch:
         """The batch as the loss reads it: a query in every slot, and a mask of those that count."""
         fields = dict(zip(names, self.fields, strict=True))
         edges = self.boundaries.flatten()
-        inputs = BatchTensors(self.items, self.targets, self.positions, self.segments, edges, fields, dropout_mask)
+        inputs = BatchTensors(
+            self.items, self.targets, self.positions, self.segments, edges, fields, dropout_mask, text_capacity
+        )
         return StepBatch(
             inputs=inputs,
             event_places=self.event_places,
@@ -78,8 +93,10 @@ class DeviceEvents:
         self.target_weight = None if weight is None else torch.from_numpy(np.array(weight)).to(device)
         self.names = tuple(spec.name for spec in dataset.fields.event)
         self.is_number = tuple(spec.kind != "category" for spec in dataset.fields.event)
-        self.columns = [
-            _column(dataset.event_fields[spec.name], spec.kind, spec.size).to(device) for spec in dataset.fields.event
+        self.columns = [_column(dataset.event_fields[spec.name], spec).to(device) for spec in dataset.fields.event]
+        self.contents = [
+            torch.from_numpy(np.array(dataset.event_contents[spec.name], spec.dtype)).to(device) if spec.rows else None
+            for spec in dataset.fields.event
         ]
         segments, offsets = dataset.windows("train")
         self.offsets = torch.from_numpy(np.array(offsets)).to(device)
@@ -124,10 +141,12 @@ class DeviceEvents:
         tokens = torch.where(torch.arange(len(rows), device=device) < num_items, lengths[rows].long(), 0)
         counts = torch.stack((num_targets, num_items, tokens.sum(), (tokens * tokens).sum(), has_query.sum()))
         fields = tuple(
-            torch.where(empty, torch.nan, column[row].float())
+            content[torch.where(empty, 0, column[row].int())]
+            if content is not None
+            else torch.where(empty, torch.nan, column[row].float())
             if number_field
             else torch.where(empty, 0, column[row].int())
-            for column, number_field in zip(self.columns, self.is_number, strict=True)
+            for column, content, number_field in zip(self.columns, self.contents, self.is_number, strict=True)
         )
         return DeviceBatch(
             items, targets, has_query, torch.where(empty, 0, position).int(), torch.where(empty, -1, place).int(),
@@ -229,15 +248,40 @@ def device_bytes(dataset: Dataset) -> int:
     event_bytes = 4 + sum(1 if f.kind == "category" and f.size <= 256 else 4 for f in dataset.fields.event)
     event_bytes += 0 if dataset.target_weight is None else 4
     segments, offsets = dataset.windows("train")
+    contents = sum(4 * table.size for table in dataset.event_contents.values())
     return (
-        dataset.num_events * event_bytes
+        contents
+        + dataset.num_events * event_bytes
         + dataset.num_items * (feature_bytes(dataset) + 8)
         + segments.nbytes
         + offsets.nbytes
     )
 
 
-def _column(values: np.ndarray, kind: str, size: int) -> Tensor:
-    if kind != "category":
+def text_capacity(dataset: Dataset, batch_sequences: int, text_len: int) -> TextCapacity | None:
+    """Room for the event texts of any batch: those of the fullest windows together; None without such fields."""
+    segments, offsets = dataset.windows("train")
+    capacity = None
+    for spec in dataset.fields.event:
+        if spec.kind != "text":
+            continue
+        lengths = np.count_nonzero(dataset.event_contents[spec.name][:, :text_len], axis=1)
+        lengths = lengths[dataset.event_fields[spec.name]]
+        rooms = []
+        for per_event in (lengths > 0, lengths):
+            running = np.concatenate([[0], np.cumsum(per_event, dtype=np.int64)])
+            per_segment = running[segments["start"] + segments["length"]] - running[segments["start"]]
+            fullest = np.sort(np.add.reduceat(per_segment, offsets[:-1]))[::-1]
+            times = batch_sequences // len(fullest) + 2  # a batch may hold the end of an epoch and the next one's begin
+            rooms.append(int(np.repeat(fullest[:batch_sequences], times)[:batch_sequences].sum()))
+        texts, tokens = min(rooms[0], (spec.rows or 1) - 1) + 1, max(128, -(-rooms[1] // 128) * 128)
+        before = capacity or TextCapacity(0, 0)
+        capacity = TextCapacity(max(before.texts, texts), max(before.tokens, tokens))
+    return capacity
+
+
+def _column(values: np.ndarray, spec: Field) -> Tensor:
+    if spec.kind != "category" and spec.rows is None:
         return torch.from_numpy(values.astype(np.float32))
+    size = spec.size if spec.rows is None else spec.rows
     return torch.from_numpy(values.astype(np.uint8 if size <= 256 else np.int32))
