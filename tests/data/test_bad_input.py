@@ -474,7 +474,7 @@ def kill_at_random(tables: Path, tmp_path: Path, times: int) -> None:
 
 
 def test_a_killed_run_leaves_nothing_and_the_next_succeeds(larger_tables: Path, tmp_path: Path) -> None:
-    kill_at_random(larger_tables, tmp_path, 5)
+    kill_at_random(larger_tables, tmp_path, 3)
 
 
 @pytest.mark.soak

@@ -146,11 +146,14 @@ def torchrun(processes: int, run: Path, dataset: Dataset, out: Path) -> dict[str
     return columns | {"top": np.array(table["top"].to_pylist()), "regime": np.array(table["regime"].to_pylist())}
 
 
-def test_the_same_numbers_from_one_two_and_three_processes(run: Path, dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(3,), pytest.param((2, 3), marks=pytest.mark.soak)])
+def test_the_same_numbers_from_one_and_several_processes(
+    run: Path, dataset: Dataset, tmp_path: Path, counts: tuple[int, ...]
+) -> None:
     habitus("evaluate", run, "--data", dataset.path, *SMALL, "--per-query", tmp_path / "one.parquet")
     alone = pq.read_table(tmp_path / "one.parquet")
-    shutil.rmtree(run / "catalogue")  # two processes build the cache themselves; three find it
-    for processes in (2, 3):
+    shutil.rmtree(run / "catalogue")  # the first build the cache themselves; later ones find it
+    for processes in counts:
         evaluations = torchrun(processes, run, dataset, tmp_path / f"{processes}.parquet")
         assert evaluations["regime"].tolist() == alone["regime"].to_pylist()
         assert np.array_equal(evaluations["event"], alone["event"].to_numpy())

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def alone(job: dict[str, Any], out: Path) -> list[float]:
     [
         pytest.param(2, ("joint", "half", "frozen", "sharded", "copying"), id="two"),
         pytest.param(3, (), id="three, everything", marks=pytest.mark.slow),
-        pytest.param(2, (), id="two, everything", marks=pytest.mark.slow),
+        pytest.param(2, (), id="two, everything", marks=pytest.mark.soak),
     ],
 )
 def test_several_processes_train_as_one_does(
@@ -108,21 +109,27 @@ def test_several_processes_train_as_one_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True])
 def test_a_checkpoint_goes_on_at_another_world_size(
-    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, sharded: bool
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     recipe = recipe_of(steps=20)
-    out = tmp_path / "run"
-    options = {"save_every": 5, "shard": sharded}
-    job = {"recipe": recipe.to_values(), "dataset": str(dataset.path), "out": str(out)}
-    launch(2, [{**job, "options": options, "stop_at": 5}], tmp_path)
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000005"]
-    launch(3, [{**job, "options": {**options, "resume": True}, "stop_at": 10}], tmp_path)
-    resumed = TrainOptions(device="cpu", threads=1, resume=True, save_every=5, keep_checkpoints_at_end=True)
-    train(recipe, dataset, out, options=resumed)
+    common = {"recipe": recipe.to_values(), "dataset": str(dataset.path)}
+    kinds = {"replicated": {"save_every": 5, "shard": False}, "sharded": {"save_every": 5, "shard": True}}
+
+    def jobs(stop_at: int, **more: bool) -> list[dict[str, Any]]:
+        return [
+            {**common, "out": str(tmp_path / name), "options": {**options, **more}, "stop_at": stop_at}
+            for name, options in kinds.items()
+        ]
+
+    launch(2, jobs(5), tmp_path)
+    for name in kinds:
+        assert [path.name for path in (tmp_path / name / "checkpoints").iterdir()] == ["step-00000005"]
+    launch(3, jobs(10, resume=True), tmp_path)
     straight = TrainOptions(device="cpu", threads=1, save_every=5, keep_checkpoints_at_end=True)
     train(recipe, dataset, tmp_path / "alone", options=straight)
-    assert furthest(losses(out), losses(tmp_path / "alone")) < 1e-5
-    one, two = (load_file(run / "bundle" / "model.safetensors") for run in (out, tmp_path / "alone"))
-    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in two)
+    for name in kinds:
+        train(recipe, dataset, tmp_path / name, options=replace(straight, resume=True))
+        assert furthest(losses(tmp_path / name), losses(tmp_path / "alone")) < 1e-5, name
+        one, two = (load_file(tmp_path / run / "bundle" / "model.safetensors") for run in (name, "alone"))
+        assert all(torch.allclose(one[key], two[key], atol=1e-4) for key in two), name
