@@ -26,13 +26,13 @@ _OF_THE_DATASET = (
 @app.command(help="Turn an event log and an item table into a dataset that training reads at full speed." + EXAMPLE)
 def prepare(
     context: typer.Context,
-    events: Annotated[str, typer.Argument(help="Event table: Parquet, CSV or JSON lines; a file or a quoted glob.")],
+    events: Annotated[str, typer.Argument(help="Event table: Parquet, CSV or JSON lines; a file, a glob or s3://.")],
     items: Annotated[str, typer.Argument(help="Item table, likewise.")],
     users: Annotated[
         str | None, typer.Option(help="User table, likewise: what the schema's [users] names.", show_default=False)
     ] = None,
     schema: Annotated[Path, typer.Option(help="Roles and kinds of the columns.")] = Path("schema.toml"),
-    out: Annotated[Path | None, typer.Option(help="Folder to write; must not exist.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder to write, or s3:// URL; must not exist.")] = None,
     update: Annotated[
         Path | None, typer.Option(help="Dataset that these events come after; --out is the two together.")
     ] = None,

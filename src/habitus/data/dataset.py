@@ -17,6 +17,7 @@ from habitus.data.event_contents import content_file, read_content, texts_file
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
 from habitus.data.manifest import DatasetManifest, SplitCounts, require_file, verify_files
+from habitus.data.remote_datasets import local_dataset
 from habitus.data.slots import SegmentTable, segment_table
 from habitus.data.targets import WEIGHT_FILE, TargetRows, find_candidates
 from habitus.data.windows import MAX_SEQ_LEN, UserParts, Windows, pack
@@ -74,7 +75,7 @@ class Dataset:
 
         `verify` hashes every file; without it only sizes are compared.
         """
-        path = Path(path)
+        path = local_dataset(path)
         manifest = DatasetManifest.open(path)
         verify_files(path, manifest, contents=verify)
         return cls(path, manifest, seq_len)
@@ -272,7 +273,9 @@ class Dataset:
     @cached_property
     def candidate_rows(self) -> np.ndarray | None:
         """The items that may be ranked or recommended, int64, ascending; None: all."""
-        allowed = find_candidates(self.schema, self.encoders.item_values, self._item_fields)
+        allowed = find_candidates(
+            self.schema, self.encoders.item_values, self._item_fields, self.item_ids().column(0)
+        )
         return None if allowed is None else np.flatnonzero(allowed)
 
     @property

@@ -22,11 +22,14 @@ from habitus.data.earlier import Batches, Earlier
 from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.event_contents import CONTENT_KINDS
+from habitus.data.no_item import add_no_item
 from habitus.data.kinds import KINDS
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
 from habitus.data.partitions import choose_bounds, count_parts, rows_within, sort_part, sort_parts, write_parts
 from habitus.data.problems import refuse
+from habitus.data.remote import is_remote
+from habitus.data.remote_datasets import publish_dataset
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
 from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey_items
@@ -85,6 +88,10 @@ def prepare(
 
     `events`, `items` and `users` are paths or globs of Parquet, CSV or JSON-lines files.
     """
+    if is_remote(out):
+        return publish_dataset(
+            out, lambda folder: prepare(events, items, schema, folder, options, progress, users=users)
+        )
     tables = InputTables(events, items, users)
     return _prepare(tables, schema, Path(out), options or PrepareOptions(), progress or _silent, None)
 
@@ -105,6 +112,10 @@ def update(
     schema, the split, the window length and the encoding are the dataset's; of `options` only memory, threads and
     on_bad count.
     """
+    if is_remote(out):
+        return publish_dataset(
+            out, lambda folder: update(dataset, events, items, folder, options, progress, users=users)
+        )
     manifest = dataset.manifest
     _check_can_grow(dataset)
     options = replace(
@@ -264,6 +275,7 @@ def _read(
     """Open, check and survey the tables; errors in any are raised before the long work starts."""
     progress("opening files", 0.0)
     tables = open_table("events", inputs.events, con, scratch), open_table("items", inputs.items, con, scratch)
+    tables = tables[0], add_no_item(tables[1], schema, con, scratch)
     users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
     if earlier is None:
         log = EventLog(con, schema, *tables, users=users)

@@ -5,13 +5,14 @@ import glob
 import gzip
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from habitus.data.remote import fetch_table, is_remote, named_as
 from habitus.errors import DataError
 from habitus.typed import suggest_name
 
@@ -84,9 +85,22 @@ class SourceTable:
 
 
 def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path) -> SourceTable:
-    """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`."""
+    """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`.
+
+    Files of an object store are first copied there, too; errors name them by their URLs.
+    """
+    if not is_remote(pattern):
+        return _open_files(role, pattern, _matching_paths(role, pattern), con, scratch)
+    names = fetch_table(role, pattern, scratch / "fetched" / role)
+    with named_as(names):
+        table = _open_files(role, pattern, list(names), con, scratch)
+    sources = zip(table.sources, names.values(), strict=True)
+    return replace(table, sources=tuple(replace(source, name=name) for source, name in sources))
+
+
+def _open_files(role: str, pattern: str, paths: list[Path], con: "DuckDBPyConnection", scratch: Path) -> SourceTable:
     sources, schemas = [], []
-    for number, path in enumerate(_matching_paths(role, pattern)):
+    for number, path in enumerate(paths):
         parquet = path
         if _format(path) != "parquet":
             parquet = scratch / f"{role}-{number:05d}.parquet"
@@ -262,7 +276,7 @@ def explain_query_error(error: Exception, tables: dict[str, str]) -> DataError:
     """
     try:
         for role, pattern in tables.items():
-            for path in _matching_paths(role, pattern):
+            for path in () if is_remote(pattern) else _matching_paths(role, pattern):
                 if _format(path) == "parquet":
                     deque(_read_parquet(path, str(path)), maxlen=0)
     except DataError as damage:
