@@ -8,19 +8,44 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
 from habitus.data import Dataset
-from habitus.evaluation.ranks import join_ranks
+from habitus.evaluation.ranks import Ranks, join_ranks
+from habitus.model import BehaviorModel
+from habitus.model.bundle import load_bundle
+from habitus.model.cache import EmbeddingCache
 from habitus.recipe import Recipe
+from habitus.softmax import Latch, negative_keys
 from habitus.training import TrainOptions, loss, train
+from habitus.training.batches import WindowOrder
+from habitus.training.cuda_graph import CapturedStage1, CapturedStage2
+from habitus.training.device_batches import DeviceEvents, DeviceItems
+from habitus.training.items import FrozenVectors
+from habitus.training.parallel import GradientExchange, sum_over_ranks
+from habitus.training.sharing import share_batch
+
+CPU = torch.device("cpu")
+FIXED_STEP = 3
 
 
 def main(jobs: Path) -> None:
-    """Each job: recipe, dataset, out, parent, options, double_loss, stop_at (step after which a save is given up)."""
+    """Each job: recipe, dataset, out, parent, options, double_loss, stop_at (step after which a save is given up).
+
+    A job with `fixed_shapes` computes one step in the way of a captured one instead.
+    """
+    if os.environ["WORLD_SIZE"] == "1":
+        dist.init_process_group("gloo")  # a group of one, which nobody sets up otherwise
     with join_ranks("cpu"):
         for job in json.loads(jobs.read_text()):
             dataset = Dataset.open(job["dataset"], verify=False)
             recipe = Recipe.parse(job["recipe"], "the test's recipe")
             parent = Path(job["parent"]) if job.get("parent") else None
+            if job.get("fixed_shapes"):
+                fixed_shapes(recipe, dataset, parent, Path(job["out"]))
+                continue
             options = TrainOptions(device="cpu", threads=1, **job.get("options", {}))
 
             def fence(step: int, limit: int | None = job.get("stop_at")) -> None:
@@ -32,6 +57,39 @@ def main(jobs: Path) -> None:
                     train(recipe, dataset, Path(job["out"]), parent=parent, options=options, on_save=fence)
             except InterruptedError:
                 continue
+
+
+def fixed_shapes(recipe: Recipe, dataset: Dataset, parent: Path | None, out: Path) -> None:
+    """Write the loss, the scores and the gradients of one step of all processes, computed as a captured one would."""
+    ranks, settings = Ranks(), recipe.train
+    items = DeviceItems.of(dataset, recipe, CPU, features=settings.stage == 1, ranks=ranks)
+    events, order = DeviceEvents(dataset, CPU), WindowOrder(dataset, settings.batch_sequences, settings.seed)
+    batch = events.assemble(torch.from_numpy(order.windows(FIXED_STEP)), items.lengths)
+    if ranks.world > 1:
+        batch = share_batch(batch, items.lengths, dataset.num_items, ranks)
+    model, stage = BehaviorModel(dataset.fields, recipe.model), None
+    if parent is None:
+        stage = CapturedStage1(model, dataset, recipe, items, events.names, ranks=ranks)
+        size = len(batch.rows), 2000
+    else:
+        bundle = load_bundle(parent)
+        model = bundle.model.freeze().train()
+        cache = EmbeddingCache.open(parent / "catalogue", bundle, dataset, verify=False)
+        table = FrozenVectors(cache, CPU, ranks=ranks).table
+        assert table is not None and len(table) == len(range(ranks.rank, dataset.num_items, ranks.world))
+        stage = CapturedStage2(model, dataset, recipe, table, events.names, ranks=ranks)
+        size = len(batch.rows) - 7, len(batch.rows)
+    latch = Latch("cpu")
+    latch.state[0] = FIXED_STEP
+    exchange = GradientExchange([p for p in model.parameters() if p.requires_grad], overlapped=True)
+    losses = stage.losses(batch, negative_keys(settings.seed, FIXED_STEP), size, latch)
+    losses.loss.backward()
+    exchange.finish()
+    total = sum_over_ranks(losses.loss.detach(), ranks)
+    assert bool(latch.ok)
+    if ranks.is_first:
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        save_file({**gradients, "loss": total, "scores": batch.counts[4] * losses.num_candidates}, out)
 
 
 @contextmanager

@@ -14,9 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from habitus.data import Dataset
+from habitus.evaluation.ranks import Ranks
+from habitus.model import BehaviorModel
+from habitus.model.bundle import load_bundle
+from habitus.model.cache import EmbeddingCache
+from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.training import TrainOptions, train
+from habitus.training.batches import HostBatches
+from habitus.training.items import FrozenVectors
 from habitus.training.journal import read_journal
+from habitus.training.step import EagerStage1, EagerStage2
+from tests.training.processes import CPU, FIXED_STEP
 
 SCRIPT = Path(__file__).with_name("processes.py")
 
@@ -76,8 +85,6 @@ def jobs_of(
 
 def alone(job: dict[str, Any], out: Path) -> list[float]:
     """The same job in this process, in the plainest way."""
-    from habitus.recipe import Recipe
-
     parent = Path(job["parent"]) if job.get("parent") else None
     recipe = Recipe.parse(job["recipe"], "the test's recipe")
     dataset = Dataset.open(job["dataset"], verify=False)
@@ -85,9 +92,50 @@ def alone(job: dict[str, Any], out: Path) -> list[float]:
     return losses(out)
 
 
+def fixed_jobs(
+    recipe_of: Callable[..., Any], dataset: Dataset, parent: Path, folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Single steps as a GPU's graph holds them: rows, places and pools of fixed sizes; 18 windows, for 1, 2 and 3."""
+    stage2 = {"stage": 2, "parent": "p", "log_q": True, "batch_sequences": 18}
+    recipes = {
+        "fixed": recipe_of(batch_sequences=18, dropout=0.2, item_dropout=0.2, token_dropout=0.2, log_q=True),
+        "fixed-frozen": recipe_of(**stage2),
+        "fixed-union": recipe_of(**stage2, num_negatives=64),
+        "fixed-extras": recipe_of(**stage2, num_negatives=64, extra_pool="extras"),
+        "fixed-catalogue": recipe_of(**stage2, num_negatives=dataset.num_items),
+    }
+    common = {"dataset": str(dataset.path), "fixed_shapes": True}
+    return {
+        name: {"recipe": recipe.to_values(), "out": str(folder / name), **common}
+        | ({"parent": str(parent)} if recipe.train.stage == 2 else {})
+        for name, recipe in recipes.items()
+    }
+
+
+def assert_as_alone(job: dict[str, Any], dataset: Dataset) -> None:
+    """One step of fixed shapes has the loss and the gradients of the plain one."""
+    recipe = Recipe.parse(job["recipe"], "the test's recipe")
+    model, batches = BehaviorModel(dataset.fields, recipe.model), HostBatches(dataset, recipe, CPU, Ranks(), 1)
+    stage: EagerStage1 | EagerStage2 = EagerStage1(model, dataset, recipe, batches)
+    if recipe.train.stage == 2:
+        bundle = load_bundle(job["parent"])
+        model = bundle.model.freeze().train()
+        vectors = FrozenVectors(EmbeddingCache.open(Path(job["parent"]) / "catalogue", bundle, dataset), CPU)
+        stage = EagerStage2(model, dataset, recipe, batches, vectors)
+    expected = stage.backward(FIXED_STEP).loss
+    written = load_file(job["out"])
+    torch.testing.assert_close(written.pop("loss"), expected)
+    assert int(written.pop("scores")) == stage.work.scores
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert gradients.keys() == written.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(written[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "count, only",
     [
+        pytest.param(1, ("joint", "extras", "sharded", "sharded-frozen"), id="a group of one", marks=pytest.mark.slow),
         pytest.param(2, ("joint", "half", "frozen", "sharded", "copying"), id="two"),
         pytest.param(3, (), id="three, everything", marks=pytest.mark.slow),
         pytest.param(2, (), id="two, everything", marks=pytest.mark.soak),
@@ -96,8 +144,10 @@ def alone(job: dict[str, Any], out: Path) -> list[float]:
 def test_several_processes_train_as_one_does(
     dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path, count: int, only: tuple[str, ...]
 ) -> None:
-    jobs = jobs_of(recipe_of, dataset, parent, tmp_path, only)
-    launch(count, list(jobs.values()), tmp_path)
+    jobs, fixed = jobs_of(recipe_of, dataset, parent, tmp_path, only), fixed_jobs(recipe_of, dataset, parent, tmp_path)
+    launch(count, [*jobs.values(), *fixed.values()], tmp_path)
+    for job in fixed.values():
+        assert_as_alone(job, dataset)
     for name, job in jobs.items():
         expected = alone(job, tmp_path / f"{name}-alone")
         assert furthest(losses(tmp_path / name), expected) < 1e-5, name

@@ -7,12 +7,16 @@ so that all of them end with the same numbers.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from habitus.errors import ConfigError
+
+# How long processes wait for a slow one: the first may be hashing or embedding a catalogue meanwhile.
+_PATIENCE = timedelta(hours=2)
 
 
 class Ranks:
@@ -22,6 +26,12 @@ class Ranks:
         initialized = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if initialized else 0
         self.world = dist.get_world_size() if initialized else 1
+        self.in_group = initialized  # also where the group has one process: it then exchanges with itself
+
+    @property
+    def host_device(self) -> str:
+        """Where tensors must lie to be exchanged while the GPU is left alone; on it where only NCCL carries them."""
+        return "cpu" if "cpu:gloo" in str(dist.get_backend_config()) else "cuda"
 
     @property
     def is_first(self) -> bool:
@@ -64,11 +74,18 @@ def join_ranks(device: str) -> Iterator[tuple[Ranks, torch.device]]:
         return
     if resolved.type == "cuda":
         torch.cuda.set_device(resolved)
-    dist.init_process_group("nccl" if resolved.type == "cuda" else "gloo")
+    dist.init_process_group(_backend(resolved), timeout=_PATIENCE)
     try:
         yield Ranks(), resolved
     finally:
         dist.destroy_process_group()
+
+
+def _backend(device: torch.device) -> str:
+    """Who carries the messages: on GPUs NCCL, and gloo for what lies on the host or where processes share a GPU."""
+    if device.type == "cpu" or int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count():
+        return "gloo"
+    return "cpu:gloo,cuda:nccl"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -86,5 +103,5 @@ def resolve_device(name: str) -> torch.device:
             f"device {name!r} cannot be used: torch sees no GPU here", next_step="pass --device cpu, or auto"
         )
     if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return device

@@ -21,6 +21,7 @@ from habitus.evaluation import Ranks
 from habitus.model import BatchTensors, DropoutMask, draw_dropout_mask
 from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.recipe import Recipe
+from habitus.training.sharing import ItemShares, pool_firsts
 
 _TABLE_ITEMS = 1 << 22  # up to so many items a table finds the distinct ones; beyond, sorting does
 
@@ -97,14 +98,19 @@ class HostStep:
 
     items: np.ndarray  # int64 [n]: the distinct items of the full batch, targets first
     num_targets: int
-    own_items: np.ndarray  # those that this process embeds: its piece of the targets, then of the others
-    own_targets: Tensor  # int64: its piece of the targets, the in-batch candidates that it holds
+    own_items: np.ndarray  # those that this process embeds: its targets, then its others
+    own_targets: Tensor  # int64: its targets, the in-batch candidates that it holds
     stride: int  # rows that every process contributes to the table of all items, padded
     num_queries: int
     parts: tuple[StepBatch, ...]
     drawn: Tensor | None = None  # int64 [K]: the extra negatives of stage 2
-    own_extras: Tensor | None = None  # int64: this process's piece of the second pool
+    own_extras: Tensor | None = None  # int64: this process's candidates of the second pool
     num_extras: int = 0  # of the full second pool
+    valid_targets: Tensor | None = None  # 0 where this process has no target, and the one row it holds does not count
+    valid_extras: Tensor | None = None  # the same of the second pool
+    # int64 [W], by owner: what leads from a target's place in the first pool to that in the second, and in the table
+    to_extras: Tensor | None = None
+    to_table: Tensor | None = None
 
 
 class HostBatches:
@@ -136,25 +142,34 @@ class HostBatches:
         batch = self.dataset.gather("train", windows)
         has_query = batch.targets >= 0
         items, num_targets, targets, events = self.finder.find(batch.targets[has_query], batch.items)
-        first, last = self.ranks.shard_range(num_targets)
-        begin, end = (num_targets + place for place in self.ranks.shard_range(len(items) - num_targets))
-        stride = -(-num_targets // self.ranks.world) + -(-(len(items) - num_targets) // self.ranks.world)
+        shares = None
         if self.ranks.world > 1:
-            events = gathered_places(len(items), num_targets, self.ranks.world, stride)[events]
+            shares = ItemShares.of(items, num_targets, self.ranks)
+            events = shares.table_places[events]
         places = np.full(batch.targets.shape, -1, np.int64)
         places[has_query] = targets
+        pool_places = None if shares is None else shares.pool_places
         host_step = HostStep(
             items=items,
             num_targets=num_targets,
-            own_items=np.concatenate([items[first:last], items[begin:end]]),
-            own_targets=self._tensor(items[first:last]),
-            stride=stride,
+            own_items=items,
+            own_targets=self._tensor(items[:num_targets]),
+            stride=len(items),
             num_queries=len(targets),
-            parts=tuple(self._parts(step, windows, batch, items, events, places)),
+            parts=tuple(self._parts(step, windows, batch, items, events, places, pool_places)),
         )
-        return self._with_extras(host_step, step) if self.recipe.num_negatives else host_step
+        if shares is not None:
+            host_step = replace(
+                host_step,
+                own_items=shares.own,
+                own_targets=self._tensor(shares.own[: max(1, shares.num_own_targets)]),
+                stride=shares.stride,
+                valid_targets=None if shares.num_own_targets else self._tensor(np.zeros((), np.int64)),
+                to_table=self._tensor(shares.table_shifts),
+            )
+        return self._with_extras(host_step, step, shares) if self.recipe.num_negatives else host_step
 
-    def _with_extras(self, host_step: HostStep, step: int) -> HostStep:
+    def _with_extras(self, host_step: HostStep, step: int, shares: ItemShares | None) -> HostStep:
         """The step with the extra negatives of stage 2; one that is a target too is not twice in their union."""
         keys = shuffle_keys(self.recipe.seed, Stream.NEGATIVES, step)
         candidates = self.dataset.candidate_rows
@@ -165,12 +180,23 @@ class HostBatches:
             is_target = np.zeros(self.dataset.num_items, bool)
             is_target[targets] = True
             pool = np.concatenate([targets, drawn[~is_target[drawn]]])
-        own = pool[slice(*self.ranks.shard_range(len(pool)))]
-        return replace(host_step, drawn=self._tensor(drawn), own_extras=self._tensor(own), num_extras=len(pool))
+        host_step = replace(host_step, drawn=self._tensor(drawn), own_extras=self._tensor(pool), num_extras=len(pool))
+        if shares is None:
+            return host_step
+        owner = pool % self.ranks.world
+        own = pool[owner == self.ranks.rank]
+        firsts = pool_firsts(np.bincount(owner, minlength=self.ranks.world))
+        return replace(
+            host_step,
+            own_extras=self._tensor(own if len(own) else np.array([self.ranks.rank], np.int64)),
+            valid_extras=None if len(own) else self._tensor(np.zeros((), np.int64)),
+            to_extras=self._tensor(firsts - shares.pool_firsts),
+        )
 
     def _parts(
-        self, step: int, windows: np.ndarray, full: Batch, items: np.ndarray, events: np.ndarray, targets: np.ndarray
-    ) -> Iterator[StepBatch]:
+        self, step: int, windows: np.ndarray, full: Batch, items: np.ndarray, events: np.ndarray, targets: np.ndarray,
+        pool_places: np.ndarray | None,
+    ) -> Iterator[StepBatch]:  # fmt: skip
         """The parts of this process; each has as many queries on every process."""
         undivided = self.ranks.world == 1 and self.num_parts == 1
         num_queries = int(np.count_nonzero(targets >= 0))
@@ -199,7 +225,7 @@ class HostBatches:
             yield StepBatch(
                 inputs=self._inputs(batch, self._dropout_mask(step, start, batch.items)),
                 event_places=self._tensor(events[start:stop]),
-                target_places=self._tensor(target_places),
+                target_places=self._tensor(target_places if pool_places is None else pool_places[target_places]),
                 target_rows=self._tensor(items[target_places]),
                 slots=self._tensor(slots),
                 counted=counted,
@@ -271,15 +297,3 @@ class ItemFinder:
         place[~is_target] = len(distinct_targets) + np.arange(np.count_nonzero(~is_target))
         items = np.concatenate([distinct_targets, distinct_events[~is_target]])
         return items, len(distinct_targets), of_target, place[of_event].reshape(events.shape)
-
-
-def gathered_places(num_items: int, num_targets: int, world: int, stride: int) -> np.ndarray:
-    """Where each item stands once every process has contributed `stride` rows: its targets, its others, padding."""
-    place = np.empty(num_items, np.int64)
-    for rank in range(world):
-        first, last = rank * num_targets // world, (rank + 1) * num_targets // world
-        place[first:last] = rank * stride + np.arange(last - first)
-        others = num_items - num_targets
-        begin, end = num_targets + rank * others // world, num_targets + (rank + 1) * others // world
-        place[begin:end] = rank * stride + (last - first) + np.arange(end - begin)
-    return place

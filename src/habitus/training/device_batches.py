@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from habitus.data import PADDING_TOKEN, Dataset, Field
+from habitus.evaluation import Ranks
 from habitus.model import (
     BatchTensors,
     DropoutMask,
@@ -26,7 +27,8 @@ from habitus.model import (
 )
 from habitus.recipe import Recipe
 from habitus.training.batches import StepBatch
-from habitus.training.items import feature_bytes
+from habitus.training.items import feature_bytes, text_lengths
+from habitus.training.sharing import owned_items
 
 
 class DeviceBatch(NamedTuple):
@@ -41,7 +43,8 @@ class DeviceBatch(NamedTuple):
     rows: Tensor  # int64 [min(2·B·L, I)]: the distinct items; 0 beyond the last
     event_places: Tensor  # int32 [B, L]: where each event's item stands among them
     target_places: Tensor  # int64 [B, L]
-    counts: Tensor  # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries
+    # int64 [5]: distinct targets, distinct items, their tokens, the sum of tokens², queries; see also `share_batch`
+    counts: Tensor
     weights: Tensor | None  # float32 [B, L]: of the targets, their sizes 1 on average; None: all 1
     fields: tuple[Tensor, ...]  # [B, L, ...] each, in the order of the dataset's event fields
 
@@ -67,6 +70,12 @@ class DeviceBatch(NamedTuple):
             num_queries=self.counts[4],
             weights=None if self.weights is None else self.weights.flatten(),
         )
+
+    @property
+    def own_counts(self) -> tuple[Tensor, Tensor]:
+        """How many of `rows` are targets, and how many count at all."""
+        targets, items = self.counts[5:7] if len(self.counts) > 5 else self.counts[:2]
+        return targets, items
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in one order."""
@@ -214,26 +223,42 @@ def load_events(dataset: Dataset, device: torch.device) -> DeviceEvents:
 
 @dataclass
 class DeviceItems:
-    """The encoded fields of every item as tensors."""
+    """The encoded fields of this process's items as tensors: every world-th of the catalogue."""
 
-    tokens: Tensor | None  # [I, T]
-    lengths: Tensor  # int16 [I]: tokens per item; 0 without text
+    tokens: Tensor | None  # [I, T], or I / W rows of it
+    lengths: Tensor  # int16 [I]: tokens per item, of all items; 0 without text
     fields: dict[str, Tensor]
+    world: int = 1
 
     @classmethod
-    def of(cls, dataset: Dataset, recipe: Recipe, device: torch.device, *, features: bool = True) -> "DeviceItems":
-        """All items of a dataset; without `features` only what counting needs."""
+    def of(
+        cls,
+        dataset: Dataset,
+        recipe: Recipe,
+        device: torch.device,
+        *,
+        features: bool = True,
+        ranks: Ranks | None = None,
+    ) -> "DeviceItems":
+        """The items of a dataset; without `features` only what counting needs."""
+        ranks = ranks or Ranks()
+        lengths = torch.zeros(dataset.num_items, dtype=torch.int16, device=device)
         if not features:
-            return cls(None, torch.zeros(dataset.num_items, dtype=torch.int16, device=device), {})
-        encoded = dataset.item_features(np.arange(dataset.num_items))
+            return cls(None, lengths, {}, ranks.world)
+        encoded = dataset.item_features(np.arange(dataset.num_items)[owned_items(dataset.num_items, ranks)])
         fields = {name: torch.from_numpy(np.array(values)).to(device) for name, values in encoded.fields.items()}
-        if encoded.tokens is None:
-            return cls(None, torch.zeros(dataset.num_items, dtype=torch.int16, device=device), fields)
-        tokens = torch.from_numpy(np.array(encoded.tokens[:, : recipe.model.text_len])).to(device)
-        return cls(tokens, (tokens != PADDING_TOKEN).sum(1).to(torch.int16), fields)
+        tokens = None
+        if encoded.tokens is not None:
+            tokens = torch.from_numpy(np.array(encoded.tokens[:, : recipe.model.text_len])).to(device)
+            if ranks.world == 1:
+                lengths = (tokens != PADDING_TOKEN).sum(1).to(torch.int16)
+            else:
+                lengths = torch.from_numpy(text_lengths(dataset, recipe.model.text_len)).to(device)
+        return cls(tokens, lengths, fields, ranks.world)
 
     def read(self, rows: Tensor, count: Tensor, token_capacity: int, dropout: ItemDropout | None = None) -> ItemTensors:
         """The first `count` of these rows as the embedder reads them; the others are there, without text."""
+        rows = rows if self.world == 1 else rows // self.world
         tokens, fields = None, {name: values[rows] for name, values in self.fields.items()}
         if self.tokens is not None:
             valid = torch.arange(len(rows), device=rows.device) < count
@@ -243,8 +268,8 @@ class DeviceItems:
         return ItemTensors(None if tokens is None else pack_text(tokens, token_capacity), fields)
 
 
-def device_bytes(dataset: Dataset) -> int:
-    """Bytes that the data would take on a device."""
+def device_bytes(dataset: Dataset, world: int = 1) -> int:
+    """Bytes that the data would take on a device, one of so many that share the items."""
     event_bytes = 4 + sum(1 if f.kind == "category" and f.size <= 256 else 4 for f in dataset.fields.event)
     event_bytes += 0 if dataset.target_weight is None else 4
     segments, offsets = dataset.windows("train")
@@ -252,7 +277,7 @@ def device_bytes(dataset: Dataset) -> int:
     return (
         contents
         + dataset.num_events * event_bytes
-        + dataset.num_items * (feature_bytes(dataset) + 8)
+        + dataset.num_items * (feature_bytes(dataset) // world + 8)
         + segments.nbytes
         + offsets.nbytes
     )

@@ -25,29 +25,31 @@ from habitus.model import (
 )
 from habitus.progress import Progress
 from habitus.recipe import Recipe, TrainRecipe
+from habitus.training.sharing import owned_items
 
 _FEATURES_IN_MEMORY = 1 << 30  # bytes up to which item features are held in memory rather than mapped
 _VECTORS_IN_MEMORY = 2 << 30  # the same of frozen vectors, on a CPU
+_ROWS_AT_ONCE = 1 << 18  # of all items, where one pass over them suffices
 
 
 class HostItems:
     """Encoded items as tensors: from memory where all of them fit, else from the dataset's files."""
 
-    def __init__(self, dataset: Dataset, recipe: Recipe, device: torch.device) -> None:
+    def __init__(self, dataset: Dataset, recipe: Recipe, device: torch.device, ranks: Ranks | None = None) -> None:
+        ranks = ranks or Ranks()
         self.model, self.seed = recipe.model, recipe.train.seed
         self.dropout_rates = item_dropout_rates(recipe.train)
         self.device = device
         self.read: Callable[[np.ndarray], ItemFeatures] = dataset.item_features
         self.lengths: np.ndarray | None = None  # tokens of every item
-        if feature_bytes(dataset) * dataset.num_items <= _FEATURES_IN_MEMORY:
-            encoded = dataset.item_features(np.arange(dataset.num_items))
+        if feature_bytes(dataset) * dataset.num_items // ranks.world <= _FEATURES_IN_MEMORY:
+            encoded = dataset.item_features(np.arange(dataset.num_items)[owned_items(dataset.num_items, ranks)])
             tokens = encoded.tokens
             tokens = None if tokens is None else np.ascontiguousarray(tokens[:, : recipe.model.text_len])
-            self.lengths = np.zeros(dataset.num_items, np.int64)
-            if tokens is not None:
-                self.lengths = np.count_nonzero(tokens, axis=1)
+            self.lengths = text_lengths(dataset, recipe.model.text_len)
             self.read = lambda rows: ItemFeatures(
-                None if tokens is None else tokens[rows], {name: v[rows] for name, v in encoded.fields.items()}
+                None if tokens is None else tokens[rows // ranks.world],
+                {name: v[rows // ranks.world] for name, v in encoded.fields.items()},
             )
 
     def tensors(self, rows: np.ndarray, step: int) -> ItemTensors:
@@ -63,11 +65,23 @@ class HostItems:
     def text_counts(self, rows: np.ndarray) -> tuple[int, int]:
         """Tokens of these items, and the sum of their squares per item: what text attention scores."""
         if self.lengths is not None:
-            lengths = self.lengths[rows]
+            lengths = self.lengths[rows].astype(np.int64)
         else:
             tokens = self.read(rows).tokens
             lengths = np.zeros(0, np.int64) if tokens is None else (tokens[:, : self.model.text_len] != 0).sum(1)
         return int(lengths.sum()), int((lengths * lengths).sum())
+
+
+def text_lengths(dataset: Dataset, text_len: int) -> np.ndarray:
+    """Text tokens of every item, int16 [I]."""
+    lengths = np.zeros(dataset.num_items, np.int16)
+    for first in range(0, dataset.num_items, _ROWS_AT_ONCE):
+        rows = np.arange(first, min(first + _ROWS_AT_ONCE, dataset.num_items))
+        tokens = dataset.item_features(rows).tokens
+        if tokens is None:
+            break
+        lengths[rows] = np.count_nonzero(tokens[:, :text_len], axis=1)
+    return lengths
 
 
 def item_dropout_rates(recipe: TrainRecipe) -> tuple[float, float, float]:
@@ -82,28 +96,33 @@ def feature_bytes(dataset: Dataset) -> int:
 
 
 class FrozenVectors:
-    """Item vectors on a device, or in mapped files where they are too many to hold."""
+    """The item vectors of this process on its device, or in mapped files where they are too many to hold."""
 
-    def __init__(self, cache: EmbeddingCache, device: torch.device, precision: str = "fp32") -> None:
-        self.cache = cache
+    def __init__(
+        self, cache: EmbeddingCache, device: torch.device, precision: str = "fp32", ranks: Ranks | None = None
+    ) -> None:
+        self.cache, self.ranks = cache, ranks or Ranks()
         self.device = device
         # Products on CPU are in float32; on a GPU in the recipe's precision.
         self.dtype = cache.dtype if device.type == "cuda" and precision == "bf16" else torch.float32
         manifest = cache.manifest
-        size = manifest.num_items * manifest.joint_dim * self.dtype.itemsize
+        count = len(range(manifest.num_items)[owned_items(manifest.num_items, self.ranks)])
+        size = count * manifest.joint_dim * self.dtype.itemsize
         limit = _VECTORS_IN_MEMORY if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] // 2
         self.table: Tensor | None = None
         if size <= limit:
-            self.table = torch.empty(manifest.num_items, manifest.joint_dim, dtype=self.dtype, device=device)
-            first = 0
+            self.table = torch.empty(count, manifest.joint_dim, dtype=self.dtype, device=device)
+            at = first = 0
             for shard in cache.shards:
-                self.table[first : first + len(shard)] = shard.to(device)
+                own = shard[(self.ranks.rank - first) % self.ranks.world :: self.ranks.world]
+                self.table[at : at + len(own)] = own.to(device)
+                at += len(own)
                 first += len(shard)
 
     def rows(self, items: Tensor) -> Tensor:
-        """The vectors of catalogue rows of any shape."""
+        """The vectors of catalogue rows of any shape, all of them this process's."""
         if self.table is not None:
-            return self.table[items]
+            return self.table[items if self.ranks.world == 1 else items // self.ranks.world]
         vectors = self.cache.rows(items.flatten().cpu().numpy().astype(np.int64))
         return vectors.to(self.device, self.dtype).view(*items.shape, -1)
 

@@ -52,6 +52,7 @@ class ExtraPool(NamedTuple):
     size: int | Tensor
     log_q: Tensor | None = None  # [V]
     target_log_q: Tensor | None = None  # [m]
+    num_valid: Tensor | None = None  # as in TargetPool
 
 
 class GroupedPool(NamedTuple):
@@ -163,6 +164,7 @@ def query_losses(
             pool.target_is_extra,
             log_q=pool.log_q,
             target_log_q=pool.target_log_q,
+            num_valid=pool.num_valid,
             group=group,
             latch=latch,
         )
@@ -238,11 +240,21 @@ class FrozenPools:
         log_q = None if self.log_q is None else self.log_q.union[rows]
         return TargetPool(self.vectors(rows), targets, size, log_q, num_valid)
 
-    def extras(self, rows: Tensor, target_rows: Tensor, drawn: Tensor) -> ExtraPool:
-        """The extras alone: `rows` are this process's piece of what was `drawn`."""
+    def extras(
+        self,
+        rows: Tensor,
+        target_rows: Tensor,
+        drawn: Tensor,
+        target_vectors: Tensor | None = None,
+        num_valid: Tensor | None = None,
+    ) -> ExtraPool:
+        """The extras alone: `rows` are this process's piece of what was `drawn`.
+
+        `target_vectors` are those of the targets where another process may hold them.
+        """
         log_q = target_log_q = None
         if self.log_q is not None:
             log_q, target_log_q = self.log_q.extras[rows], self.log_q.extras[target_rows]
         is_extra = targets_among(target_rows, drawn)
-        vectors, own = self.vectors(rows), self.vectors(target_rows)
-        return ExtraPool(vectors, own, is_extra, len(drawn), log_q, target_log_q)
+        own = self.vectors(target_rows) if target_vectors is None else target_vectors
+        return ExtraPool(self.vectors(rows), own, is_extra, len(drawn), log_q, target_log_q, num_valid)

@@ -5,7 +5,7 @@ A sharded tensor is a DTensor; what is not sharded passes through all of these f
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -19,31 +19,37 @@ if TYPE_CHECKING:
 
 # Trained parameters above which weights, gradients and moments (16 bytes each) are sharded rather than replicated.
 SHARD_ABOVE = 500_000_000
+_MESSAGE_ENTRIES = 1 << 23  # from which on gradients go into the next message: 32 MB
 
 
 # Losses, rows and gradients -----------------------------------------------------------------------------------------
 
 
 def process_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """The group of all processes; None where there is one only."""
-    return dist.group.WORLD if ranks.world > 1 else None
+    """The group of all processes; None where none was set up."""
+    return dist.group.WORLD if ranks.in_group else None
+
+
+def can_be_captured(ranks: Ranks) -> bool:
+    """Whether a CUDA graph can hold what the processes exchange: NCCL's kernels yes, gloo's messages no."""
+    return not ranks.in_group or "cuda:nccl" in str(dist.get_backend_config())
 
 
 def sum_over_ranks(values: Tensor, ranks: Ranks) -> Tensor:
     """The values summed over the processes, in place."""
-    if ranks.world > 1:
+    if ranks.in_group:
         dist.all_reduce(values)
     return values
 
 
-def gather_rows(rows: Tensor, stride: int, world: int) -> Tensor:
+def gather_rows(rows: Tensor, stride: int, ranks: Ranks) -> Tensor:
     """The rows of all processes [world · stride, h] in rank order, each process's padded with zeros to the stride.
 
     Their gradient is summed over the processes and goes back to the one that made the row.
     """
-    if world == 1:
+    if not ranks.in_group:
         return rows
-    table: Tensor = _GatherRows.apply(rows, stride, world)
+    table: Tensor = _GatherRows.apply(rows, stride, ranks.world)
     return table
 
 
@@ -51,46 +57,88 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, stride: int, world: int) -> Tensor:
         ctx.count, ctx.stride = len(rows), stride
-        padded = rows.new_zeros(stride, rows.shape[1])
-        padded[: len(rows)] = rows
+        if len(rows) < stride:
+            rows = torch.cat((rows, rows.new_zeros(stride - len(rows), rows.shape[1])))
         table = rows.new_empty(world * stride, rows.shape[1])
-        dist.all_gather(list(table.chunk(world)), padded)
+        dist.all_gather(list(table.chunk(world)), rows.contiguous())
         return table
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         total = grads[0].contiguous()
+        if total.is_cuda and dist.get_backend() != "gloo":
+            own = torch.empty_like(total[: ctx.stride])
+            dist.reduce_scatter_tensor(own, total)
+            return own[: ctx.count], None, None
         dist.all_reduce(total)
         first = dist.get_rank() * ctx.stride
         return total[first : first + ctx.count], None, None
 
 
-@torch.no_grad()
-def reduce_gradients(parameters: list[nn.Parameter]) -> None:
-    """Make every gradient the sum over the processes; one message for all of them."""
-    gradients = []
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    offset = 0
-    for gradient in gradients:
-        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-        offset += gradient.numel()
+class GradientExchange:
+    """Sums gradients over the processes, in messages that leave as soon as the backward pass has filled them.
+
+    Messages leave in one order, which is the same on every process. Where a step has several backward passes
+    (`overlapped` is False) they leave after the last.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], *, overlapped: bool) -> None:
+        self._messages: list[list[nn.Parameter]] = []
+        self._message_of: dict[nn.Parameter, int] = {}
+        size = _MESSAGE_ENTRIES
+        for parameter in reversed(parameters):  # as backward reaches them, more or less
+            if size >= _MESSAGE_ENTRIES:
+                self._messages.append([])
+                size = 0
+            self._messages[-1].append(parameter)
+            self._message_of[parameter] = len(self._messages) - 1
+            size += parameter.numel()
+            if overlapped:
+                parameter.register_post_accumulate_grad_hook(self._note_arrival)
+        self._sent: list[tuple[list[Tensor], Tensor, dist.Work]] = []
+        self._missing = [len(message) for message in self._messages]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Make every gradient the sum over the processes."""
+        while len(self._sent) < len(self._messages):
+            self._send()
+        for gradients, flat, work in self._sent:
+            work.wait()
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
+        self._sent = []
+        self._missing = [len(message) for message in self._messages]
+
+    def _note_arrival(self, parameter: Tensor) -> None:
+        self._missing[self._message_of[cast(nn.Parameter, parameter)]] -= 1
+        while len(self._sent) < len(self._messages) and not self._missing[len(self._sent)]:
+            self._send()
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        gradients = []
+        for parameter in self._messages[len(self._sent)]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        work = dist.all_reduce(flat, async_op=True)
+        assert work is not None
+        self._sent.append((gradients, flat, work))
 
 
 # Sharded models -----------------------------------------------------------------------------------------------------
 
 
-def must_shard(model: nn.Module, choice: bool | None, world: int) -> bool:
+def must_shard(model: nn.Module, choice: bool | None, ranks: Ranks) -> bool:
     """Whether the weights are sharded: as the user chose, else above a size."""
-    if world == 1:
+    if not ranks.in_group:
         return False
     if choice is not None:
         return choice
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) > SHARD_ABOVE
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return ranks.world > 1 and trained > SHARD_ABOVE
 
 
 def shard(model: BehaviorModel) -> None:
@@ -98,8 +146,11 @@ def shard(model: BehaviorModel) -> None:
 
     The gain, a single number, is replicated.
     """
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # Where the weights are: by default a mesh is of the machine's GPUs, even for a model on CPUs.
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     # Queries leave the contextualizer as a view; nothing writes into them.
     warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
     parts: list[nn.Module] = [*model.contextualizer.blocks, model.contextualizer]
@@ -107,7 +158,7 @@ def shard(model: BehaviorModel) -> None:
         layers = [] if model.embedder.text is None else list(model.embedder.text.blocks)
         parts += [*layers, model.embedder]
     for part in parts:
-        sharded = fully_shard(part, ignored_params={model.contextualizer.gain})
+        sharded = fully_shard(part, mesh=mesh, ignored_params={model.contextualizer.gain})
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # a scaled sum is more than gloo can do
 

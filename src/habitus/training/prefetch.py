@@ -3,16 +3,20 @@
 Steps come in a few sizes, one graph each: a bucket that nearly every batch fits, and by √2 larger ones for the rest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from habitus.evaluation import Ranks
 from habitus.recipe import TrainRecipe
 from habitus.softmax import NUM_KEYS, negative_keys
 from habitus.training.batches import WindowOrder
 from habitus.training.device_batches import DeviceBatch, DeviceEvents, DeviceItems
+from habitus.training.sharing import share_batch
 
 _PROBED = 8  # batches that are looked at to find the size of the first bucket
 _GRAIN = 64  # sizes are multiples of this, and
@@ -23,17 +27,19 @@ class Prefetch:
     """The batch in place (`current`, `keys`), the one after it, and how large that one is."""
 
     def __init__(
-        self, events: DeviceEvents, items: DeviceItems, order: WindowOrder, recipe: TrainRecipe, device: torch.device
-    ) -> None:
+        self, events: DeviceEvents, items: DeviceItems, order: WindowOrder, recipe: TrainRecipe, device: torch.device,
+        ranks: Ranks,
+    ) -> None:  # fmt: skip
         self.events, self.items, self.order, self.recipe, self.device = events, items, order, recipe, device
+        self.ranks = ranks
         self.next_step = -1  # the step whose batch lies ready
         size = recipe.batch_sequences + NUM_KEYS
         self._request = torch.zeros(size, dtype=torch.int64, device=device)  # windows, and keys of the extras
         self._host_request = torch.zeros(size, dtype=torch.int64, pin_memory=True)
-        self._host_counts = torch.zeros(5, dtype=torch.int64, pin_memory=True)
         self._counts_sent = torch.cuda.Event()
         self.buckets = self._fit_buckets()
         self._next = self._assemble()
+        self._host_counts = torch.zeros_like(self._next.counts, device="cpu", pin_memory=True)
         self._next_keys = torch.zeros(NUM_KEYS, dtype=torch.int64, device=device)
         self.current = self._next.clone()
         self.keys = self._next_keys.clone()
@@ -87,12 +93,15 @@ class Prefetch:
         """The graph that puts a batch together. It runs beside the steps, so it has memory of its own."""
         run_on_side_stream(self._make_next, self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph, self.ranks):
             self._make_next()
         return graph
 
     def _assemble(self) -> DeviceBatch:
-        return self.events.assemble(self._request[:-NUM_KEYS], self.items.lengths)
+        batch = self.events.assemble(self._request[:-NUM_KEYS], self.items.lengths)
+        if self.ranks.world == 1:
+            return batch
+        return share_batch(batch, self.items.lengths, self.events.num_items, self.ranks)
 
     def _send_request(self, step: int) -> None:
         # The copy that read this memory last is over: the host has waited for what came after it.
@@ -113,12 +122,19 @@ class Prefetch:
             sizes.append(self._needed(batch.counts))
         most = len(batch.rows)
         text_len = 0 if self.items.tokens is None else self.items.tokens.shape[1]
+        if self.recipe.stage == 2 and self.ranks.in_group:
+            return Buckets.fitted(sizes, most, most)
         return Buckets.fitted(sizes, most, most * text_len)
 
     def _needed(self, counts: Tensor) -> tuple[int, int]:
-        """What must fit: all distinct items and their tokens, or in stage 2 the targets alone."""
-        targets, items, tokens = counts[:3].tolist()
-        return (targets, 0) if self.recipe.stage == 2 else (items, tokens)
+        """What must fit: all distinct items and their tokens; in stage 2 the targets alone.
+
+        Of several processes, what the one with the most has. In stage 2 they gather all items too.
+        """
+        targets, items, tokens = (counts[7:10] if self.ranks.world > 1 else counts[:3]).tolist()
+        if self.recipe.stage == 2:
+            return (targets, items) if self.ranks.in_group else (targets, 0)
+        return items, tokens
 
 
 def run_on_side_stream(work: Callable[[], None], device: torch.device) -> None:
@@ -130,9 +146,23 @@ def run_on_side_stream(work: Callable[[], None], device: torch.device) -> None:
     torch.cuda.current_stream(device).wait_stream(stream)
 
 
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, ranks: Ranks, pool: Any = None) -> Iterator[None]:
+    """What the block does becomes the graph."""
+    mode = "global"
+    if ranks.in_group:
+        torch.cuda.synchronize()
+        mode = "thread_local"  # NCCL's own thread asks its events how far they are meanwhile
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
+        yield
+
+
 @dataclass(frozen=True)
 class Buckets:
-    """Bucket k holds up to base·√2^k items and tokens; nothing is ever cut to fit, the next bucket takes it."""
+    """Bucket k holds up to base·√2^k items and tokens; nothing is ever cut to fit, the next bucket takes it.
+
+    In stage 2 these are targets and, where processes gather them, items.
+    """
 
     items: int  # of bucket 0
     tokens: int

@@ -40,7 +40,15 @@ from habitus.training.device_batches import device_bytes
 from habitus.training.items import FrozenVectors, open_catalogue
 from habitus.training.journal import Journal, Meter
 from habitus.training.options import ParentRun, TrainOptions, evaluate_options
-from habitus.training.parallel import full_model, full_tensors, load_weights, must_shard, shard
+from habitus.training.parallel import (
+    can_be_captured,
+    full_model,
+    full_tensors,
+    is_sharded,
+    load_weights,
+    must_shard,
+    shard,
+)
 from habitus.training.recording import TrainingOutcome, make_record, publish_record, write_card
 from habitus.training.step import EagerEngine, Work
 from habitus.training.trunk import copy_journal, find_trunk_state, prune_trunk, reaches
@@ -85,7 +93,7 @@ class TrainingRun:
         """Whether the flag is set on some process: a signal may reach them at different steps."""
         if self.ranks.world == 1:
             return flag
-        return any(bool(other) for other in self.ranks.gather(torch.tensor([flag], device=self.device)))
+        return any(bool(other) for other in self.ranks.gather(torch.tensor([flag], device=self.ranks.host_device)))
 
     def must_evaluate(self, step: int) -> bool:
         """Whether the recipe asks for an evaluation after this step that has not been made yet."""
@@ -150,6 +158,7 @@ class TrainingRun:
         return self._publish(step, problem=problem)
 
     def close(self) -> None:
+        self.engine.close()
         with contextlib.suppress(OSError):
             self.journal.close()
 
@@ -212,7 +221,7 @@ class TrainingRun:
             progress = self.meter.show_phase
             self.cache = open_catalogue(bundle, self.dataset, self.out / "catalogue", self.parent.path, progress)
             model = bundle.model.freeze().train()
-        if must_shard(model, self.options.shard, self.ranks.world):
+        if must_shard(model, self.options.shard, self.ranks):
             shard(model)
             self.note(f"weights are sharded over {self.ranks.world} processes")
         return model
@@ -220,7 +229,7 @@ class TrainingRun:
     def _build_engine(self) -> EagerEngine | CapturedEngine:
         """The engine of the run: captured steps where that is possible, and a note where it is not."""
         recipe, dataset, options, device = self.recipe, self.dataset, self.options, self.device
-        vectors = None if self.cache is None else FrozenVectors(self.cache, device, recipe.train.precision)
+        vectors = None if self.cache is None else FrozenVectors(self.cache, device, recipe.train.precision, self.ranks)
         obstacle = self._capture_obstacle(vectors)
         if (options.compile or options.capture) and obstacle:
             raise ConfigError(f"steps cannot be captured: {obstacle}", next_step="omit --compile and --capture")
@@ -229,7 +238,7 @@ class TrainingRun:
             how = " and compiled" if compiled else "; compiling would take longer than it saves"
             self.note("steps are captured" + how)
             table = None if vectors is None else vectors.table
-            return CapturedEngine(self.model, dataset, recipe, device, table, compiled=compiled)
+            return CapturedEngine(self.model, dataset, recipe, device, table, compiled=compiled, ranks=self.ranks)
         if device.type == "cuda":
             self.note(f"steps run one operation at a time, several times slower: {obstacle}")
         if recipe.train.pool_sequences is not None and (self.ranks.world > 1 or options.accumulate > 1):
@@ -248,15 +257,19 @@ class TrainingRun:
             return "the device is not a GPU"
         if self.options.capture is False:
             return "--no-capture was given"
-        if self.ranks.world > 1:
-            return f"{self.ranks.world} processes share the batch"
+        if not can_be_captured(self.ranks):
+            return "the processes exchange messages by gloo, not by NCCL"
+        if any(is_sharded(parameter) for parameter in self.model.parameters()):
+            return "the weights are sharded over the processes"
+        if self.recipe.train.batch_sequences % self.ranks.world:
+            return f"{self.ranks.world} processes do not divide a batch of {self.recipe.train.batch_sequences}"
         if self.recipe.train.pool_sequences is not None:
             return "the batch has several pools of candidates"
         if self.options.accumulate > 1:
             return f"the batch comes in {self.options.accumulate} parts"
         if vectors is not None and vectors.table is None:
             return "the item vectors do not fit the device"
-        needed, free = device_bytes(self.dataset), torch.cuda.mem_get_info(self.device)[0]
+        needed, free = device_bytes(self.dataset, self.ranks.world), torch.cuda.mem_get_info(self.device)[0]
         if needed > _SHARE_FOR_DATA * free:
             return f"the data takes {format_bytes(needed)} of the {format_bytes(free)} that are free on the device"
         return ""

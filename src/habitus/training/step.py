@@ -23,10 +23,10 @@ from habitus.training.items import FrozenVectors, HostItems
 from habitus.training.loss import ExtraPool, FrozenPools, GroupedPool, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients
 from habitus.training.parallel import (
+    GradientExchange,
     gather_rows,
     is_sharded,
     process_group,
-    reduce_gradients,
     shard_like,
     sum_over_ranks,
 )
@@ -111,7 +111,10 @@ class EagerEngine:
             self.stage = EagerStage2(model, dataset, recipe, batches, vectors)
         self.optimizer = build_optimizer(model, recipe.train)
         self.parameters = [info.parameter for info in self.optimizer.infos]
-        self.replicated = [parameter for parameter in self.parameters if not is_sharded(parameter)]
+        replicated = [parameter for parameter in self.parameters if not is_sharded(parameter)]
+        self.exchange = None
+        if self.ranks.in_group:
+            self.exchange = GradientExchange(replicated, overlapped=batches.num_parts == 1)
         self.tail = LossTail()
         self._results: list[StepResult] = []
 
@@ -123,8 +126,8 @@ class EagerEngine:
         except ModelError as error:  # NaN or infinity among the vectors
             self._results.append(StepResult(step, rate, math.nan, None, math.nan, math.nan, error.problem.rstrip(".")))
             return
-        if self.ranks.world > 1:
-            reduce_gradients(self.replicated)
+        if self.exchange is not None:
+            self.exchange.finish()
         norm = float(clip_gradients(self.parameters, self.recipe.clip))
         loss, in_batch = float(losses.loss), float(losses.in_batch)
         extra = None if losses.extra is None else float(losses.extra)
@@ -149,6 +152,9 @@ class EagerEngine:
         """What all steps so far have multiplied."""
         return self.stage.work
 
+    def close(self) -> None:
+        """Nothing outlives a step here."""
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything but the model's weights that the next step depends on, or that the Record will show."""
         return {"tail": torch.from_numpy(self.tail.values.copy()), **self.optimizer.state_tensors()}
@@ -168,7 +174,7 @@ class EagerStage1:
         self.model, self.batches, self.precision = model, batches, recipe.train.precision
         self.pool_slots = (recipe.train.pool_sequences or 0) * recipe.data.seq_len
         self.group = process_group(batches.ranks)
-        self.items = HostItems(dataset, recipe, batches.device)
+        self.items = HostItems(dataset, recipe, batches.device, batches.ranks)
         self.log_q = LogQ.of(dataset, recipe, batches.device).in_batch if recipe.train.log_q else None
         self.work = Work()
 
@@ -204,9 +210,10 @@ class EagerStage1:
     ) -> Losses:
         own_targets = host_step.own_targets
         event_vectors, candidate_vectors = drop_entries(own_vectors, dropout)
-        table = gather_rows(event_vectors, host_step.stride, self.batches.ranks.world)
+        table = gather_rows(event_vectors, host_step.stride, self.batches.ranks)
         log_q = None if self.log_q is None else self.log_q[own_targets]
-        candidates = TargetPool(candidate_vectors[: len(own_targets)], part.target_places, host_step.num_targets, log_q)
+        own_candidates, num_valid = candidate_vectors[: len(own_targets)], host_step.valid_targets
+        candidates = TargetPool(own_candidates, part.target_places, host_step.num_targets, log_q, num_valid)
         events = F.embedding(part.event_places, table)
         if self.pool_slots and part.slots is not None:
             grouped = GroupedPool.split(candidates, part.slots, self.pool_slots)
@@ -238,22 +245,32 @@ class EagerStage2:
         """Add the gradients of one step to the contextualizer; both pools count half each."""
         host_step = self.batches.read(step)
         self.work.scores += host_step.num_queries * (host_step.num_targets + host_step.num_extras)
+        table = None
+        if host_step.to_table is not None:
+            own = torch.from_numpy(host_step.own_items).to(self.batches.device)
+            table = gather_rows(self.vectors.rows(own), host_step.stride, self.batches.ranks)
         with autocast(self.batches.device, self.recipe.precision):
-            parts = [_backward(self._part_losses(host_step, part)) for part in host_step.parts]
+            parts = [_backward(self._part_losses(host_step, part, table)) for part in host_step.parts]
         return _full_batch(parts, self.batches)
 
-    def _part_losses(self, host_step: HostStep, part: StepBatch) -> Losses:
-        events, pools = self.vectors.rows(part.inputs.items), self._pools(host_step, part)
+    def _part_losses(self, host_step: HostStep, part: StepBatch, table: Tensor | None) -> Losses:
+        events = self.vectors.rows(part.inputs.items) if table is None else table[part.event_places]
+        pools = self._pools(host_step, part, table)
         return batch_losses(self.model, part, events, pools, group=self.group)
 
-    def _pools(self, host_step: HostStep, part: StepBatch) -> Iterator[TargetPool | ExtraPool]:
-        yield self.pools.in_batch(host_step.own_targets, part.target_places, host_step.num_targets)
+    def _pools(self, host_step: HostStep, part: StepBatch, table: Tensor | None) -> Iterator[TargetPool | ExtraPool]:
+        places, num_valid = part.target_places, host_step.valid_targets
+        yield self.pools.in_batch(host_step.own_targets, places, host_step.num_targets, num_valid)
         if host_step.own_extras is None or host_step.drawn is None:
             return
+        owner, num_valid = part.target_rows % self.batches.ranks.world, host_step.valid_extras
         if self.recipe.extra_pool == "extras":
-            yield self.pools.extras(host_step.own_extras, part.target_rows, host_step.drawn)
+            shifts = host_step.to_table
+            targets = None if table is None or shifts is None else table[places + shifts[owner]]
+            yield self.pools.extras(host_step.own_extras, part.target_rows, host_step.drawn, targets, num_valid)
         else:
-            yield self.pools.union(host_step.own_extras, part.target_places, host_step.num_extras)
+            places = places if host_step.to_extras is None else places + host_step.to_extras[owner]
+            yield self.pools.union(host_step.own_extras, places, host_step.num_extras, num_valid)
 
 
 def _backward(losses: Losses) -> Losses:
