@@ -4,6 +4,7 @@ Everything that touches every event before it is sorted happens here, as SQL. Th
 partitions.py sorts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,9 +161,7 @@ class EventLog:
     def check_events(self, drop: bool) -> None:
         """Count what is wrong in one pass over the events; refuse, or remember what is to be dropped."""
         checks = self._checks()
-        counts = ", ".join(f"count(*) FILTER ({check.condition})" for check in checks)
-        usable = f"count(*) FILTER ({self._usable()})"
-        *counts_bad, num_usable = self._rows(f"SELECT {counts}, {usable} FROM joined")[0]
+        *counts_bad, num_usable = self._count_rows(checks)
         problems = [self._problem(check, rows) for check, rows in zip(checks, counts_bad, strict=True) if rows]
         problems += self._category_problems()
         self._settle(problems, drop)
@@ -213,7 +212,7 @@ class EventLog:
                 f"SELECT {column} AS v FROM {self._usable_rows(name)} AND {column} IS NOT NULL GROUP BY 1 "
                 f"ORDER BY {order}, 1 LIMIT {MAX_CATEGORIES}"
             ).to_arrow_table()
-            strings = to_categories(_plain_strings(raw["v"])).to_pylist()
+            strings = to_categories(plain_strings(raw["v"])).to_pylist()
             if self.earlier is None:
                 values[name] = tuple(sorted(set(strings)))
             else:
@@ -231,7 +230,7 @@ class EventLog:
                 f"AND {self._usable()} GROUP BY 1)"
             )
             found = self.con.sql(f"SELECT value, origin FROM content_{column} ORDER BY number").to_arrow_table()
-            values = _plain_strings(found["value"])
+            values = plain_strings(found["value"])
             kind = self.schema.events.fields[name]
             contents.append(EventContent.of(name, kind, values, found["origin"].to_numpy()))
         self._settle([problem for content in contents for problem in content.problems(self.events.place)], drop)
@@ -297,11 +296,19 @@ class EventLog:
             key = f"{problem.table}.{problem.column}: {problem.what}"
             self.dropped[key] = problem.rows
 
-    def _problem(self, check: EventCheck, rows: int) -> Problem:
-        examples = self._rows(
+    def _count_rows(self, checks: Sequence[EventCheck]) -> list[int]:
+        """How many events fail each check, and how many can be used."""
+        counts = ", ".join(f"count(*) FILTER ({check.condition})" for check in checks)
+        return list(self._rows(f"SELECT {counts}, count(*) FILTER ({self._usable()}) FROM joined")[0])
+
+    def _examples(self, check: EventCheck) -> list[tuple[Any, ...]]:
+        """The first events that fail a check: original row, value."""
+        return self._rows(
             f"SELECT origin, {check.value} FROM joined WHERE {check.condition} ORDER BY origin LIMIT {EXAMPLES_SHOWN}"
         )
-        quoted = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in examples)
+
+    def _problem(self, check: EventCheck, rows: int) -> Problem:
+        quoted = tuple(f"{self.events.place(row)}: {quote_value(value)}" for row, value in self._examples(check))
         remedy = "leaves out such events" if check.drops_row else "makes bad numbers missing"
         return Problem("events", check.column, check.what, rows, quoted, check.expected, remedy)
 
@@ -473,7 +480,8 @@ def _weight_sql(column: str, targets: Targets) -> str:
     return f"CAST(CASE CAST({column} AS VARCHAR) {cases} ELSE 0 END AS FLOAT)"
 
 
-def _plain_strings(column: pa.ChunkedArray) -> pa.Array:
+def plain_strings(column: pa.ChunkedArray) -> pa.Array:
+    """A column of a query as one array, DuckDB's string views as strings."""
     array = column.combine_chunks()
     return array.cast(pa.string()) if pa.types.is_string_view(array.type) else array
 

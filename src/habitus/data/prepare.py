@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,12 +22,13 @@ from habitus.data.earlier import Batches, Earlier
 from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.event_contents import CONTENT_KINDS
-from habitus.data.no_item import add_no_item
 from habitus.data.kinds import KINDS
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
+from habitus.data.no_item import add_no_item
 from habitus.data.partitions import choose_bounds, count_parts, rows_within, sort_part, sort_parts, write_parts
 from habitus.data.problems import refuse
+from habitus.data.ray_prepare import RayEventLog, ray_cluster
 from habitus.data.remote import is_remote
 from habitus.data.remote_datasets import publish_dataset
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
@@ -62,6 +63,7 @@ class PrepareOptions:
     memory: str = "4GiB"
     threads: int = os.cpu_count() or 1
     seed: int = 0
+    backend: Literal["local", "ray"] = "local"
     parts: int | None = None  # in which events are sorted; None: as many as the memory demands
 
 
@@ -118,6 +120,10 @@ def update(
         )
     manifest = dataset.manifest
     _check_can_grow(dataset)
+    if options is not None and options.backend == "ray":
+        raise ConfigError(
+            "an update was asked of backend ray", expected="backend local: an update reads what is new, and sorts it in"
+        )
     options = replace(
         options or PrepareOptions(),
         seq_len=manifest.seq_len,
@@ -170,7 +176,8 @@ def _prepare(
     check_options(options, out, schema)
     _check_users(tables.users, schema)
     try:
-        with staged_folder(out) as stage, _scratch(stage) as scratch:
+        cluster = ray_cluster() if options.backend == "ray" else nullcontext()
+        with cluster, staged_folder(out) as stage, _scratch(stage) as scratch:
             with connect(scratch, options.memory, options.threads, progress) as con:
                 log, parts = _read(con, tables, schema, options, scratch, progress, earlier)
                 num_parts = _bring_into_order(log, options, scratch, progress)
@@ -277,7 +284,9 @@ def _read(
     tables = open_table("events", inputs.events, con, scratch), open_table("items", inputs.items, con, scratch)
     tables = tables[0], add_no_item(tables[1], schema, con, scratch)
     users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
-    if earlier is None:
+    if options.backend == "ray":
+        log: EventLog = RayEventLog(con, schema, *tables, users, scratch, options.memory, options.parts, progress)
+    elif earlier is None:
         log = EventLog(con, schema, *tables, users=users)
     else:
         log = EventLog(con, schema, *tables, earlier, scratch / "earlier.parquet", users)
@@ -391,6 +400,8 @@ def _select_rows(
 
 def _bring_into_order(log: EventLog, options: PrepareOptions, scratch: Path, progress: Progress) -> int:
     """Sort the events where they fit into the memory, else write them in parts; returns how many parts there are."""
+    if isinstance(log, RayEventLog):
+        return log.write_parts()
     events = log.usable_events()
     rows_in_memory = rows_within(duckdb_memory(options.memory), len(events.columns) + 1)
     num_parts = options.parts or count_parts(log.num_rows, rows_in_memory)
@@ -406,6 +417,9 @@ def _bring_into_order(log: EventLog, options: PrepareOptions, scratch: Path, pro
 
 def _sorted_files(log: EventLog, num_parts: int, options: PrepareOptions, scratch: Path) -> Iterator[Path]:
     """The sorted events: one file, or a file for each part, which is gone when the next one comes."""
+    if isinstance(log, RayEventLog):
+        yield from log.sorted_files(num_parts)
+        return
     if (scratch / _SORTED_FILE).exists():
         yield scratch / _SORTED_FILE
         return

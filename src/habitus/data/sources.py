@@ -50,6 +50,7 @@ class SourceTable:
     sources: tuple[Source, ...]
     types: dict[str, Any]  # of the columns that all files have; a sentence where the files disagree
     names: tuple[frozenset[str], ...]  # the columns of each file
+    first_row: int = 0  # of the whole table, where these are some of its files
 
     @property
     def num_rows(self) -> int:
@@ -58,10 +59,17 @@ class SourceTable:
     @property
     def first_rows(self) -> list[int]:
         """The row of the table at which each file begins."""
-        rows = [0]
+        rows = [self.first_row]
         for source in self.sources[:-1]:
             rows.append(rows[-1] + source.num_rows)
         return rows
+
+    def share(self, first: int, stop: int) -> "SourceTable":
+        """The files that hold the rows first..stop; their rows keep the numbers that they have in the whole table."""
+        firsts = self.first_rows
+        held = [n for n, source in enumerate(self.sources) if firsts[n] < stop and firsts[n] + source.num_rows > first]
+        files, names = self.sources[held[0] : held[-1] + 1], self.names[held[0] : held[-1] + 1]
+        return replace(self, sources=files, names=names, first_row=firsts[held[0]])
 
     def place(self, row: int) -> str:
         """The file and the row in it, as a person would look for a row of the table."""

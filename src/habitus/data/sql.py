@@ -47,7 +47,7 @@ def parquet_sql(paths: Sequence[Path]) -> str:
 def origin_sql(table: SourceTable) -> str:
     """The row of the whole table, in SQL: the row of the file after all rows of the files before it."""
     if len(table.sources) == 1:
-        return "file_row_number"
+        return f"file_row_number + {table.first_row}" if table.first_row else "file_row_number"
     firsts = ", ".join(str(first) for first in table.first_rows)
     return f"[{firsts}][CAST(file_index + 1 AS BIGINT)] + file_row_number"
 
