@@ -15,6 +15,8 @@ Example: `habitus prepare 'log/*.parquet' items.parquet --schema schema.toml --o
 
 What is known of users: `habitus prepare events.parquet items.parquet --users users.parquet --out dataset`
 
+Beyond one machine: `habitus prepare 's3://logs/day=*/*.parquet' items.parquet --backend ray --out /shared/dataset`
+
 Later events: `habitus prepare today.parquet items.parquet --update dataset --out dataset-today`
 """
 # What a dataset has decided already, and an update cannot change.
@@ -47,6 +49,9 @@ def prepare(
     memory: Annotated[str, typer.Option(help="Memory to keep to; more spills to disk.")] = "4GiB",
     threads: Annotated[int | None, typer.Option(help="Default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses validation and test users.")] = 0,
+    backend: Annotated[
+        str, typer.Option(help="local, or ray: on a cluster whose nodes all see --out, the same bytes.")
+    ] = "local",
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     import os
@@ -83,6 +88,7 @@ def prepare(
         memory=memory,
         threads=threads if threads is not None else os.cpu_count() or 1,
         seed=seed,
+        backend=check_choice("backend", backend, ("local", "ray")),
     )
     with phases() as progress:
         if update is None:
