@@ -48,6 +48,16 @@ def test_ordinary_texts_have_the_tokenizer_and_the_tokens_of_uncut_ones(text_len
     assert (encode_texts(tokenizer, texts.to_pylist(), text_len) == expected).all()
 
 
+def test_a_text_has_the_tokens_of_its_words_whatever_stands_between_them() -> None:
+    spaces = [" ", "\xa0", " \xa0", "\xa0 ", "\xa0 \xa0", "\x0b", "\u3000 ", "\x1f", "'s ", " 's", " ́"]
+    draw = np.random.default_rng(1)
+    words = ["Shoe", "red", "ΣΑΣ", "10", "10€", "e\u0301", "ﬁt", "a-b", "don't", "靴", "'", ""]
+    texts = ["".join(draw.choice(words) + draw.choice(spaces) for _ in range(draw.integers(0, 30))) for _ in range(400)]
+    tokenizer = train_tokenizer(texts, 400)
+    expected = [(ids := tokenizer.encode(text).ids[:12]) + [0] * (12 - len(ids)) for text in texts]
+    assert encode_texts(tokenizer, texts, 12).tolist() == expected
+
+
 ENDLESS: dict[str, Callable[[np.random.Generator, int], str]] = {
     "letters": lambda draw, size: "".join(draw.choice(LETTERS, size)),
     "one letter": lambda draw, size: "a" * size,

@@ -1,5 +1,6 @@
 """Item text to tokens: cleaning, a byte-level BPE trained on the catalogue, fixed-length rows."""
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ _WORD_CHARACTERS = 1000
 # C1 codes, which real catalogues hold where Windows-1252 quotes and dashes were decoded as Latin-1.
 _CONTROL = r"[\x{00}-\x{08}\x{0E}-\x{1F}\x{7F}]"
 _SPACE = r"\s+"
+# White space that cleaning leaves: the tokenizer groups it with the spaces around it.
+_OTHER_SPACE = r"[\x{0B}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}]|^ |  "
 
 
 def has_control_characters(column: pa.Array) -> np.ndarray:
@@ -85,10 +88,49 @@ def train_tokenizer(texts: list[str], vocabulary_size: int) -> "Tokenizer":
 
 
 def encode_texts(tokenizer: "Tokenizer", texts: list[str], text_len: int) -> np.ndarray:
-    """The first `text_len` tokens of each text, padded with zeros: int32 [n, text_len]."""
-    encodings = tokenizer.encode_batch_fast([text[: text_len * _CHARACTERS_PER_TOKEN] for text in texts])
+    """The first `text_len` tokens of each text, padded with zeros: int32 [n, text_len].
+
+    No token crosses a space, and words recur: each distinct one is encoded once.
+    """
+    cut = pc.utf8_slice_codeunits(pa.array(texts, pa.string()), 0, text_len * _CHARACTERS_PER_TOKEN)
+    whole = pc.match_substring_regex(cut, _OTHER_SPACE).to_numpy(zero_copy_only=False)
+    rows = _encode_by_word(tokenizer, pc.if_else(pa.array(whole), "", cut), text_len)
+    if whole.any():
+        rows[whole] = _encode_whole(tokenizer, cut.filter(pa.array(whole)).to_pylist(), text_len)
+    return rows
+
+
+def _encode_by_word(tokenizer: "Tokenizer", texts: pa.Array, text_len: int) -> np.ndarray:
+    """The rows of texts whose words stand between single spaces, a space being part of the word after it."""
+    pieces = pc.list_slice(
+        pc.split_pattern(texts, " ", max_splits=text_len + 1), 0, text_len + 1
+    )  # a token or more each
+    num_words = pc.list_value_length(pieces).to_numpy(zero_copy_only=False).astype(np.int64)
+    text = np.repeat(np.arange(len(texts)), num_words)
+    is_first = np.concatenate([[True], text[1:] != text[:-1]]) if len(text) else np.empty(0, bool)
+    words = pc.if_else(pa.array(is_first), pieces.flatten(), pc.binary_join_element_wise(" ", pieces.flatten(), ""))
+    coded = words.dictionary_encode()
+    word = coded.indices.to_numpy()
+    tokens = [encoding.ids[:text_len] for encoding in tokenizer.encode_batch_fast(coded.dictionary.to_pylist())]
+    sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    flat = np.fromiter(chain.from_iterable(tokens), np.int32, int(sizes.sum()))
+    starts = np.cumsum(sizes) - sizes
+
+    counts = sizes[word]
+    before = np.cumsum(counts) - counts
+    place = before - np.repeat(before[is_first], num_words)  # of each word's first token in its text
+    counts = np.minimum(counts, np.maximum(text_len - place, 0))
+    ends = np.cumsum(counts)
+    within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
     rows = np.zeros((len(texts), text_len), np.int32)
-    for row, encoding in zip(rows, encodings, strict=True):
+    rows[np.repeat(text, counts), np.repeat(place, counts) + within] = flat[np.repeat(starts[word], counts) + within]
+    return rows
+
+
+def _encode_whole(tokenizer: "Tokenizer", texts: list[str], text_len: int) -> np.ndarray:
+    """The rows of any texts."""
+    rows = np.zeros((len(texts), text_len), np.int32)
+    for row, encoding in zip(rows, tokenizer.encode_batch_fast(texts), strict=True):
         ids: Any = encoding.ids[:text_len]
         row[: len(ids)] = ids
     return rows

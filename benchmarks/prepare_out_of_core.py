@@ -1,0 +1,167 @@
+"""What `prepare` takes of time, memory and disk on logs that do not fit into the memory.
+
+    python benchmarks/prepare_out_of_core.py --memory 8GiB 1e8x1e6 3e8x1e7 1e8x1e8     # events x items
+    python benchmarks/prepare_out_of_core.py --memory 512MiB 1e6x1e4                   # a quick look
+
+Every measurement is a process of its own. Disk is sampled twice a second: scratch files and the dataset, without the
+input. CPU seconds stand beside wall seconds, since a machine may have other work. The last line is JSON.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prepare import SCHEMA, hardware
+
+GIB = 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("logs", nargs="+", metavar="EVENTSxITEMS")
+    parser.add_argument("--memory", default="8GiB")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where the tables are made (default: a temporary folder)")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(prepare_here(arguments.folder, arguments.memory, arguments.threads)))
+        return
+    rows = []
+    for log in arguments.logs:
+        num_events, num_items = (int(float(number)) for number in log.split("x"))
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            place = Path(folder)
+            make_tables(place, num_events, num_items)
+            options = ["--memory", arguments.memory, "--threads", str(arguments.threads), "--folder", folder]
+            command = [sys.executable, __file__, *options, "--one", log]
+            result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            measured = json.loads(result.stdout.splitlines()[-1])
+            input_gib = sum(path.stat().st_size for path in place.glob("*.parquet")) / GIB
+        rows.append({"events": num_events, "items": num_items, "input_gib": round(input_gib, 2), **measured})
+        print(json.dumps(rows[-1]), file=sys.stderr)
+    report(rows, arguments.memory, arguments.threads)
+
+
+def make_tables(place: Path, num_events: int, num_items: int) -> None:
+    """A log in time order on heavy-tailed users and items; titles of four words of a vocabulary of 4,096."""
+    import duckdb
+
+    (place / "schema.toml").write_text(SCHEMA)
+    config = {"threads": 2, "memory_limit": "4GiB", "temp_directory": str(place / "spill")}
+    with duckdb.connect(":memory:", config=config) as con:
+        con.execute("SET preserve_insertion_order = false")
+        letters = "translate(md5(CAST(range AS VARCHAR)), '0123456789', 'ghijklmnop')"
+        con.execute(f"CREATE TABLE words AS SELECT {letters}[:5] AS word FROM range(4096)")
+        (words,) = con.execute("SELECT list(word) FROM words").fetchall()[0]
+        con.execute("SET VARIABLE words = $words", {"words": words})
+        con.execute(
+            f"COPY (SELECT CAST(pow(random(), 2) * {num_events // 100} AS BIGINT) AS user_id, "
+            f"CAST(pow(random(), 3) * {num_items - 1} AS BIGINT) AS item_id, "
+            "TIMESTAMP '2024-01-01' + to_milliseconds(range * 300) AS timestamp, "
+            "['view', 'click', 'purchase'][1 + CAST(floor(random() * 3) AS BIGINT)] AS event_type, "
+            f"CAST(random() * 100 AS FLOAT) AS price FROM range({num_events})) "
+            f"TO '{place}/events.parquet' (FORMAT parquet)"
+        )
+        title = ", ' ', ".join(["getvariable('words')[1 + CAST(floor(random() * 4096) AS BIGINT)]"] * 4)
+        con.execute(
+            f"COPY (SELECT range AS item_id, concat({title}) AS title, "
+            "concat('category ', range % 200) AS category, CAST(random() * 100 AS FLOAT) AS price "
+            f"FROM range({num_items})) TO '{place}/items.parquet' (FORMAT parquet)"
+        )
+
+
+def prepare_here(place: Path, memory: str, threads: int) -> dict[str, object]:
+    from habitus.data import PrepareOptions, prepare
+    from habitus.events import Schema
+
+    clock = PhaseClock()
+    work = place / "work"
+    began = time.perf_counter()
+    with watched_disk(work) as disk:
+        manifest = prepare(
+            f"{place}/events.parquet",
+            f"{place}/items.parquet",
+            Schema.read(place / "schema.toml"),
+            work / "dataset",
+            PrepareOptions(memory=memory, test_share=0, threads=threads),
+            clock.progress,
+        )
+        clock.progress("end", 1.0)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    dataset_bytes = sum(entry.bytes for entry in manifest.files.values())
+    return {
+        "seconds": round(time.perf_counter() - began, 1),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+        "peak_gib": round(usage.ru_maxrss * 1024 / GIB, 2),
+        "peak_disk_gib": round(disk[0] / GIB, 2),
+        "dataset_gib": round(dataset_bytes / GIB, 2),
+        "phases": clock.phases,
+        "checksum": manifest.checksum[:16],
+    }
+
+
+class PhaseClock:
+    """Wall and CPU seconds of each phase that `prepare` reports."""
+
+    def __init__(self) -> None:
+        self.phases: dict[str, tuple[float, float]] = {}
+        self.current, self.since, self.cpu = "importing", time.perf_counter(), time.process_time()
+
+    def progress(self, phase: str, _: float) -> None:
+        if phase and phase != self.current:
+            now, cpu = time.perf_counter(), time.process_time()
+            wall_before, cpu_before = self.phases.get(self.current, (0.0, 0.0))
+            spent = wall_before + now - self.since, cpu_before + cpu - self.cpu
+            self.phases[self.current] = round(spent[0], 1), round(spent[1], 1)
+            self.current, self.since, self.cpu = phase, now, cpu
+
+
+@contextmanager
+def watched_disk(folder: Path) -> Iterator[list[int]]:
+    """The most bytes that the files below a folder have taken, as the only entry of a list."""
+    most, stop = [0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.5):
+            sizes = []
+            for path in folder.rglob("*"):
+                try:
+                    sizes.append(path.stat().st_blocks * 512)
+                except FileNotFoundError:  # gone meanwhile
+                    continue
+            most[0] = max(most[0], sum(sizes))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield most
+    stop.set()
+    thread.join()
+
+
+def report(rows: list[dict], memory: str, threads: int) -> None:
+    head = ("events", "items", "s", "CPU s", "µs CPU/event", "GiB memory", "GiB disk", "input", "dataset")
+    print(("{:>14} {:>12} {:>8} {:>8} {:>13} {:>11} {:>9} {:>6} {:>8}").format(*head))
+    for row in rows:
+        row["cpu_us_per_event"] = round(row["cpu_seconds"] / row["events"] * 1e6, 3)
+        print(
+            f"{row['events']:>14,} {row['items']:>12,} {row['seconds']:>8.1f} {row['cpu_seconds']:>8.1f} "
+            f"{row['cpu_us_per_event']:>13.3f} {row['peak_gib']:>11.2f} {row['peak_disk_gib']:>9.2f} "
+            f"{row['input_gib']:>6.2f} {row['dataset_gib']:>8.2f}"
+        )
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    result = {"benchmark": "prepare_out_of_core", "date": date, "hardware": hardware(), "memory": memory}
+    print(json.dumps({**result, "threads": threads, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
