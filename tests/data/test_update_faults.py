@@ -21,16 +21,17 @@ PHASES = (
     "opening files", "checking events", "surveying items", "surveying events", "sorting events", "encoding items",
     "writing events", "cutting windows", "computing checksums",
 )  # fmt: skip
+IN_PARTS = "partitioning events", "writing events"
 KILLED_AT = """
 import os, signal, sys
 from habitus.data import Dataset, PrepareOptions, update
-dataset, later, out, phase = sys.argv[1:]
+dataset, later, out, phase, parts = sys.argv[1:]
 
 def stop(name, done):
     if name == phase:
         os.kill(os.getpid(), signal.SIGKILL)
 
-options = PrepareOptions(memory="256MiB", threads=1)
+options = PrepareOptions(memory="256MiB", threads=1, parts=int(parts))
 update(Dataset.open(dataset), f"{later}/events.parquet", f"{later}/items.parquet", out, options, stop)
 """
 
@@ -74,14 +75,14 @@ def test_an_update_killed_in_any_phase_leaves_the_dataset_whole_and_the_next_suc
     (tmp_path / "work").mkdir()
     out = tmp_path / "work" / "grown"
     command = [sys.executable, "-c", KILLED_AT, str(dataset.path), str(tmp_path / "later"), str(out)]
-    for phase in PHASES:
-        killed = subprocess.run([*command, phase], capture_output=True, text=True)
+    for phase, parts in [(phase, 1) for phase in PHASES] + [(phase, 3) for phase in IN_PARTS]:
+        killed = subprocess.run([*command, phase, str(parts)], capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, f"{phase}: {killed.stderr}"
         assert not out.exists(), phase
         assert len(list(out.parent.iterdir())) == 1, "one stage at a time: the next try clears what the last one left"
     assert files_of(dataset) == before
     Dataset.open(dataset.path)  # its checksums hold
-    assert apply(dataset, tmp_path / "later", out).checksum == expected
+    assert apply(dataset, tmp_path / "later", out, parts=3).checksum == expected
     assert [path.name for path in out.parent.iterdir()] == ["grown"]
 
 
