@@ -15,11 +15,13 @@ import numpy as np
 
 from habitus.errors import ConfigError
 from habitus.laws.recipe_surface import (
+    LossLink,
     SlotCost,
     columns_of,
     loss_link,
     predict_recipe,
     recipe_optimum,
+    recipe_rate,
     recipe_surface,
     slot_cost,
 )
@@ -34,7 +36,7 @@ from habitus.store import Extrapolation, Law, Plan, Prediction, Quantity, Regist
 from habitus.sweeps import Preset, preset_dataset
 
 LOSS = "batch/loss"
-RANKING = ("batch/recall@10", "batch/ndcg@10", "catalogue/recall@10", "catalogue/ndcg@10")
+FOLLOWING = ("catalogue/loss", "batch/recall@10", "batch/ndcg@10", "catalogue/recall@10", "catalogue/ndcg@10")
 SIZES = {"": 1.0, "-half": 0.5, "-twice": 2.0}  # of the first budget's plans
 
 
@@ -79,6 +81,12 @@ class SurfaceData:
     def law(self, name: str = LOSS) -> Law:
         return recipe_surface(self.table, self.metric(name), self.cells)
 
+    def link(self, name: str) -> LossLink:
+        """How another metric follows the loss."""
+        rows = [k for k, r in enumerate(self.records) if name in r.metrics and r.metrics[name].value > 0]
+        columns = (self.metric(LOSS), self.table["batch_sequences"], self.table["rate_at_512"], self.metric(name))
+        return loss_link(*(column[rows] for column in columns))
+
     def cost(self) -> SlotCost:
         return slot_cost(self.table)
 
@@ -96,7 +104,7 @@ def _row(r: Record) -> dict[str, float]:
     train = r.recipe.train
     return {
         "embedder_params": r.params.embedder, "contextualizer_params": r.params.contextualizer,
-        "slots_seen": r.slots_seen, "batch_sequences": train.batch_sequences,
+        "slots_seen": r.slots_seen, "steps": r.steps, "batch_sequences": train.batch_sequences,
         "rate_at_512": train.learning_rate / math.sqrt(train.batch_sequences / 512), "compute": r.flops_nominal,
         "joint_dim": r.recipe.model.joint_dim, "seq_len": r.recipe.data.seq_len,
     }  # fmt: skip
@@ -165,10 +173,11 @@ def make_plan(
     """The best recipe of a budget, or one of another size beside it, and what it should measure."""
     typical = max(data.records, key=lambda r: r.flops_nominal or 0.0).recipe
     fixed = FixedSettings(profile, typical.model.text_depth, None, typical.train.optimizer, typical.train.precision)
-    best = recipe_optimum(law, C, cost)
+    best = recipe_optimum(law, C, cost, profile.train_slots or math.inf)
     B = 2 ** round(math.log2(best["batch"]))
     cell = stage1_cell(C, factor * best["params"], best["share"], B, fixed)
-    rate = float(f"{best['rate'] * math.sqrt(B / 512):.4g}")
+    rate = recipe_rate(law, cell.embedder_params, cell.contextualizer_params) * math.sqrt(B / 512)
+    rate = float(f"{rate:.4g}")
     recipe = _recipe(cell, rate, typical)
     passes = cell.slots_seen / (profile.train_slots or math.nan)
     how = f"least {LOSS} by one law over size, share, batch and rate, {law.residuals.n} runs"
@@ -209,25 +218,23 @@ def _recipe(cell: Cell, rate: float, typical: Recipe) -> Recipe:
 
 
 def _predictions(data: SurfaceData, law: Law, cell: Cell, rate: float, error: float) -> list[Prediction]:
-    """The loss by the law, with what its roll-outs missed; ranking metrics as they follow the loss."""
-    B = cell.batch_sequences
+    """The loss by the law, with what its roll-outs missed; other metrics as they follow the loss."""
+    B, rate_at_512 = cell.batch_sequences, rate / math.sqrt(cell.batch_sequences / 512)
     row = {"embedder_params": cell.embedder_params, "contextualizer_params": cell.contextualizer_params,
-           "slots_seen": cell.slots_seen, "batch_sequences": B, "rate_at_512": rate / math.sqrt(B / 512),
-           "compute": cell.flops}  # fmt: skip
+           "slots_seen": cell.slots_seen, "steps": cell.steps, "batch_sequences": B,
+           "rate_at_512": rate_at_512}  # fmt: skip
     value, low, high = (float(v[0]) for v in predict_recipe(law, columns_of([row])))
     reached = data.best(float(data.budgets.max())).metrics[LOSS].value
     miss = 2 * error * abs(reached - value)
     low, high = value - math.hypot(value - low, miss), value + math.hypot(high - value, miss)
     how = f"the law of {LOSS} at the planned recipe; its roll-outs missed {error:.0%} of the gain, held twice"
     made = [Prediction(metric=LOSS, stage=1, value=value, low=low, high=high, source="this study", how=how)]
-    for name in RANKING:
-        near = [r for r in data.records if name in r.metrics and r.metrics[name].value > 0]
-        link = loss_link([r.metrics[LOSS].value for r in near], [r.metrics[name].value for r in near])
-        at = float(link.at(value))
-        few, many = sorted(float(link.at(end)) for end in (low, high))
-        scatter = 2 * link.scatter
-        ends = (at * math.exp(-math.hypot(math.log(at / few), scatter)),
-                at * math.exp(math.hypot(math.log(many / at), scatter)))  # fmt: skip
-        made.append(Prediction(metric=name, stage=1, value=at, low=ends[0], high=ends[1], source="this study",
-                               how=f"as it follows {LOSS} over {link.n} runs"))  # fmt: skip
+    for name in FOLLOWING:
+        link = data.link(name)
+        at, se = link.at(value, B, rate_at_512)
+        loss_error = (high - low) / 4
+        half = 2 * math.hypot(se, float(link.coefficients[1]) * loss_error)
+        made.append(Prediction(metric=name, stage=1, value=math.exp(at), low=math.exp(at - half),
+                               high=math.exp(at + half), source="this study",
+                               how=f"as it follows {LOSS}, the batch and the rate over {link.n} runs"))  # fmt: skip
     return made

@@ -1,15 +1,17 @@
-"""What the parts of a recipe buy: one law over embedder, contextualizer, data, batch and learning rate at once.
+"""What the parts of a recipe buy: one law of the loss over embedder, contextualizer, data, steps, batch and rate.
 
-    y = E + a·p_e^−α + b·p^−γ + d·D^−β + q(log r, log B, log C)
+    L = E + (Σ_x (A_x·x^−α_x)^q)^(1/q) + k·(log r − log r*)²,       x = p_e, p, D, S, B
+    log r* = r0 + r_p·log p + r_e·log p_e
 
-p_e and p are the parameters of embedder and contextualizer, D the slots seen, r the learning rate at 512 windows per
-step, q a quadratic whose optimum moves with log C. Fitted to cells that are spread over all knobs, with errors that
-grow with the distance from the budget's best run, since no form holds far from it. What a budget pays is Equation 1,
-C = 6·D·(t·p_e + p + 3·B·L·h), so that N*, s*, B*, r* and L* come from one law. Intervals are those of refits to cells
-drawn with replacement, seeds of one cell together.
+p_e and p are the parameters of embedder and contextualizer, D the slots seen, S the steps, B the windows per step
+(whose items are each other's candidates), r the learning rate at 512 windows per step. q = 1 adds what the parts cost;
+the larger q is, the more the scarcest part decides alone. It is fitted to cells that are spread over all knobs, with
+errors that grow with the distance from the budget's best run, since no form holds far from it. What a budget pays is
+Equation 1, C = 6·D·(t·p_e + p + 3·B·L·h), so that N*, s*, B*, r* and L* come from one law. Intervals are those of
+refits to cells drawn with replacement, seeds of one cell together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -22,26 +24,17 @@ from habitus.laws.checks import Numbers, as_columns, check_positive, check_posit
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
 from habitus.store import LEVELS, Law, Residuals
 
-FORM = "y = E + a*p_e^-alpha + b*p^-gamma + d*D^-beta + quadratic of log rate and log batch, moving with log C"
-COLUMNS = ("embedder_params", "contextualizer_params", "slots_seen", "batch_sequences", "rate_at_512", "compute")
-_POWERS = (("alpha", "embedder_params"), ("gamma", "contextualizer_params"), ("beta", "slots_seen"))
-_EXPONENTS = (0.05, 2.0)
-_TYPICAL, _SPREAD = (
-    0.35,
-    0.8,
-)  # exponents of published laws, and how far from it in logarithms without being implausible
-_FORM_ERROR = 0.1  # of the distance to the budget's best run
-_DRAWS = 200
-_NUM_COEFFICIENTS = 12
-_AT_END = 0.01  # of a logarithm
+FORM = "L = E + (sum over p_e, p, D, S, B of (A*x^-alpha)^q)^(1/q) + k*(log r - log r*)^2"
+COLUMNS = ("embedder_params", "contextualizer_params", "slots_seen", "steps", "batch_sequences", "rate_at_512")
+PARTS = ("embedder", "contextualizer", "data", "steps", "batch")  # of the first five columns
 OPTIMUM = ("params", "share", "batch", "rate", "slots", "metric")
-
-
-class Surface(NamedTuple):
-    """Exponents [3] and coefficients [12] of one fit."""
-
-    exponents: np.ndarray
-    coefficients: np.ndarray
+# Typical values and how far from them, in logarithms, is no surprise: for parts that hardly matter in the runs.
+_EXPONENT, _POWER, _RATE_SLOPE = (0.35, 0.8), (2.0, 1.0), 0.7
+_FORM_ERROR = 0.1  # of the distance to the budget's best run
+_STARTS = 6
+_AT_END = 0.01  # of a logarithm
+_SPARE = 5  # cells more than numbers, to judge them by
+_NUM_VALUES = 2 + 2 * len(PARTS) + 4
 
 
 @dataclass(frozen=True)
@@ -56,20 +49,19 @@ class SlotCost:
 
     def joint_dim(self, embedder_params: np.ndarray) -> np.ndarray:
         a, b, c = self.quadratic, self.linear, self.constant
-        return np.maximum(4.0, (-b + np.sqrt(np.maximum(b * b + 4 * a * (embedder_params - c), 0.0))) / (2 * a))
+        root = np.sqrt(np.maximum(b * b + 4 * a * (embedder_params - c), 0.0))
+        return np.asarray(np.maximum(4.0, (root - b) / (2 * a)))
 
     def slots(self, compute: float, p_e: np.ndarray, p: np.ndarray, B: np.ndarray) -> np.ndarray:
         """D that a budget pays."""
-        return compute / (6 * (self.tokens * p_e + p + 3 * B * self.seq_len * self.joint_dim(p_e)))
+        return np.asarray(compute / (6 * (self.tokens * p_e + p + 3 * B * self.seq_len * self.joint_dim(p_e))))
 
 
 def slot_cost(table: Mapping[str, Numbers]) -> SlotCost:
-    """The cost of runs of one text depth, from their own columns, `joint_dim` and `seq_len` among them."""
-    p_e, p, D, B, C, h, L = (
-        np.asarray(table[n], float)
-        for n in ("embedder_params", "contextualizer_params", "slots_seen", "batch_sequences", "compute", "joint_dim",
-                  "seq_len")
-    )  # fmt: skip
+    """The cost of runs of one text depth, from their own columns and `compute`, `joint_dim` and `seq_len`."""
+    p_e, p, D, _, B, C, h, L = (
+        np.asarray(table[name], float) for name in (*COLUMNS[:5], "compute", "joint_dim", "seq_len")
+    )
     if len(set(h)) < 3:
         raise FitError(f"{len(set(h))} joint dimensions", expected="runs of three or more")
     quadratic, linear, constant = np.polyfit(h, p_e, 2)
@@ -77,79 +69,118 @@ def slot_cost(table: Mapping[str, Numbers]) -> SlotCost:
     return SlotCost(tokens, float(np.median(L)), float(quadratic), float(linear), float(constant))
 
 
-def recipe_surface(table: Mapping[str, Numbers], metric: Numbers, cells: Numbers, seed: int = 0) -> Law:
-    """The fitted law of a loss. `cells` numbers the cells: runs with the same number differ in their seed alone."""
-    *columns, y = as_columns(**{name: table[name] for name in COLUMNS}, metric=metric)
-    named = dict(zip(COLUMNS, columns, strict=True))
+class _Surface(NamedTuple):
+    """The numbers of one fit, about the centre of the logarithms of the columns."""
+
+    floor: float
+    log_power: float  # log q
+    heights: np.ndarray  # log A_x at the centre [5]
+    log_exponents: np.ndarray  # log α_x [5]
+    log_curvature: float  # log k
+    rate: np.ndarray  # r0, r_p, r_e [3]
+
+    @classmethod
+    def of(cls, theta: np.ndarray) -> "_Surface":
+        parts = np.asarray(theta[2 : 2 + 2 * len(PARTS)]).reshape(-1, 2)
+        return cls(float(theta[0]), float(theta[1]), parts[:, 0], parts[:, 1], float(theta[12]), np.asarray(theta[13:]))
+
+    def best_rate(self, u: np.ndarray) -> np.ndarray:
+        """Centred log r* at centred log columns [..., 5 or 6]."""
+        return np.asarray(self.rate[0] + self.rate[1] * u[..., 1] + self.rate[2] * u[..., 0])
+
+    def metric(self, u: np.ndarray) -> np.ndarray:
+        """The loss at centred log columns [..., 6]."""
+        q = np.exp(self.log_power)
+        parts = self.heights - np.exp(self.log_exponents) * u[..., :5]
+        total = np.exp(np.logaddexp.reduce(q * parts, axis=-1) / q)
+        return np.asarray(self.floor + total + np.exp(self.log_curvature) * (u[..., 5] - self.best_rate(u)) ** 2)
+
+
+def recipe_surface(
+    table: Mapping[str, Numbers], metric: Numbers, cells: Numbers, *, draws: int = 100, seed: int = 0
+) -> Law:
+    """The fitted law of a loss. `cells` numbers the cells: runs with the same number differ in their seed alone.
+
+    Intervals are of so many refits.
+    """
+    *columns, compute, y = as_columns(**{name: table[name] for name in (*COLUMNS, "compute")}, metric=metric)
+    named = {**dict(zip(COLUMNS, columns, strict=True)), "compute": compute}
     check_positive(**named)
     groups = np.asarray(cells)
     num_cells = len(np.unique(groups))
-    if num_cells < _NUM_COEFFICIENTS + 3 + 5:
-        why = f"{num_cells} cells; {_NUM_COEFFICIENTS + 3} numbers and five cells to judge them by are needed"
+    if num_cells < _NUM_VALUES + _SPARE:
+        why = f"{num_cells} cells; {_NUM_VALUES} numbers and {_SPARE} cells to judge them by are needed"
         return law_without_values("recipe_surface", FORM, "too_few", len(y), why)
-    error = _errors(named["compute"], y)
-    best = _fit(named, y, error, None)
-    fitted = evaluate(best, named, _centre(named))
-    draws = _refits(named, y, error, groups, best, seed)
-    values = {"floor": float(best.coefficients[0])} | {
-        name: float(value) for (name, _), value in zip(_POWERS, best.exponents, strict=True)
-    }
+    logs = np.log(np.stack(columns, axis=1))
+    u = logs - logs.mean(axis=0)
+    error = _errors(compute, y)
+    first = _fit(u, y, error, _starts(y, seed))
+    error = error * _scale(_Surface.of(first).metric(u) - y, error)
+    best = _fit(u, y, error, [first])
+    surface = _Surface.of(best)
+    refits = _refits(u, y, error, groups, best, draws, seed)
+    names = ("floor", "power", *PARTS, "rate_by_contextualizer", "rate_by_embedder")
+
+    def told(theta: np.ndarray) -> list[float]:
+        s = _Surface.of(theta)
+        return [s.floor, np.exp(s.log_power), *np.exp(s.log_exponents), *s.rate[1:]]
+
+    values = dict(zip(names, map(float, told(best)), strict=True))
+    rows = np.array([told(theta) for theta in refits])
     by_level = {}
     for level in LEVELS:
-        ends = np.quantile(
-            [[d.coefficients[0], *d.exponents] for d in draws], [0.5 - level / 2, 0.5 + level / 2], axis=0
-        )
-        by_level[level] = {name: (float(a), float(b)) for name, a, b in zip(values, *ends, strict=True)}
+        ends = np.quantile(rows, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+        by_level[level] = {name: (float(a), float(b)) for name, a, b in zip(names, *ends, strict=True)}
     return Law(
         law="recipe_surface",
         form=FORM,
         status="ok",
         values=values,
         intervals=make_intervals(widen_to_values(by_level, values)),
-        residuals=residuals_of(y, fitted, _NUM_COEFFICIENTS + 3),
+        residuals=residuals_of(y, surface.metric(u), _NUM_VALUES),
         points={**{name: tuple(column) for name, column in named.items()}, "metric": tuple(y)},
         details={
-            "exponents": best.exponents.tolist(),
-            "coefficients": best.coefficients.tolist(),
-            "draws": [[float(f"{v:.8g}") for v in (*d.exponents, *d.coefficients)] for d in draws],
-            "scatter": float(np.sqrt(np.mean(((y - fitted) / error) ** 2) * len(y) / max(1, len(y) - 15))),
+            "theta": best.tolist(),
+            "draws": [[float(f"{v:.8g}") for v in theta] for theta in refits],
+            "scatter": _scale(surface.metric(u) - y, error) * float(error.min()),  # of a run near its budget's best
             "cells": num_cells,
         },
     )
 
 
 def predict_recipe(law: Law, table: Mapping[str, Numbers], level: float = 0.95) -> tuple[np.ndarray, ...]:
-    """The metric of one more run of each recipe near the best of its budget: value, low and high."""
-    named = {name: np.atleast_1d(np.asarray(table[name], float)) for name in COLUMNS}
-    centre = _centre({name: np.asarray(law.points[name]) for name in COLUMNS})
-    best, draws = surfaces(law)
-    value = evaluate(best, named, centre)
-    drawn = np.stack([evaluate(d, named, centre) for d in draws])
+    """The loss of one more run of each recipe, near the best of its budget: value, low and high."""
+    u = _centred(law, np.stack([np.log(np.atleast_1d(np.asarray(table[name], float))) for name in COLUMNS], axis=1))
+    value = _Surface.of(np.asarray(law.details["theta"])).metric(u)
+    drawn = np.stack([_Surface.of(np.asarray(draw)).metric(u) for draw in law.details["draws"]])
     low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
-    dof = max(1, law.residuals.dof)
-    noise = float(stats.t.ppf(0.5 + level / 2, dof)) * noise_of(law)
-    return (
-        value,
-        value - np.hypot(value - np.minimum(low, value), noise),
-        value + np.hypot(np.maximum(high, value) - value, noise),
-    )
+    noise = float(stats.t.ppf(0.5 + level / 2, max(1, law.residuals.dof))) * law.details["scatter"]
+    below, above = value - np.minimum(low, value), np.maximum(high, value) - value
+    return value, value - np.hypot(below, noise), value + np.hypot(above, noise)
 
 
-def noise_of(law: Law) -> float:
-    """Standard deviation of a run near the best of its budget about the law."""
-    C, y = (np.asarray(law.points[name]) for name in ("compute", "metric"))
-    return float(law.details["scatter"] * _errors(C, y).min())
+def recipe_rate(law: Law, embedder_params: float, contextualizer_params: float) -> float:
+    """The best learning rate of a size, at 512 windows per step."""
+    logs = np.log([embedder_params, contextualizer_params, 1.0, 1.0, 1.0, 1.0])
+    u = _centred(law, logs)
+    return float(np.exp(_Surface.of(np.asarray(law.details["theta"])).best_rate(u) - u[5]))
 
 
-def recipe_optimum(law: Law, compute: float, cost: SlotCost) -> Law:
-    """The best size, share, batch and rate of a budget and the metric there, with intervals that move together."""
+def recipe_optimum(law: Law, compute: float, cost: SlotCost, most_slots: float = np.inf) -> Law:
+    """The best size, share, batch and rate of a budget and the loss there, with intervals that move together.
+
+    `most_slots` are those of one pass: larger models are taken where a budget pays for more.
+    """
     if law.law != "recipe_surface" or not law.values:
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted recipe surface")
     check_positive_number(compute=compute)
-    budget = _Budget(law, compute, cost)
-    best, draws = surfaces(law)
+    budget = _Budget(law, compute, cost, most_slots)
+    best = _Surface.of(np.asarray(law.details["theta"]))
     first = budget.lowest(best)
-    rows = np.array([budget.describe(surface, budget.lowest(surface, first)) for surface in draws])
+    rows = []
+    for draw in law.details["draws"]:
+        surface = _Surface.of(np.asarray(draw))
+        rows.append(budget.describe(surface, budget.lowest(surface, first)))
     values = dict(zip(OPTIMUM, map(float, budget.describe(best, first)), strict=True))
     by_level = {}
     for level in LEVELS:
@@ -169,158 +200,144 @@ def recipe_optimum(law: Law, compute: float, cost: SlotCost) -> Law:
     )
 
 
-def surfaces(law: Law) -> tuple[Surface, list[Surface]]:
-    """The best fit and the refits."""
-    best = Surface(np.asarray(law.details["exponents"]), np.asarray(law.details["coefficients"]))
-    return best, [Surface(np.asarray(row[:3]), np.asarray(row[3:])) for row in law.details["draws"]]
-
-
-def evaluate(surface: Surface, named: Mapping[str, np.ndarray], centre: Mapping[str, float]) -> np.ndarray:
-    return np.asarray(_terms(named, surface.exponents, centre) @ surface.coefficients)
-
-
-def _centre(named: Mapping[str, np.ndarray]) -> dict[str, float]:
-    return {name: float(np.mean(np.log(column))) for name, column in named.items()}
-
-
-def _terms(named: Mapping[str, np.ndarray], exponents: np.ndarray, centre: Mapping[str, float]) -> np.ndarray:
-    """1; p_e^−α, p^−γ and D^−β about their centres; then r, r², b, b², r·b, r·c, b·c and r·n."""
-    u = {name: np.log(column) - centre[name] for name, column in named.items()}
-    r, b, c = u["rate_at_512"], u["batch_sequences"], u["compute"]
-    powers = [np.exp(-e * u[name]) for e, (_, name) in zip(exponents, _POWERS, strict=True)]
-    return np.stack([np.ones_like(r), *powers, r, r * r, b, b * b, r * b, r * c, b * c, r * u["contextualizer_params"]],
-                    axis=-1)  # fmt: skip
-
-
-def _errors(compute: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """How far each run may be from the form, up to a factor: more, the worse it is than the best of its budget."""
-    decade = np.round(np.log(compute), 1)
-    above = np.array([value - y[decade == d].min() for value, d in zip(y, decade, strict=True)])
-    typical = float(np.median(above)) or 1.0
-    return np.asarray(_FORM_ERROR * np.hypot(above, typical))
-
-
-def _fit(named: Mapping[str, np.ndarray], y: np.ndarray, error: np.ndarray, start: np.ndarray | None) -> Surface:
-    centre = _centre(named)
-    low, high = np.log(_EXPONENTS)
-
-    def solve(log_exponents: np.ndarray) -> tuple[float, np.ndarray]:
-        X = _terms(named, np.exp(np.clip(log_exponents, low, high)), centre) / error[:, None]
-        keep = np.ones(X.shape[1], bool)
-        while True:  # a part that would do harm is worth nothing
-            coefficients = np.zeros(X.shape[1])
-            coefficients[keep] = np.linalg.lstsq(X[:, keep], y / error, rcond=None)[0]
-            bad = [k for k in (1, 2, 3) if keep[k] and coefficients[k] < 0]
-            bad += [k for k in (5, 7) if keep[k] and coefficients[k] < 0]
-            if not bad:
-                break
-            keep[min(bad, key=lambda k: coefficients[k])] = False
-        missed = X @ coefficients - y / error
-        return float(missed @ missed), coefficients
-
-    def height(log_exponents: np.ndarray) -> float:
-        beyond = np.maximum(low - log_exponents, 0) + np.maximum(log_exponents - high, 0)
-        scale = max(1.0, len(y) - 15.0)
-        implausible = np.sum(((log_exponents - np.log(_TYPICAL)) / _SPREAD) ** 2)
-        return scale * float(np.log(solve(log_exponents)[0])) + float(implausible) + 1e3 * float(beyond @ beyond)
-
-    starts = [start] if start is not None else [
-        np.log([a, g, b]) for a in (0.2, 0.6) for g in (0.2, 0.6) for b in (0.2, 0.6)
-    ]  # fmt: skip
-    tried = [optimize.minimize(height, s, method="Nelder-Mead", options={"xatol": 0.01, "fatol": 0.01}) for s in starts]
-    best = min(tried, key=lambda result: result.fun).x
-    return Surface(np.exp(np.clip(best, low, high)), solve(best)[1])
-
-
-def _refits(
-    named: Mapping[str, np.ndarray], y: np.ndarray, error: np.ndarray, groups: np.ndarray, best: Surface, seed: int
-) -> list[Surface]:
-    """Fits to cells drawn with replacement; all about the centre of the runs."""
-    rng = np.random.default_rng(seed)
-    centre = _centre(named)
-    cells = [np.flatnonzero(groups == g) for g in np.unique(groups)]
-    draws = []
-    for _ in range(_DRAWS):
-        rows = np.concatenate([cells[i] for i in rng.integers(len(cells), size=len(cells))])
-        drawn = _fit({n: column[rows] for n, column in named.items()}, y[rows], error[rows], np.log(best.exponents))
-        # The draw has a centre of its own: its coefficients about the common one come from its own values.
-        X, own = _terms(named, drawn.exponents, centre), {n: column[rows] for n, column in named.items()}
-        there = evaluate(drawn, named, _centre(own))
-        draws.append(Surface(drawn.exponents, np.linalg.lstsq(X, there, rcond=None)[0]))
-    return draws
-
-
 class _Budget:
-    """What a budget may choose from: what was tried of size, share, batch and rate, carried on as it moved."""
+    """What a budget may choose from: what was tried of size, share and batch, carried on as it moved with compute."""
 
-    def __init__(self, law: Law, compute: float, cost: SlotCost) -> None:
-        points = {name: np.asarray(law.points[name]) for name in COLUMNS}
-        self.compute, self.cost, self.centre = compute, cost, _centre(points)
+    def __init__(self, law: Law, compute: float, cost: SlotCost, most_slots: float) -> None:
+        self.law, self.compute, self.cost, self.most_slots = law, compute, cost, most_slots
+        points = {name: np.asarray(column) for name, column in law.points.items()}
         total = points["embedder_params"] + points["contextualizer_params"]
-        tried = (total, points["embedder_params"] / total, points["batch_sequences"], points["rate_at_512"])
         log_c = np.log(points["compute"])
         self.ends = []
-        for name, column in zip(OPTIMUM, tried, strict=False):
+        for name, column in (("params", total), ("share", points["embedder_params"] / total),
+                             ("batch", points["batch_sequences"])):  # fmt: skip
             moves = name != "share" and np.ptp(log_c) > 0.1
             slope = float(np.polyfit(log_c, np.log(column), 1)[0]) if moves else 0.0
             rest = np.log(column) - slope * (log_c - np.log(compute))
             self.ends.append((float(rest.min()), float(rest.max())))
 
-    def lowest(self, surface: Surface, start: np.ndarray | None = None) -> np.ndarray:
+    def lowest(self, surface: _Surface, start: np.ndarray | None = None) -> np.ndarray:
         """Logarithms of size, share and batch where the metric is least."""
         places = [start] if start is not None else [
-            np.array([low + f * (high - low) for f, (low, high) in zip(fs, self.ends, strict=False)])
+            np.array([low + f * (high - low) for f, (low, high) in zip(fs, self.ends, strict=True)])
             for fs in product((0.3, 0.7), repeat=3)
         ]  # fmt: skip
-        options = {"xatol": 1e-3, "fatol": 1e-6}
-        found = [optimize.minimize(lambda x: float(self.metric(surface, x)[0][0]), place, method="Nelder-Mead",
-                                   bounds=self.ends[:3], options=options) for place in places]  # fmt: skip
+        found = [optimize.minimize(lambda x: self.recipe(surface, x)[1], place, method="Nelder-Mead", bounds=self.ends,
+                                   options={"xatol": 1e-3, "fatol": 1e-7}) for place in places]  # fmt: skip
         return np.asarray(min(found, key=lambda result: result.fun).x)
 
-    def metric(self, surface: Surface, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The metric and the recipe of a size, share and batch at the best rate."""
-        N, s, B = (np.exp(np.atleast_1d(v)) for v in x)
-        p_e, p = s * N, (1 - s) * N
-        k, centre = surface.coefficients, self.centre
-        c = np.log(self.compute) - centre["compute"]
-        slope = k[4] + k[8] * (np.log(B) - centre["batch_sequences"]) + k[9] * c
-        slope = slope + k[11] * (np.log(p) - centre["contextualizer_params"])
-        low, high = (end - centre["rate_at_512"] for end in self.ends[3])
-        r = np.clip(-slope / (2 * k[5]), low, high) if k[5] > 0 else np.where(slope > 0, low, high)
-        recipe = {"embedder_params": p_e, "contextualizer_params": p, "batch_sequences": B,
-                  "slots_seen": self.cost.slots(self.compute, p_e, p, B),
-                  "rate_at_512": np.exp(r + centre["rate_at_512"]),
-                  "compute": np.full(len(N), self.compute)}  # fmt: skip
-        return evaluate(surface, recipe, centre), recipe
-
-    def describe(self, surface: Surface, x: np.ndarray) -> tuple[float, ...]:
-        y, recipe = self.metric(surface, x)
+    def recipe(self, surface: _Surface, x: np.ndarray) -> tuple[dict[str, float], float]:
+        """A recipe of some size, share and batch at its best rate, and the loss there."""
         N, s, B = np.exp(x)
-        return N, s, B, recipe["rate_at_512"][0], recipe["slots_seen"][0], y[0]
+        p_e, p = s * N, (1 - s) * N
+        D = float(self.cost.slots(self.compute, np.asarray(p_e), np.asarray(p), np.asarray(B)))
+        named = {"embedder_params": p_e, "contextualizer_params": p, "slots_seen": D,
+                 "steps": D / (B * self.cost.seq_len), "batch_sequences": B, "rate_at_512": 1.0}  # fmt: skip
+        u = _centred(self.law, np.log(list(named.values())))
+        rate = float(surface.best_rate(u))
+        named["rate_at_512"] = float(np.exp(rate - u[5]))
+        u[5] = rate
+        # A second pass is worth less; by how much these runs do not say.
+        beyond = float(np.log(D / self.most_slots)) if self.most_slots < D else 0.0
+        return named, float(surface.metric(u)) + beyond
+
+    def describe(self, surface: _Surface, x: np.ndarray) -> tuple[float, ...]:
+        named, y = self.recipe(surface, x)
+        N, s, B = np.exp(x)
+        return float(N), float(s), float(B), named["rate_at_512"], named["slots_seen"], y
+
+
+def _centred(law: Law, logs: np.ndarray) -> np.ndarray:
+    return np.asarray(logs - [np.mean(np.log(law.points[name])) for name in COLUMNS])
+
+
+def _errors(compute: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """How far each run may be from the form, up to a factor: more, the worse it is than the best of its budget."""
+    budget = np.round(np.log(compute), 1)
+    above = np.array([value - y[budget == b].min() for value, b in zip(y, budget, strict=True)])
+    return np.asarray(_FORM_ERROR * np.hypot(above, float(np.median(above)) or 1.0))
+
+
+def _scale(missed: np.ndarray, error: np.ndarray) -> float:
+    """What errors are too large by: of the median, which a run that diverged does not move."""
+    dof = max(1, len(missed) - _NUM_VALUES)
+    return float(max(1e-3, 1.4826 * np.median(np.abs(missed) / error) * np.sqrt(len(missed) / dof)))
+
+
+def _starts(y: np.ndarray, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    spread = float(np.ptp(y))
+    starts = []
+    for _ in range(_STARTS):
+        parts = [[np.log(spread / 2) + rng.normal(0, 0.3), np.log(0.3) + rng.normal(0, 0.4)] for _ in PARTS]
+        floor = float(y.min()) - spread * rng.uniform(0.2, 1.0)
+        starts.append(np.array([floor, np.log(1.5), *np.ravel(parts), np.log(spread / 50), 0.0, 0.0, 0.0]))
+    return starts
+
+
+def _fit(u: np.ndarray, y: np.ndarray, error: np.ndarray, starts: Sequence[np.ndarray]) -> np.ndarray:
+    def missed(theta: np.ndarray) -> np.ndarray:
+        surface = _Surface.of(theta)
+        with np.errstate(over="ignore"):
+            values = np.nan_to_num((surface.metric(u) - y) / error, nan=1e6, posinf=1e6, neginf=-1e6)
+        surprise = [
+            *((surface.log_exponents - np.log(_EXPONENT[0])) / _EXPONENT[1]),
+            (surface.log_power - np.log(_POWER[0])) / _POWER[1],
+            *(surface.rate[1:] / _RATE_SLOPE),
+        ]
+        return np.concatenate([np.clip(values, -1e6, 1e6), surprise])
+
+    found = [optimize.least_squares(missed, start, loss="soft_l1", max_nfev=400) for start in starts]
+    return np.asarray(min(found, key=lambda result: result.cost).x)
+
+
+def _refits(
+    u: np.ndarray, y: np.ndarray, error: np.ndarray, groups: np.ndarray, best: np.ndarray, num: int, seed: int
+) -> list[np.ndarray]:
+    """Fits to cells drawn with replacement."""
+    rng = np.random.default_rng(seed)
+    cells = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    draws = []
+    for _ in range(num):
+        rows = np.concatenate([cells[i] for i in rng.integers(len(cells), size=len(cells))])
+        draws.append(_fit(u[rows], y[rows], error[rows], [best]))
+    return draws
 
 
 class LossLink(NamedTuple):
-    """log metric = c0 + c1·x + c2·x², x the loss less its mean; with the scatter of runs about it."""
+    """log metric = c0 + c1·loss + c2·log B + c3·log r about their means, with its covariance."""
 
-    mean: float
+    means: np.ndarray  # of loss, log B and log r
     coefficients: np.ndarray
+    covariance: np.ndarray
     scatter: float
     n: int
 
-    def at(self, loss: np.ndarray | float) -> np.ndarray:
-        return np.asarray(np.exp(np.polyval(self.coefficients, np.asarray(loss, float) - self.mean)))
+    def at(self, loss: float, batch: float, rate: float) -> tuple[float, float]:
+        """log metric of one more run and its standard error."""
+        x = np.array([1.0, *(np.array([loss, np.log(batch), np.log(rate)]) - self.means)])
+        return float(x @ self.coefficients), float(np.sqrt(x @ self.covariance @ x + self.scatter**2))
 
 
-def loss_link(loss: Numbers, metric: Numbers, degree: int = 2) -> LossLink:
-    """How a ranking metric follows the loss over all runs, whatever made the loss fall."""
-    x, y = as_columns(loss=loss, metric=metric)
-    check_positive(metric=y)
-    mean = float(x.mean())
-    coefficients = np.polyfit(x - mean, np.log(y), degree)
-    missed = np.log(y) - np.polyval(coefficients, x - mean)
-    return LossLink(mean, coefficients, float(np.sqrt(missed @ missed / max(1, len(x) - degree - 1))), len(x))
+def loss_link(loss: Numbers, batch: Numbers, rate: Numbers, metric: Numbers) -> LossLink:
+    """How a ranking metric follows the loss, whatever made the loss fall, and what batch and rate add to it.
+
+    By the half of the runs with the lowest loss: metrics rise faster, the better runs are.
+    """
+    x, B, r, y = as_columns(loss=loss, batch=batch, rate=rate, metric=metric)
+    check_positive(metric=y, batch=B, rate=r)
+    half = x <= np.median(x)
+    if half.sum() < 8:
+        raise FitError(f"{len(x)} runs for a link to the loss", expected="16 or more")
+    columns = np.stack([x, np.log(B), np.log(r)], axis=1)[half]
+    means = columns.mean(axis=0)
+    X = np.column_stack([np.ones(len(columns)), columns - means])
+    coefficients, *_ = np.linalg.lstsq(X, np.log(y[half]), rcond=None)
+    missed = np.log(y[half]) - X @ coefficients
+    variance = float(missed @ missed) / (len(X) - X.shape[1])
+    return LossLink(means, coefficients, variance * np.linalg.pinv(X.T @ X), float(np.sqrt(variance)), len(X))
 
 
-def columns_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     """Rows as columns."""
     return {name: np.array([row[name] for row in rows], float) for name in rows[0]}
