@@ -28,6 +28,7 @@ from habitus.data.sql import (
     check_time_type,
     id_sql,
     name_sql,
+    no_item_sql,
     origin_sql,
     printable_sql,
     refuse_type,
@@ -424,7 +425,7 @@ class EventLog:
         time = name_sql(roles.timestamp)
         selected = [
             f"{id_sql(roles.user, types[roles.user], True)} AS u",
-            f"{id_sql(roles.item_column, types[roles.item_column], self._same_item_types)} AS i",
+            f"{self._event_item()} AS i",
             *(f"CAST({name_sql(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
             f"{printable_sql(time, types[roles.timestamp])} AS t_raw",
             f"{time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
@@ -443,6 +444,14 @@ class EventLog:
             column = name_sql(self.schema.targets.column)
             selected += [f"CAST({column} AS VARCHAR) AS w_raw", f"{_weight_sql(column, self.schema.targets)} AS w"]
         return selected
+
+    def _event_item(self) -> str:
+        """The item of an event in SQL; where it has none, what the schema says stands for that."""
+        name, no_item = self.schema.events.item_column, self.schema.events.no_item
+        item = id_sql(name, self.events.types[name], self._same_item_types)
+        if no_item is None:
+            return item
+        return f"coalesce({item}, {no_item_sql(no_item, self.events.types[name], self._same_item_types)})"
 
     def read_users(self, drop: bool) -> None:
         """Read the users table, if there is one; refuse what is wrong with it, or leave it out as `drop` allows."""

@@ -27,6 +27,13 @@ def id_sql(column: str, kind: pa.DataType, plain: bool) -> str:
     return name if plain else f"CAST({name} AS VARCHAR)"
 
 
+def no_item_sql(no_item: str | int, kind: pa.DataType, plain: bool) -> str:
+    """The id that stands for events without an item, in SQL, as `id_sql` has others."""
+    if plain and not pa.types.is_string(kind):
+        return str(no_item)
+    return "'" + str(no_item).replace("'", "''") + "'"
+
+
 def printable_sql(column: str, kind: pa.DataType) -> str:
     """A value that an error can show: DuckDB hands times with a zone to Python only where pytz is installed."""
     return f"CAST({column} AS VARCHAR)" if pa.types.is_timestamp(kind) or pa.types.is_date(kind) else column

@@ -70,13 +70,16 @@ def candidate_values(schema: Schema) -> dict[str, tuple[str, ...]]:
 
 
 def find_candidates(
-    schema: Schema, values: Mapping[str, Sequence[str]], codes: Mapping[str, np.ndarray]
+    schema: Schema, values: Mapping[str, Sequence[str]], codes: Mapping[str, np.ndarray], ids: pa.ChunkedArray
 ) -> np.ndarray | None:
     """Which items may be ranked or recommended, bool [items]; None: all.
 
-    `values` and `codes` are those of the items' category fields.
+    `values` and `codes` are those of the items' category fields. What stands for events without an item is none.
     """
     allowed: np.ndarray | None = None
+    if schema.events.no_item is not None:
+        names = ids.cast(pa.string()).to_numpy(zero_copy_only=False)
+        allowed = np.asarray(names != str(schema.events.no_item), bool)
     for name, chosen in candidate_values(schema).items():
         unknown = [value for value in chosen if value not in values[name]]
         if unknown:

@@ -77,6 +77,9 @@ class EventColumns(Typed):
     )
     timestamp: str = Field(description="Column of the time.")
     time_unit: TimeUnit = Field("datetime", description="'order' when the column is only a position.")
+    no_item: str | int | None = Field(
+        None, description="Id that stands for events without an item, such as searches; absent: every event has one."
+    )
     fields: dict[str, EventKind] = Field(default_factory=dict, description="Event fields and their kinds.")
 
     @model_validator(mode="after")
@@ -188,6 +191,15 @@ class Schema(Typed):
                     f"targets.candidates names {name!r}, not a category field of the items "
                     f"({suggest_name(name, sorted(categories))})"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _events_without_an_item_are_context(self) -> Self:
+        if self.events.no_item is not None and self.targets is None:
+            raise ValueError(
+                "events.no_item is given without [targets]: say which events are predicted, as in "
+                'column = "event_type", weights = { view = 1.0 }'
+            )
         return self
 
     @model_validator(mode="after")

@@ -113,6 +113,8 @@ class HistoryEncoder:
         for number, event in enumerate(events):
             if not self.columns.issuperset(event):
                 check_names(f"history[{number}]", event, self.columns)
+            if self.roles.no_item is not None and event.get(self.roles.item_column) is None:
+                event = {**event, self.roles.item_column: self.roles.no_item}
             keys.append(self.id_format.event_key(event, f"history[{number}].{self.roles.item_column}"))
         return keys
 

@@ -78,8 +78,8 @@ class ValidationUsers:
         for name, kind in schema.event_fields.items():
             value = self.dataset.event_fields[name][number]
             if name in self.dataset.event_contents:
-                if value and kind == "text":
-                    event[name] = self.dataset.event_texts[name][int(value) - 1].as_py()
+                if kind == "text":
+                    event |= {name: self.dataset.event_texts[name][int(value) - 1].as_py()} if value else {}
                 elif not np.isnan(vector := self.dataset.event_contents[name][value]).any():
                     event[name] = vector.tolist()
             elif name in encoders.event_values:

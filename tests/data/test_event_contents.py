@@ -1,0 +1,129 @@
+"""Texts and vectors of events: stored once, read with the event that holds them, refused where they are bad."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from habitus.data import Dataset, PrepareOptions, update
+from habitus.errors import ConfigError, DataError
+from habitus.events import Schema
+
+from .tables import SMALL, make_items, prepared, write_tables
+
+TEXTS = [
+    "red shoes",
+    None,
+    "  ",
+    "наушники",
+    "靴 を 買う",
+    "حذاء أحمر",
+    "👟" * 40,
+    "a" * 1_000_000,
+    "red shoes",
+    "tab\there",
+]
+ROLES = {"user": "user_id", "item": "item_id", "timestamp": "position", "time_unit": "order"}
+ITEMS = {"item": "item_id", "fields": {"title": "text", "brand": "category"}}
+
+
+def schema_of(fields: dict[str, str], **more: Any) -> Schema:
+    return Schema.parse(
+        {"events": {**ROLES, "fields": fields, **more.pop("events", {})}, "items": ITEMS, **more}, "test"
+    )
+
+
+def log_of(**columns: list[Any]) -> dict[str, list[Any]]:
+    """Ten events of each of two users, the first in a window with both."""
+    size = len(next(iter(columns.values())))
+    users = [f"u{n // 10}" for n in range(size)]
+    return {"user_id": users, "item_id": [f"i{n % 6}" for n in range(size)], "position": list(range(size)), **columns}
+
+
+def test_texts_of_any_script_and_length_are_stored_once_and_read_with_their_events(tmp_path: Path) -> None:
+    schema = schema_of({"query": "text"})
+    dataset = prepared(tmp_path, log_of(query=TEXTS * 2), schema=schema)
+    assert dataset.event_texts["query"].to_pylist()[:2] == ["red shoes", "наушники"]  # in the order of the log
+    assert dataset.event_contents["query"].shape == (1 + 7, SMALL.text_len)  # the missing one, and those that differ
+    assert dataset.manifest.event_fields_filled["query"] == 16
+    split = "train" if dataset.has_side("train") else "validation"
+    batch = dataset.gather(split, np.arange(dataset.counts(split).windows))
+    rows = dataset.event_rows(split, np.arange(dataset.counts(split).windows))
+    for row, tokens in zip(rows.ravel(), batch.fields["query"].reshape(-1, SMALL.text_len), strict=True):
+        text = TEXTS[row % 10] if row >= 0 else None
+        expected = dataset.tokenizer.encode(" ".join((text or "").split())[:256]).ids[: SMALL.text_len]
+        assert tokens.tolist() == expected + [0] * (SMALL.text_len - len(expected)), (text or "")[:20]
+    assert dataset.fields.event[0].size == dataset.fields.item[0].size == dataset.tokenizer.get_vocab_size()
+
+
+def test_windows_of_any_length_carry_the_same_texts(tmp_path: Path) -> None:
+    dataset = prepared(tmp_path, log_of(query=[f"word {n}" for n in range(20)]), schema=schema_of({"query": "text"}))
+    for seq_len in (2, 500):  # the second is longer than any history
+        view = dataset.with_seq_len(seq_len)
+        for split in ("train", "validation"):
+            if not view.has_side(split):  # type: ignore[arg-type]
+                continue
+            batch = view.gather(split, np.arange(view.counts(split).windows))  # type: ignore[arg-type]
+            rows = view.event_rows(split, np.arange(view.counts(split).windows))  # type: ignore[arg-type]
+            expected = dataset.event_contents["query"][dataset.event_fields["query"][rows[rows >= 0]]]
+            np.testing.assert_array_equal(batch.fields["query"][rows >= 0], expected)
+            assert not batch.fields["query"][rows < 0].any()
+    with pytest.raises(ConfigError, match=r"seq_len is 1"):
+        dataset.with_seq_len(1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_vectors_are_read_with_their_events(tmp_path: Path, kind: str) -> None:
+    vectors = [[1.0, 2.5], None, [0.0, -1.0], [1.0, 2.5], [3.0, 4.0]] * 4
+    dataset = prepared(tmp_path, log_of(picture=vectors), schema=schema_of({"picture": "vector"}), kind=kind)
+    assert dataset.event_contents["picture"].shape == (1 + 3, 2)
+    values = dataset.event_values(slice(0, 5))["picture"]
+    np.testing.assert_array_equal(values, [[1, 2.5], [np.nan] * 2, [0, -1], [1, 2.5], [3, 4]])
+
+
+def test_bad_vectors_are_refused_by_row_or_made_missing(tmp_path: Path) -> None:
+    vectors = [[1.0, 2.0], [3.0], [1.0, float("inf")], [5.0, 6.0]] * 5
+    schema = schema_of({"picture": "vector"})
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path / "a", log_of(picture=vectors), schema=schema)
+    message = str(caught.value)
+    assert "events, column 'picture': 1 row with a vector of another length" in message
+    assert "events.parquet row 2: length 1" in message
+    assert "Expected length 2, the most frequent" in message
+    assert "row 3" in message
+    assert not (tmp_path / "a" / "dataset").exists()
+    dropping = PrepareOptions(**{**SMALL.__dict__, "on_bad": "drop"})
+    dataset = prepared(tmp_path / "b", log_of(picture=vectors), schema=schema, options=dropping)
+    assert dataset.num_events == 20
+    assert np.isnan(dataset.event_values(slice(0, 4))["picture"]).all(1).tolist() == [False, True, True, False]
+    with pytest.raises(DataError, match=r"column 'picture' .* has type int64"):
+        prepared(tmp_path / "c", log_of(picture=[1] * 20), schema=schema)
+
+
+def test_a_search_is_an_event_without_an_item(tmp_path: Path) -> None:
+    log = log_of(query=["shoes" if n % 2 else None for n in range(20)], kind=["search", "view"] * 10)
+    log["item_id"] = [
+        None if kind == "search" else item for kind, item in zip(log["kind"], log["item_id"], strict=True)
+    ]
+    targets = {"column": "kind", "weights": {"view": 1.0}}
+    schema = schema_of({"query": "text"}, events={"no_item": "(none)"}, targets=targets)
+    dataset = prepared(tmp_path, log, schema=schema)
+    assert dataset.num_items == 7
+    assert dataset.item_ids().column(0).to_pylist()[6] == "(none)"
+    assert dataset.items[:4].tolist() == [6, 1, 6, 3]
+    assert dataset.candidate_rows is not None and dataset.candidate_rows.tolist() == [0, 1, 2, 3, 4, 5]
+    assert dataset.target_weight is not None and dataset.target_weight[:4].tolist() == [0, 1, 0, 1]
+    with pytest.raises(ConfigError, match=r"events\.no_item is given without \[targets\]"):
+        schema_of({"query": "text"}, events={"no_item": "(none)"})
+    numbered = {**make_items(), "item_id": list(range(6))}
+    log["item_id"] = [None if item is None else int(item[1:]) for item in log["item_id"]]
+    write_tables(tmp_path / "numbers", log, numbered)
+    with pytest.raises(ConfigError, match=r"events\.no_item is '\(none\)', and the item ids of .* are integers"):
+        prepared(tmp_path / "numbers", log, numbered, schema)
+
+
+def test_an_update_says_that_texts_are_numbered_over_the_whole_log(tmp_path: Path) -> None:
+    dataset: Dataset = prepared(tmp_path, log_of(query=["a"] * 20), schema=schema_of({"query": "text"}))
+    with pytest.raises(DataError, match=r"texts or vectors \(query\), which are numbered over the whole log"):
+        update(dataset, f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", tmp_path / "more")
