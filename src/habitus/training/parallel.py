@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from habitus.errors import ModelError
 from habitus.evaluation import Ranks
 from habitus.model import BehaviorModel
 
@@ -149,6 +150,11 @@ def shard(model: BehaviorModel) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    if model.shared_text is not None and len(model.contextualizer.events.texts):
+        raise ModelError(
+            "model.event_text is 'shared': the contextualizer would read weights that the embedder keeps in pieces",
+            next_step="set model.event_text = 'own', or leave the model unsharded",
+        )
     # Where the weights are: by default a mesh is of the machine's GPUs, even for a model on CPUs.
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     # Queries leave the contextualizer as a view; nothing writes into them.
