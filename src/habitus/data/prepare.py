@@ -28,7 +28,8 @@ from habitus.data.manifest import DatasetManifest
 from habitus.data.no_item import add_no_item
 from habitus.data.partitions import choose_bounds, count_parts, rows_within, sort_part, sort_parts, write_parts
 from habitus.data.problems import refuse
-from habitus.data.ray_prepare import RayEventLog, ray_cluster
+from habitus.data.ray_driver import RayDriver, ray_driver
+from habitus.data.ray_prepare import RayEventLog
 from habitus.data.remote import is_remote
 from habitus.data.remote_datasets import publish_dataset
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
@@ -176,10 +177,10 @@ def _prepare(
     check_options(options, out, schema)
     _check_users(tables.users, schema)
     try:
-        cluster = ray_cluster() if options.backend == "ray" else nullcontext()
-        with cluster, staged_folder(out) as stage, _scratch(stage) as scratch:
+        cluster = ray_driver() if options.backend == "ray" else nullcontext()
+        with cluster as driver, staged_folder(out) as stage, _scratch(stage) as scratch:
             with connect(scratch, options.memory, options.threads, progress) as con:
-                log, parts = _read(con, tables, schema, options, scratch, progress, earlier)
+                log, parts = _read(con, tables, schema, options, scratch, progress, earlier, driver)
                 num_parts = _bring_into_order(log, options, scratch, progress)
             files = _sorted_files(log, num_parts, options, scratch)
             sorted_chunks = _sorted_chunks(files, log.num_usable, schema, parts.plan, progress)
@@ -278,14 +279,17 @@ def _read(
     scratch: Path,
     progress: Progress,
     earlier: Earlier | None,
+    driver: RayDriver | None,
 ) -> tuple[EventLog, Assembly]:
     """Open, check and survey the tables; errors in any are raised before the long work starts."""
     progress("opening files", 0.0)
     tables = open_table("events", inputs.events, con, scratch), open_table("items", inputs.items, con, scratch)
     tables = tables[0], add_no_item(tables[1], schema, con, scratch)
     users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
-    if options.backend == "ray":
-        log: EventLog = RayEventLog(con, schema, *tables, users, scratch, options.memory, options.parts, progress)
+    if driver is not None:
+        log: EventLog = RayEventLog(
+            con, schema, *tables, users, driver, scratch, options.memory, options.parts, progress
+        )
     elif earlier is None:
         log = EventLog(con, schema, *tables, users=users)
     else:

@@ -6,7 +6,6 @@ beside --out, which all nodes must see under one path. What must be one stream t
 (statistics, ids, splits) stays on the driver, which reads the sorted parts in order.
 """
 
-import os
 import shutil
 import socket
 import tempfile
@@ -35,8 +34,9 @@ from habitus.data.partitions import (
     write_parts,
 )
 from habitus.data.problems import EXAMPLES_SHOWN, Problem
+from habitus.data.ray_driver import RayDriver
 from habitus.data.sources import SourceTable, is_disk_full, quoted_path
-from habitus.errors import ConfigError, DataError, HabitusError, RunError
+from habitus.errors import DataError, HabitusError
 from habitus.events import Schema
 from habitus.files import staged_file
 from habitus.progress import Progress
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _SHARES_PER_CPU = 2
 _SAMPLED_USERS = 1 << 16
-_MOST_RETRIES = 20  # of a task whose worker or node died
 _OF_THE_DRIVER = ("known", "unusable", "all_user_rows")  # tables that no task asks for
 
 
@@ -74,35 +73,9 @@ class _Survey(NamedTuple):
 class _Failure(NamedTuple):
     """An error of a task, as its driver raises it."""
 
-    kind: str
     problem: str
     expected: str = ""
     next_step: str = ""
-
-
-@contextmanager
-def ray_cluster() -> Iterator[None]:
-    """The cluster that is connected already, or that RAY_ADDRESS names, or one on this machine for the block."""
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(
-            "backend ray needs the package ray", expected="the `ray` extra", next_step="pip install 'habitus[ray]'"
-        ) from None
-    if ray.is_initialized():
-        yield
-        return
-    try:
-        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        raise RunError(
-            f"the Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')} cannot be joined: {error}",
-            next_step="check 'ray status', or unset RAY_ADDRESS to start a cluster on this machine",
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 class RayEventLog(EventLog):
@@ -115,12 +88,14 @@ class RayEventLog(EventLog):
         events: SourceTable,
         items: SourceTable,
         users: SourceTable | None,
+        driver: RayDriver,
         scratch: Path,
         memory: str,
         num_parts: int | None,
         progress: Progress,
     ) -> None:
         super().__init__(con, schema, events, items, users=users)
+        self.driver = driver
         self.scratch, self.progress, self.num_parts = scratch.resolve(), progress, num_parts
         tables = _absolute(events), _absolute(items), None if users is None else _absolute(users)
         self.inputs = _Inputs(schema, *tables, self.scratch / "tables", memory)
@@ -137,7 +112,7 @@ class RayEventLog(EventLog):
         self._export_tables()
         events = self.usable_events()
         rows_in_memory = rows_within(duckdb_memory(self.inputs.memory), len(events.columns) + 1)
-        num_parts = self.num_parts or max(count_parts(self.num_rows, rows_in_memory), _num_cpus())
+        num_parts = self.num_parts or max(count_parts(self.num_rows, rows_in_memory), self.driver.num_cpus)
         self.progress("partitioning events", 0.0)
         users = pa.concat_tables(survey.users for survey in self.surveys)
         self.con.register("sampled_users", users)
@@ -156,7 +131,7 @@ class RayEventLog(EventLog):
         files = [found for number in range(num_parts) if (found := part_files(folders, number))]
         columns = self.usable_events().columns
         parts = [(found, columns, self.scratch / f"sorted-{n}.parquet") for n, found in enumerate(files)]
-        for path in self._run(_sort, parts, None, ahead=_num_cpus() + 1):
+        for path in self._run(_sort, parts, None, ahead=self.driver.num_cpus + 1):
             yield path
             path.unlink()
 
@@ -204,59 +179,26 @@ class RayEventLog(EventLog):
 
     def _shares(self) -> list[tuple[int, int]]:
         """Rows (first, stop) of the whole table, in shares of one size."""
-        num_shares = max(1, min(_SHARES_PER_CPU * _num_cpus(), self.events.num_rows))
+        num_shares = max(1, min(_SHARES_PER_CPU * self.driver.num_cpus, self.events.num_rows))
         cuts = [self.events.num_rows * number // num_shares for number in range(num_shares + 1)]
         return list(pairwise(cuts))
 
     def _run(
         self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], phase: str | None, ahead: int | None = None
     ) -> Iterator[Any]:
-        """The results of function(inputs, scratch, *job), in order; at most `ahead` jobs are started early."""
-        import ray
-
-        task = ray.remote(num_cpus=1, max_retries=_MOST_RETRIES)(_guarded)
-        inputs = ray.put(self.inputs)
-        waiting = [(function, inputs, self.scratch, *job) for job in jobs]
-        running: list[Any] = []
-        done = 0
-        try:
-            while waiting or running:
-                while waiting and (ahead is None or len(running) < ahead):
-                    running.append(task.remote(*waiting.pop(0)))
-                result = ray.get(running[0])
-                del running[0]
-                if isinstance(result, _Failure):
-                    kind = DataError if result.kind == "data" else RunError
-                    raise kind(result.problem, expected=result.expected, next_step=result.next_step)
-                done += 1
-                if phase is not None:
-                    self.progress(phase, done / len(jobs))
-                yield result
-        except (ray.exceptions.RayError, ConnectionError) as error:
-            raise _explain_loss(error) from error
-        finally:
-            for reference in running:
-                ray.cancel(reference, force=True)
+        """The results of function(inputs, scratch, *job), in order; at most `ahead` are computed early."""
+        tasks = [(function, self.inputs, self.scratch, *job) for job in jobs]
+        for done, result in enumerate(self.driver.run(_guarded, tasks, ahead), 1):
+            if isinstance(result, _Failure):
+                raise DataError(result.problem, expected=result.expected, next_step=result.next_step)
+            if phase is not None:
+                self.progress(phase, done / len(jobs))
+            yield result
 
 
 def _absolute(table: SourceTable) -> SourceTable:
     """The table with paths that mean the same in every working directory."""
     return replace(table, sources=tuple(replace(s, parquet=s.parquet.absolute()) for s in table.sources))
-
-
-def _explain_loss(error: Exception) -> RunError:
-    return RunError(
-        f"the Ray cluster lost the work: {str(error).strip().splitlines()[0]}",
-        expected="a head that stays, and tasks that run after at most "
-        f"{_MOST_RETRIES} lost workers; input and earlier datasets are as they were",
-        next_step="check 'ray status' and run the command again",
-    )
-
-
-def _num_cpus() -> int:
-    import ray
-
-    return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 # --- in the worker processes ---------------------------------------------------------------------------------
@@ -267,29 +209,26 @@ def _guarded(function: Callable[..., Any], inputs: _Inputs, scratch: Path, *job:
     try:
         return function(inputs, scratch, *job)
     except HabitusError as error:
-        return _Failure("data", error.problem, error.expected, error.next_step)
+        return _Failure(error.problem, error.expected, error.next_step)
     except Exception as error:
         node = socket.gethostname()
         if not scratch.exists():
             return _Failure(
-                "run",
                 f"node {node} does not see {scratch.parent}",
                 "an --out on storage that all nodes see under one path",
                 "choose another --out, or leave out --backend ray",
             )
         if is_disk_full(error):
             return _Failure(
-                "data",
                 f"a disk is full on node {node}: {_first_line(error)}; nothing was written",
                 f"room in {tempfile.gettempdir()} of every node, and beside --out for a compressed copy of the log",
                 "free some space, set TMPDIR on that node, or choose another --out",
             )
         if type(error).__name__ == "OutOfMemoryException":
-            return _Failure("data", f"{inputs.memory} of memory is too little for a task", "", "raise --memory")
+            return _Failure(f"{inputs.memory} of memory is too little for a task", "", "raise --memory")
         names = [source.name for source in inputs.events.sources]
         where = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         return _Failure(
-            "data",
             f"a part of {where} cannot be read on node {node}: {_first_line(error)}",
             "complete, undamaged tables that every node can read",
             "check the files on that node, then run the command again",
