@@ -1,6 +1,7 @@
 """The softmax over candidates against its peers: time, rate and extra memory, in one run on one machine.
 
     python benchmarks/softmax.py [--keep benchmarks/results/softmax-h200.json]
+    python benchmarks/softmax.py --part small        # 4k to 131k trainable candidates, launched and captured; 30 s
 
 Frozen candidates: loss, entropy and the queries' gradient. Trainable candidates: loss and both gradients. Every figure
 is the median of repeated calls in this run; extra memory is the peak beyond the inputs. Peers are imported if they are
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
-from habitus.softmax import candidate_softmax, choose_backend
+from habitus.softmax import cached_scores, candidate_softmax, choose_backend
 
 LONG_S = 1.0  # a call that takes longer than this is timed once
 
@@ -30,7 +31,7 @@ def main() -> None:
     """Print the table, then one JSON line."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--keep", type=Path, help="write the JSON here too")
-    arguments.add_argument("--part", choices=["all", "frozen", "trainable", "wide"], default="all")
+    arguments.add_argument("--part", choices=["all", "frozen", "trainable", "wide", "small"], default="all")
     options = arguments.parse_args()
     rows = on_cuda(options.part) if torch.cuda.is_available() else on_cpu()
     result = {"benchmark": "softmax", **machine(), "rows": rows}
@@ -59,6 +60,10 @@ def on_cuda(part: str) -> list[dict[str, Any]]:
     if part in ("all", "trainable"):
         for size in (16_384, 65_536, 131_072, 524_288):
             compare(rows, "trainable", size, size, 248, peer_losses(), product_rate)
+    if part in ("all", "small"):
+        for d in (64, 248):
+            for size in (4096, 8192, 16_384, 32_768, 65_536, 131_072):
+                compare_small(rows, size, d)
     if part in ("all", "wide"):
         for d in (512, 1024):
             liger = {name: loss for name, loss in peer_losses().items() if name == "liger"}
@@ -108,6 +113,59 @@ def compare(
         torch.cuda.empty_cache()
 
 
+def compare_small(rows: list[dict[str, Any]], size: int, d: int) -> None:
+    """M = V = size, trainable: what is chosen, fused attention, scores kept, and plain PyTorch, as milliseconds a step.
+
+    Launched from Python, and replayed from a captured graph, as steps of `habitus train` are (there fused attention is
+    chosen at every size).
+    """
+    forms: dict[str, Callable] = {"chosen": ours, "fused": fused}
+    if size <= 32_768:
+        forms["kept"] = kept
+    if not hopeless("plain", "trainable", size, size, d):
+        forms["plain"] = plain_loss
+    h, e, y = draw(size, size, d, "trainable", "cuda", torch.bfloat16)
+    row: dict[str, Any] = {
+        "what": "small",
+        "mode": "trainable",
+        "M": size,
+        "V": size,
+        "d": d,
+        "ms": {},
+        "captured_ms": {},
+    }
+    for name, loss in forms.items():
+        row["ms"][name] = 1e3 * timed(lambda: step(loss, h, e, y), repeats=15)[0]  # noqa: B023
+        if name in ("fused", "plain"):
+            row["captured_ms"][name] = captured_ms(lambda: step(loss, h, e, y))  # noqa: B023
+        h.grad = e.grad = None
+        torch.cuda.empty_cache()
+    if "plain" in row["ms"]:
+        row["chosen_of_plain"] = row["ms"]["chosen"] / row["ms"]["plain"]
+        row["captured_of_plain"] = row["captured_ms"]["fused"] / row["captured_ms"]["plain"]
+    rows.append(row)
+    shown = "  ".join(f"{name} {ms:.3f}" for name, ms in row["ms"].items())
+    captured = "  ".join(f"{name} {ms:.3f}" for name, ms in row["captured_ms"].items())
+    ratio = (
+        f" | of plain {row['chosen_of_plain']:.2f}, captured {row['captured_of_plain']:.2f}" if len(forms) == 4 else ""
+    )
+    print(f"M = V = {size:<7d} d = {d:<4d} ms: {shown} | captured: {captured}{ratio}", flush=True)
+
+
+def captured_ms(call: Callable[[], object], repeats: int = 15) -> float:
+    """Median milliseconds of a call that is replayed from a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    seconds, _ = timed(graph.replay, repeats)
+    return 1e3 * seconds
+
+
 def hopeless(name: str, mode: str, M: int, V: int, d: int) -> str:
     """Why a peer is not even tried, if so."""
     if name == "plain" and M * V * (8 if mode == "frozen" else 10) > 120e9:
@@ -140,6 +198,20 @@ def step(loss: Callable, h: torch.Tensor, e: torch.Tensor, y: torch.Tensor) -> N
 def ours(h: torch.Tensor, e: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The candidate softmax as a training loop calls it: input checks included, entropy too where it is free."""
     return candidate_softmax(h, e, y, entropy=not e.requires_grad).loss.mean()
+
+
+def fused(h: torch.Tensor, e: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same by fused attention at every size."""
+    return candidate_softmax(h, e, y, backend=choose_backend(h, biased=True)).loss.mean()
+
+
+def kept(h: torch.Tensor, e: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same with its scores kept, whatever their number."""
+    most, cached_scores.MAX_CUDA_SCORES = cached_scores.MAX_CUDA_SCORES, 1 << 40
+    try:
+        return candidate_softmax(h, e, y).loss.mean()
+    finally:
+        cached_scores.MAX_CUDA_SCORES = most
 
 
 def plain_loss(h: torch.Tensor, e: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def relative(a, b):
     return ((a.double() - b).norm() / b.norm()).item()
 
 
-@pytest.mark.parametrize("backend", ["cudnn", "flash", "triton", "chunked"])
+@pytest.mark.parametrize("backend", ["cudnn", "flash", "triton", "chunked", None])  # None: few scores are kept
 @pytest.mark.parametrize("d", [20, 64, 248])
 @pytest.mark.parametrize("biased", [False, True])
 def test_every_backend_agrees_with_float64(backend, d, biased, twin):
@@ -247,7 +247,7 @@ def test_compiled_and_plain_calls_agree(d):
     plain = torch.autograd.grad(step(h, e, y), (h, e))
     compiled = torch.autograd.grad(torch.compile(step, fullgraph=True)(h, e, y), (h, e))
     for a, b in zip(plain, compiled, strict=True):
-        assert relative(a, b.double()) < 1e-3
+        assert relative(a, b.double()) < 4e-3  # only the plain call keeps its scores, and both round to bfloat16
 
 
 def test_the_same_step_twice_gives_the_same_bits():

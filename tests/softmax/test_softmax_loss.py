@@ -187,6 +187,21 @@ def test_kept_scores_come_block_by_block(scores_per_block, monkeypatch, twin):
     assert relative(e.grad, truth.to_candidates) < 1e-5
 
 
+@pytest.mark.parametrize("scale", [2.0, 100.0])
+def test_what_a_gpu_keeps_where_scores_are_few(scale, twin):
+    h, e, y = draw(scale=scale)
+    log_q, weights = torch.linspace(-9, -1, len(e)), torch.rand(len(h))
+    (mean, lse, entropy), kept = cached_scores.device_forward(h.detach(), e.detach(), -log_q)
+    truth = twin(h, e, y, log_q=log_q, weights=weights)
+    assert close(lse, truth.scores.logsumexp(1), truth.scores)
+    assert close(entropy, truth.entropy, truth.scores)
+    to_candidates = cached_scores.cached_candidate_gradient(kept, h.detach(), weights)
+    to_candidates.index_add_(0, y, -weights[:, None] * h.detach())
+    slack = 1e-5 + 2.0**-22 * truth.scores.abs().max().item()
+    assert relative(weights[:, None] * (mean - e.detach()[y]), truth.to_queries) < slack
+    assert relative(to_candidates, truth.to_candidates) < slack
+
+
 def test_more_scores_than_are_kept_give_the_same(monkeypatch):
     result = []
     for most in (37 * 501, 37 * 501 - 1):

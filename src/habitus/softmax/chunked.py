@@ -43,7 +43,7 @@ def _forward_block(queries: Tensor, candidates: Tensor, bias: Tensor | None, nee
         lse = torch.logsumexp(z, dim=1)
         p = z.sub_(lse[:, None]).exp()
         # z is log p by now, so the entropy needs no difference of large numbers.
-        mean = _product(p, part) if need_mean else z.new_empty(len(z), 0)
+        mean = product(p, part) if need_mean else z.new_empty(len(z), 0)
         merger.add(PartialSoftmax(mean, lse, -torch.linalg.vecdot(p, z)))
     mean, lse, entropy = merger.result()
     return PartialSoftmax(mean.reshape(-1, queries.shape[1]), lse, entropy)
@@ -56,11 +56,11 @@ def chunked_backward(queries: Tensor, candidates: Tensor, bias: Tensor | None, l
         for start, stop in shard_ranges(len(candidates), max(64, _BLOCK_SCORES // (b - a))):
             p = block_scores(queries[a:b], candidates[start:stop], None if bias is None else bias[start:stop])
             p = p.sub_(lse[a:b, None]).exp_().mul_(weights[a:b, None])
-            result[start:stop] += _product(p.T, queries[a:b])
+            result[start:stop] += product(p.T, queries[a:b])
     return result
 
 
-def _product(p: Tensor, rows: Tensor) -> Tensor:
+def product(p: Tensor, rows: Tensor) -> Tensor:
     """p rows with float32 accumulation: on tensor cores where the rows are bfloat16, in p's type otherwise."""
     if rows.is_cuda and rows.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(p.to(rows.dtype), rows, out_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Cross-entropy over any number of candidates, without ever holding all scores (but for few of them on a CPU).
+"""Cross-entropy over any number of candidates, without ever holding all scores (but for few of them).
 
     M  queries      V  candidates      d  width of a vector
 
@@ -87,24 +87,40 @@ def candidate_softmax(
     bias = candidate_bias(log_q, shift, count, len(candidates))
     trainable = candidates.requires_grad and torch.is_grad_enabled()
     chosen = choose_backend(queries, biased=bias is not None or trainable, backend=backend)
-    may_cache = backend is None and trainable
+    eager = latch is None and chosen in KERNELS
+    may_cache = backend is None and trainable and (eager or not queries.is_cuda)
     # Fused attention shows bad candidates in its result, so a large table is not read once more to find them.
     rows = candidates[:0] if chosen in KERNELS else candidates
+    # Where the host waits anyway, causes are told apart once something is known to be wrong.
+    asks_later = eager and group is None and count is None and not _in_a_graph(queries)
     with torch.no_grad():
         limit = shards.num_candidates
-        cause = find_causes(queries, rows, targets, log_q, count if group is None else None, limit)
+        if not asks_later:
+            cause = find_causes(queries, rows, targets, log_q, count if group is None else None, limit)
         safe = clamp_targets(targets, limit)
         target_log_q = None if log_q is None else _at_targets(log_q.detach().float(), safe, shards)
     with torch.autocast(queries.device.type, enabled=False):
         loss, entropies, is_finite, score = _CandidateSoftmax.apply(
             queries, candidates, safe, bias, latch, shards, chosen, may_cache
         )
+    if asks_later:
+        first, last = torch.aminmax(targets)
+        bad = has_nonfinite(queries) if log_q is None else has_nonfinite(queries) | has_nonfinite(log_q)
+        if is_finite.detach() & ~bad & (first >= 0) & (last < limit):
+            score = score if target_log_q is None else score - shift + target_log_q
+            return SoftmaxResult(loss, entropies.detach() if entropy else None, score, target_log_q)
+        cause = find_causes(queries, rows, targets, log_q, None, limit)
     cause = torch.where(is_finite.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
     ok = check_causes(cause, targets, limit) if latch is None else latch.record(cause)
     entropies = torch.where(ok, entropies.detach(), 0) if entropy else None
     # Beyond the dot product a score holds the common shift and the target's own log q.
     score = score if target_log_q is None else score - shift + target_log_q
     return SoftmaxResult(torch.where(ok, loss, 0), entropies, torch.where(ok, score, 0), target_log_q)
+
+
+def _in_a_graph(queries: Tensor) -> bool:
+    """Whether this is being compiled or captured, so that nothing may wait."""
+    return torch.compiler.is_compiling() or (queries.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class _CandidateSoftmax(torch.autograd.Function):
