@@ -42,6 +42,10 @@ def test_a_valley_of_the_wrong_form_is_refused_where_seeds_show_it() -> None:
     assert judge_fit(law, PureError((0.06 / 8.2) ** 2, 12, 6)).ok
     refused = judge_fit(law, PureError((0.01 / 8.2) ** 2, 12, 6))
     assert refused.status == "misfit" and "seeds differ by 0.01" in refused.warnings[0]
+    # A curve through its points is not wrong by a rounding, however well seeds agree.
+    exact = two_term(SHARES, 8 + SHARES**0.5 + 0.15 / SHARES**0.5)
+    assert exact.residuals.rmse and exact.residuals.rmse < 1e-9
+    assert judge_fit(exact, PureError(1e-40, 12, 6)).ok
 
 
 def test_the_scatter_within_cells_is_no_lack_of_fit() -> None:

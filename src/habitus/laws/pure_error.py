@@ -17,6 +17,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.store import Law
 
 SIGNIFICANT = 0.05
+_ROUNDING = 1e-9  # of a metric's level: no curve is wrong by less
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ def judge_fit(law: Law, error: PureError | None) -> Law:
         within += float(((values - values.mean()) ** 2).sum())
         own_dof += len(values) - 1
     d = dof - own_dof
-    variance = error.relative_variance * float(np.abs(y).mean()) ** 2
-    if d < 1:
+    level = float(np.abs(y).mean())
+    variance = error.relative_variance * level**2
+    if d < 1 or (law.residuals.rmse or 0.0) <= _ROUNDING * level:
         return law
     p_value = float(stats.f.sf(max(rss - within, 0.0) / d / variance, d, error.dof))
     details = {**law.details, "lack_of_fit_p_value": p_value, "seed_sd": float(np.sqrt(variance))}
