@@ -325,7 +325,8 @@ def both_stages(arguments: argparse.Namespace) -> dict[str, Any]:
         options = TrainOptions(device=str(device), capture=False, card=False)
         one, two = arguments.out / "one", arguments.out / "two"
         parent = train(small_recipe(dataset), dataset, one, options=options)
-        recipe = small_recipe(dataset, stage=2, parent=parent.recipe_hash, num_negatives=4096)
+        num_negatives = min(4096, dataset.num_items // 2)
+        recipe = small_recipe(dataset, stage=2, parent=parent.recipe_hash, num_negatives=num_negatives)
         record = train(recipe, dataset, two, parent=one, options=options)
         row = {"part": "gloo", "rank": ranks.rank, "processes": record.hardware["processes"]}
         row |= {"stage1": losses_of(one), "stage2": losses_of(two), "batch_loss": record.metrics["batch/loss"].value}

@@ -1,12 +1,16 @@
 """Captured steps on a GPU: the same numbers as steps that are not, both stages, resumed or not."""
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from habitus.data import Dataset
 from habitus.record import Record
@@ -26,6 +30,62 @@ def run_of(recipe: Any, dataset: Dataset, out: Path, **options: Any) -> tuple[Re
 
 def losses(lines: list[dict[str, Any]], name: str = "loss") -> torch.Tensor:
     return torch.tensor([line[name] for line in lines], dtype=torch.float64)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A process group with NCCL in which this process exchanges with itself."""
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("stage, extra_pool", [(1, "union"), (2, "union"), (2, "extras")])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_group_of_one_is_captured_and_trains_as_no_group_does(
+    dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path, group_of_one: None, stage: int,
+    extra_pool: str, compiled: bool,
+) -> None:  # fmt: skip
+    recipe, run = recipe_of(steps=40, dropout=0.1, evaluate={"every": 15}), None
+    if stage == 2:
+        run = parent
+        negatives = {"num_negatives": 64, "extra_pool": extra_pool, "log_q": True}
+        parent_hash = Record.read(parent / "record.json").recipe_hash
+        recipe = recipe_of(steps=40, stage=2, parent=parent_hash, **negatives)
+    record, lines = run_of(recipe, dataset, tmp_path / "group", parent=run, compile=compiled, save_every=10)
+    assert (record.hardware["engine"], record.hardware["compiled"]) == ("captured", compiled)
+    on_cpu, cpu_lines = run_of(recipe, dataset, tmp_path / "cpu", parent=run, device="cpu")
+    torch.testing.assert_close(losses(lines), losses(cpu_lines), rtol=2e-3, atol=0)
+    assert record.flops_executed == on_cpu.flops_executed
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_group_of_one_shards_its_weights(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path, group_of_one: None, optimizer: str
+) -> None:
+    recipe = recipe_of(steps=10, optimizer=optimizer)
+    record, lines = run_of(recipe, dataset, tmp_path / "sharded", shard=True)
+    assert record.hardware["engine"] == "eager"
+    _, plain = run_of(recipe, dataset, tmp_path / "plain", shard=False, capture=False)
+    torch.testing.assert_close(losses(lines), losses(plain), rtol=1e-5 if optimizer == "adamw" else 5e-3, atol=0)
+
+
+def test_two_processes_on_one_gpu_train_as_one_does(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    recipe_of(steps=10).write(tmp_path / "recipe.toml")
+    files = [str(tmp_path / "recipe.toml"), "--data", str(dataset.path), "--out", str(tmp_path / "two")]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "habitus", "train", *files, "--device", "cuda"], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert Record.read(tmp_path / "two" / "record.json").hardware["processes"] == 2
+    two = [line for line in read_journal(tmp_path / "two" / "journal.jsonl") if "loss" in line]
+    _, one = run_of(recipe_of(steps=10), dataset, tmp_path / "one", capture=False)
+    torch.testing.assert_close(losses(two), losses(one), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
