@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from habitus.data.arrays import map_array
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.encoders import Encoders, load_tokenizer
-from habitus.data.event_columns import ITEM, record_field
+from habitus.data.event_columns import EVENT_CHUNK_ROWS, ITEM, record_field
 from habitus.data.event_contents import content_file, read_content, texts_file
 from habitus.data.fields import Fields, item_file
 from habitus.data.item_names import DISPLAY_FILE
@@ -274,7 +274,7 @@ class Dataset:
     def candidate_rows(self) -> np.ndarray | None:
         """The items that may be ranked or recommended, int64, ascending; None: all."""
         allowed = find_candidates(
-            self.schema, self.encoders.item_values, self._item_fields, self.item_ids().column(0)
+            self.schema, self.encoders.item_values, self._item_fields, lambda: self.item_ids().column(0)
         )
         return None if allowed is None else np.flatnonzero(allowed)
 
@@ -287,8 +287,11 @@ class Dataset:
         """Refuse a dataset in which something is to be predicted that is no candidate."""
         if self.candidate_rows is None or self.target_weight is None:
             return
-        targets = np.unique(self.items[self.target_weight > 0])
-        left_out = np.setdiff1d(targets, self.candidate_rows, assume_unique=True)
+        is_target = np.zeros(self.num_items, bool)
+        for start in range(0, self.num_events, EVENT_CHUNK_ROWS):
+            events = slice(start, start + EVENT_CHUNK_ROWS)
+            is_target[self.items[events][self.target_weight[events] > 0]] = True
+        left_out = np.setdiff1d(np.flatnonzero(is_target), self.candidate_rows, assume_unique=True)
         if len(left_out):
             first = self.item_ids().column(0)[int(left_out[0])]
             raise DataError(

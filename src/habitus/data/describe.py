@@ -169,7 +169,8 @@ def _repetition(dataset: Dataset) -> tuple[Repetition, ...]:
     events_in_windows = dataset.counts("train").events
     if total == 0:
         return ()
-    concentration = float((counts / total) @ (counts / total))  # chance that two events show the same item
+    shares = counts / total
+    concentration = float(shares @ shares)  # chance that two events show the same item
     sizes = sorted({10**power for power in range(4, 12) if 0.01 < 10**power / total < 20} | {int(total)})
     return tuple(
         Repetition(

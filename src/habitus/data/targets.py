@@ -4,11 +4,12 @@ A weight of 0 is context only. Above 0 an event is predicted. Below 0 it says 'n
 query of an evaluation asks for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from habitus.data.columns import to_categories
 from habitus.errors import DataError
@@ -16,6 +17,7 @@ from habitus.events import Schema, Targets
 from habitus.store import SplitName
 
 WEIGHT_FILE = "events/target_weight.npy"
+_CHUNK_EVENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class TargetRows:
     @classmethod
     def of(cls, weights: np.ndarray) -> "TargetRows":
         """From the weight of every event of the log."""
-        return cls(np.flatnonzero(weights), np.flatnonzero(weights > 0))
+        trained = _rows_where(weights, lambda chunk: chunk != 0)
+        return cls(trained, _rows_where(weights, lambda chunk: chunk > 0) if weights.min(initial=0) < 0 else trained)
 
     def on(self, side: SplitName) -> np.ndarray:
         return self.trained if side == "train" else self.scored
@@ -36,15 +39,19 @@ class TargetRows:
     def last_before(self, side: SplitName, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """One past the last target in rows begins..ends; `begins` where there is none."""
         rows = self.on(side)
-        last = np.searchsorted(rows, ends) - 1
-        found = np.where(last >= 0, rows[last] + 1, 0) if len(rows) else np.zeros_like(ends)
+        last = self._num_before(side, ends) - 1
+        found = np.where(last >= 0, rows[last].astype(np.int64) + 1, 0) if len(rows) else np.zeros_like(ends)
         return np.maximum(found, begins)
 
     def count(self, side: SplitName, segments: np.ndarray) -> np.ndarray:
         """How many events of each segment are predicted."""
         begins = segments["start"] + segments["first_target"]
         ends = segments["start"] + segments["length"]
-        return np.searchsorted(self.on(side), ends) - np.searchsorted(self.on(side), begins)
+        return self._num_before(side, ends) - self._num_before(side, begins)
+
+    def _num_before(self, side: SplitName, rows: np.ndarray) -> np.ndarray:
+        targets = self.on(side)
+        return np.searchsorted(targets, rows.astype(targets.dtype))  # of another type, all targets would be copied
 
     def trim(self, side: SplitName, segments: np.ndarray) -> np.ndarray:
         """The segments up to their last target, for nothing is learnt from what follows it; none without a target."""
@@ -53,6 +60,14 @@ class TargetRows:
         trimmed = segments.copy()
         trimmed["length"] = ends - segments["start"]
         return trimmed[ends > begins]
+
+
+def _rows_where(weights: np.ndarray, keeps: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The rows whose weight is to be kept, in four bytes where that is enough: a log may have 10⁹ of them."""
+    dtype = np.dtype(np.uint32 if len(weights) < 2**32 - 1 else np.int64)
+    starts = range(0, len(weights), _CHUNK_EVENTS)
+    chunks = (np.flatnonzero(keeps(weights[start : start + _CHUNK_EVENTS])) + start for start in starts)
+    return np.concatenate([np.empty(0, dtype), *(chunk.astype(dtype) for chunk in chunks)])
 
 
 def candidate_values(schema: Schema) -> dict[str, tuple[str, ...]]:
@@ -70,7 +85,10 @@ def candidate_values(schema: Schema) -> dict[str, tuple[str, ...]]:
 
 
 def find_candidates(
-    schema: Schema, values: Mapping[str, Sequence[str]], codes: Mapping[str, np.ndarray], ids: pa.ChunkedArray
+    schema: Schema,
+    values: Mapping[str, Sequence[str]],
+    codes: Mapping[str, np.ndarray],
+    ids: Callable[[], pa.ChunkedArray],  # read where they matter
 ) -> np.ndarray | None:
     """Which items may be ranked or recommended, bool [items]; None: all.
 
@@ -78,8 +96,8 @@ def find_candidates(
     """
     allowed: np.ndarray | None = None
     if schema.events.no_item is not None:
-        names = ids.cast(pa.string()).to_numpy(zero_copy_only=False)
-        allowed = np.asarray(names != str(schema.events.no_item), bool)
+        named = pc.not_equal(ids().cast(pa.string()), str(schema.events.no_item))
+        allowed = named.to_numpy(zero_copy_only=False).astype(bool)
     for name, chosen in candidate_values(schema).items():
         unknown = [value for value in chosen if value not in values[name]]
         if unknown:

@@ -92,11 +92,14 @@ class EmbeddingCache:
     def rows(self, positions: np.ndarray) -> Tensor:
         """The vectors of catalogue rows, as stored."""
         result = torch.empty(len(positions), self.manifest.joint_dim, dtype=self.dtype)
-        first = 0
+        order = np.argsort(positions, kind="stable")  # each shard is then read once, in the order of its pages
+        ranked = torch.from_numpy(positions[order])
+        first = begin = 0
         for shard in self.shards:
-            here = np.flatnonzero((positions >= first) & (positions < first + len(shard)))
-            result[torch.from_numpy(here)] = shard[torch.from_numpy(positions[here] - first)]
-            first += len(shard)
+            end = int(np.searchsorted(ranked.numpy(), first + len(shard)))
+            if begin < end:
+                result[torch.from_numpy(order[begin:end])] = shard[ranked[begin:end] - first]
+            first, begin = first + len(shard), end
         return result
 
     def pieces(self, start: int, stop: int) -> list[Tensor]:

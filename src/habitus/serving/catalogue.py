@@ -219,7 +219,7 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
     display = pq.read_table(folder / _DISPLAY).combine_chunks() if _DISPLAY in manifest.files else None
     counts = np.load(folder / _COUNTS) if _COUNTS in manifest.files else None
     names = ItemNames(ids, display, counts)
-    allowed = find_candidates(bundle.schema, bundle.encoders.item_values, codes, ids.column(0))
+    allowed = find_candidates(bundle.schema, bundle.encoders.item_values, codes, lambda: ids.column(0))
     context = frozenset() if allowed is None else frozenset(np.flatnonzero(~allowed).tolist())
     return TrainedCatalogue(ids, codes, numbers, cache, id_format, IdLookup(id_format, ids), queries, names, context)
 
