@@ -2,6 +2,7 @@
 
     python benchmarks/prepare_out_of_core.py --memory 8GiB 1e8x1e6 3e8x1e7 1e8x1e8     # events x items
     python benchmarks/prepare_out_of_core.py --memory 512MiB 1e6x1e4                   # a quick look
+    python benchmarks/prepare_out_of_core.py --memory 1GiB --kill 1e7x1e5              # kill -9 in every phase
 
 Every measurement is a process of its own. Disk is sampled twice a second: scratch files and the dataset, without the
 input. CPU seconds stand beside wall seconds, since a machine may have other work. The last line is JSON.
@@ -9,7 +10,10 @@ input. CPU seconds stand beside wall seconds, since a machine may have other wor
 
 import argparse
 import json
+import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +27,7 @@ from pathlib import Path
 from prepare import SCHEMA, hardware
 
 GIB = 2**30
+LONG_PHASES = {"writing events", "encoding items"}  # killed half-way; others as they begin
 
 
 def main() -> None:
@@ -31,10 +36,12 @@ def main() -> None:
     parser.add_argument("--memory", default="8GiB")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the tables are made (default: a temporary folder)")
+    parser.add_argument("--kill", action="store_true", help="kill -9 in every phase, then prepare to the end")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--kill-at", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(prepare_here(arguments.folder, arguments.memory, arguments.threads)))
+        print(json.dumps(prepare_here(arguments.folder, arguments.memory, arguments.threads, arguments.kill_at)))
         return
     rows = []
     for log in arguments.logs:
@@ -44,12 +51,42 @@ def main() -> None:
             make_tables(place, num_events, num_items)
             options = ["--memory", arguments.memory, "--threads", str(arguments.threads), "--folder", folder]
             command = [sys.executable, __file__, *options, "--one", log]
-            result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            measured = json.loads(result.stdout.splitlines()[-1])
+            if arguments.kill:
+                rows.append(
+                    {"events": num_events, "items": num_items, "killed_in": kill_in_every_phase(command, place)}
+                )
+                continue
+            measured = last_line(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True))
             input_gib = sum(path.stat().st_size for path in place.glob("*.parquet")) / GIB
         rows.append({"events": num_events, "items": num_items, "input_gib": round(input_gib, 2), **measured})
         print(json.dumps(rows[-1]), file=sys.stderr)
-    report(rows, arguments.memory, arguments.threads)
+    if not arguments.kill:
+        print_table(rows)
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    result = {"benchmark": "prepare_out_of_core", "date": date, "hardware": hardware(), "memory": arguments.memory}
+    print(json.dumps({**result, "threads": arguments.threads, "rows": rows}))
+
+
+def last_line(finished: subprocess.CompletedProcess[str]) -> dict:
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def kill_in_every_phase(command: list[str], place: Path) -> list[str]:
+    """The phases in which a preparation was killed; after each the next one clears up, and the last one succeeds."""
+    whole = last_line(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True))
+    shutil.rmtree(place / "work")
+    phases = [phase for phase in whole["phases"] if phase != "importing"]
+    for phase in phases:
+        killed = subprocess.run([*command, "--kill-at", phase], stdout=subprocess.PIPE)
+        left = [path.name for path in (place / "work").iterdir()]
+        assert killed.returncode == -signal.SIGKILL, f"{phase}: exit {killed.returncode}"
+        assert "dataset" not in left, f"{phase}: a half-written dataset"
+        assert len(left) == 1, f"{phase}: {left}"
+        print(f"killed while {phase}; left {left}", file=sys.stderr)
+    again = last_line(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True))
+    assert again["checksum"] == whole["checksum"]
+    assert [path.name for path in (place / "work").iterdir()] == ["dataset"]
+    return phases
 
 
 def make_tables(place: Path, num_events: int, num_items: int) -> None:
@@ -80,11 +117,11 @@ def make_tables(place: Path, num_events: int, num_items: int) -> None:
         )
 
 
-def prepare_here(place: Path, memory: str, threads: int) -> dict[str, object]:
+def prepare_here(place: Path, memory: str, threads: int, kill_at: str) -> dict[str, object]:
     from habitus.data import PrepareOptions, prepare
     from habitus.events import Schema
 
-    clock = PhaseClock()
+    clock = PhaseClock(kill_at)
     work = place / "work"
     began = time.perf_counter()
     with watched_disk(work) as disk:
@@ -111,13 +148,18 @@ def prepare_here(place: Path, memory: str, threads: int) -> dict[str, object]:
 
 
 class PhaseClock:
-    """Wall and CPU seconds of each phase that `prepare` reports."""
+    """Wall and CPU seconds of each phase that `prepare` reports; may kill its process half-way through one."""
 
-    def __init__(self) -> None:
+    def __init__(self, kill_at: str) -> None:
+        self.kill_at = kill_at
         self.phases: dict[str, tuple[float, float]] = {}
         self.current, self.since, self.cpu = "importing", time.perf_counter(), time.process_time()
 
-    def progress(self, phase: str, _: float) -> None:
+    def progress(self, phase: str, done: float) -> None:
+        if phase == self.kill_at and phase == "partitioning events":  # which reports only its beginning
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        elif phase == self.kill_at and (done >= 0.5 or phase not in LONG_PHASES):
+            os.kill(os.getpid(), signal.SIGKILL)
         if phase and phase != self.current:
             now, cpu = time.perf_counter(), time.process_time()
             wall_before, cpu_before = self.phases.get(self.current, (0.0, 0.0))
@@ -148,7 +190,7 @@ def watched_disk(folder: Path) -> Iterator[list[int]]:
     thread.join()
 
 
-def report(rows: list[dict], memory: str, threads: int) -> None:
+def print_table(rows: list[dict]) -> None:
     head = ("events", "items", "s", "CPU s", "µs CPU/event", "GiB memory", "GiB disk", "input", "dataset")
     print(("{:>14} {:>12} {:>8} {:>8} {:>13} {:>11} {:>9} {:>6} {:>8}").format(*head))
     for row in rows:
@@ -158,9 +200,6 @@ def report(rows: list[dict], memory: str, threads: int) -> None:
             f"{row['cpu_us_per_event']:>13.3f} {row['peak_gib']:>11.2f} {row['peak_disk_gib']:>9.2f} "
             f"{row['input_gib']:>6.2f} {row['dataset_gib']:>8.2f}"
         )
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    result = {"benchmark": "prepare_out_of_core", "date": date, "hardware": hardware(), "memory": memory}
-    print(json.dumps({**result, "threads": threads, "rows": rows}))
 
 
 if __name__ == "__main__":

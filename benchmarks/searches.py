@@ -158,10 +158,10 @@ def run_arm(arm: str, law: Law, log: dict[str, np.ndarray], given: argparse.Name
     oracle = law.losses(log, users, reads=arm != "none")
     metric = run.record.metrics["catalogue/loss"]
     assert metric.n == len(oracle), f"{metric.n} queries and {len(oracle)} targets"
-    params = run.record.params
+    params, seconds = run.record.params, run.record.seconds
     return {
         "loss": metric.value, "se": metric.se, "oracle": float(oracle.mean()), "queries": metric.n,
-        "recall@10": run.record.metrics["catalogue/recall@10"].value, "seconds": run.record.seconds.train if run.record.seconds else 0.0,
+        "recall@10": run.record.metrics["catalogue/recall@10"].value, "seconds": seconds.train if seconds else 0.0,
         "embedder_params": params.embedder, "contextualizer_params": params.contextualizer,
     }  # fmt: skip
 

@@ -89,6 +89,7 @@ WITHOUT_COMMANDS = {
     "docs/api.md",
     "docs/architecture.md",
     "docs/concepts.md",
+    "docs/event-text.md",
     "docs/finite-log.md",
     "docs/index.md",
     "docs/model.md",

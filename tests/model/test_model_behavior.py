@@ -245,7 +245,8 @@ def test_what_does_not_fit_is_refused_by_name(samples: SimpleNamespace) -> None:
     several = (Field(name="tags", kind="categories", size=3, width=2),)
     with pytest.raises(ModelError, match="event field 'tags' holds several categories"):
         BehaviorModel(Fields(item=samples.fields.item, event=several, text_len=12), RECIPE)
-    query, shared = (Field(name="query", kind="text", size=9, rows=2),), RECIPE.model_copy(update={"event_text": "shared"})
+    query = (Field(name="query", kind="text", size=9, rows=2),)
+    shared = RECIPE.model_copy(update={"event_text": "shared"})
     without_text = tuple(field for field in samples.fields.item if field.kind != "text")
     with pytest.raises(ModelError, match=r"event_text is 'shared', and the items have no text \(event field 'query'\)"):
         BehaviorModel(Fields(item=without_text, event=query, text_len=12), shared)

@@ -177,6 +177,10 @@ def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset:
     assert {"cell_id", "flops_budget", "wanted", "realised", "learning_rate", "seed", "recipe_hash", "bytes"} <= set(
         values["cells"][0]
     )
+    none = run_command(
+        "sweep", "share", "--data", data, "--store", str(tmp_path / "new"), "--budgets", "1e20", "--dry-run"
+    )
+    assert none.returncode == 2 and "no cell can be run" in none.stdout
     listed = run_command("runs", str(swept[0]), "--axis", "negatives", "--json")
     values = json.loads(listed.stdout)
     assert values["states"]["done"] == 2 and values["duplicates"] == 0 and values["seconds_left"] == 0.0

@@ -92,6 +92,8 @@ def sweep(
         typer.echo(json.dumps(result.to_values(), indent=2))
     else:
         _print(result)
+    if dry_run and not result.runs:
+        raise typer.Exit(2)  # as the sweep itself is refused
     if not dry_run and not result.complete:
         raise typer.Exit(3)
 
@@ -198,6 +200,8 @@ def _summary(result: "SweepResult") -> str:
     done, failed, missing = (result.number(s) for s in ("done", "failed", "missing"))
     text = f"{result.axis}: {len(result.runs)} runs, {done} done, {failed} failed, {missing} missing"
     text += f"; {result.design.flops:.3g} FLOPs in all"
+    if not result.runs:
+        text += ": no cell can be run, choose other budgets, another preset or dataset"
     if missing:
         text += (
             f", {result.flops_missing:.3g} of them missing, about {format_seconds(result.estimated_seconds)} with "

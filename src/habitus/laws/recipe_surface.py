@@ -166,8 +166,19 @@ def recipe_rate(law: Law, embedder_params: float, contextualizer_params: float) 
     return float(np.exp(_Surface.of(np.asarray(law.details["theta"])).best_rate(u) - u[5]))
 
 
-def recipe_optimum(law: Law, compute: float, cost: SlotCost, most_slots: float = np.inf) -> Law:
-    """The best size, share, batch and rate of a budget and the loss there, with intervals that move together.
+def recipe_losses(law: Law, table: Mapping[str, Numbers]) -> np.ndarray:
+    """The loss of recipes by the fit and by each refit, [1 + refits, n], every one at its own best rate."""
+    logs = np.log(np.stack([np.atleast_1d(np.asarray(table[name], float)) for name in COLUMNS[:5]], axis=1))
+    u = _centred(law, np.column_stack([logs, np.zeros(len(logs))]))
+    rows = []
+    for surface in _surfaces(law):
+        u[:, 5] = surface.best_rate(u)
+        rows.append(surface.metric(u))
+    return np.array(rows)
+
+
+def recipe_optima(law: Law, compute: float, cost: SlotCost, most_slots: float = np.inf) -> np.ndarray:
+    """OPTIMUM of a budget by the fit and by each refit, [1 + refits, 6].
 
     `most_slots` are those of one pass: larger models are taken where a budget pays for more.
     """
@@ -175,19 +186,23 @@ def recipe_optimum(law: Law, compute: float, cost: SlotCost, most_slots: float =
         raise FitError(f"a law {law.law!r} with status {law.status!r}", expected="a fitted recipe surface")
     check_positive_number(compute=compute)
     budget = _Budget(law, compute, cost, most_slots)
-    best = _Surface.of(np.asarray(law.details["theta"]))
+    best, *refits = _surfaces(law)
     first = budget.lowest(best)
-    rows = []
-    for draw in law.details["draws"]:
-        surface = _Surface.of(np.asarray(draw))
-        rows.append(budget.describe(surface, budget.lowest(surface, first)))
-    values = dict(zip(OPTIMUM, map(float, budget.describe(best, first)), strict=True))
+    rows = [budget.describe(best, first)]
+    return np.array(rows + [budget.describe(surface, budget.lowest(surface, first)) for surface in refits])
+
+
+def recipe_optimum(law: Law, compute: float, cost: SlotCost, most_slots: float = np.inf) -> Law:
+    """The best size, share, batch and rate of a budget and the loss there, with intervals that move together."""
+    rows = recipe_optima(law, compute, cost, most_slots)
+    values = dict(zip(OPTIMUM, map(float, rows[0]), strict=True))
     by_level = {}
     for level in LEVELS:
-        low, high = np.quantile(rows, [0.5 - level / 2, 0.5 + level / 2], axis=0)
+        low, high = np.quantile(rows[1:], [0.5 - level / 2, 0.5 + level / 2], axis=0)
         by_level[level] = {n: (float(a), float(b)) for n, a, b in zip(OPTIMUM, low, high, strict=True)}
-    at_end = [name for name, x, (low, high) in zip(OPTIMUM, first, budget.ends, strict=False)
-              if min(x - low, high - x) < _AT_END]  # fmt: skip
+    ends = _Budget(law, compute, cost, most_slots).ends
+    at_end = [name for name, value, (low, high) in zip(OPTIMUM, rows[0], ends, strict=False)
+              if min(np.log(value) - low, high - np.log(value)) < _AT_END]  # fmt: skip
     return Law(
         law="recipe_optimum",
         form=FORM + ", at the least metric for the cost",
@@ -198,6 +213,11 @@ def recipe_optimum(law: Law, compute: float, cost: SlotCost, most_slots: float =
         warnings=(f"the best {', '.join(at_end)} is an end of what was tried",) if at_end else (),
         details={"compute": compute, "at_end": at_end},
     )
+
+
+def _surfaces(law: Law) -> list[_Surface]:
+    """The fit and its refits."""
+    return [_Surface.of(np.asarray(theta)) for theta in (law.details["theta"], *law.details["draws"])]
 
 
 class _Budget:

@@ -29,9 +29,10 @@ class Block(nn.Module):
         self.mlp_out = Linear(4 * width, width)
 
     def forward(self, x: Tensor, layout: Layout, dropout_mask: DropoutMask | None = None) -> Tensor:
-        """x [R, w] after the layer; a dropout mask applies to what attention and MLP add."""
-        if x.shape[-1] > self.width:
-            return self._forward_padded(x, layout)
+        """x [R, w] after the layer; a dropout mask applies to what attention and MLP add.
+
+        Rows may end in zeros beyond w, which stay zeros: the matrices get zeros of their own.
+        """
         if dropout_mask is None:
             x = x + self._attention(x, layout)
             return x + self._mlp(x)
@@ -39,31 +40,30 @@ class Block(nn.Module):
         return x + apply_dropout(self._mlp(x), dropout_mask.mlp, dropout_mask.rate)
 
     def _attention(self, x: Tensor, layout: Layout) -> Tensor:
-        # A norm's weight scales the columns of the matrix that follows, not the rows: the same product, and its
-        # gradient comes out of the matrix's instead of a sum over all rows.
-        qkv = self.qkv(self.attention_norm.normalize(x), self.attention_norm.weight).unflatten(-1, (3, self.heads, -1))
-        out: Tensor = self.attention_out(attend(qkv, layout).flatten(1))
-        return out
+        d, more = self.width // self.heads, x.shape[-1] - self.width
+        weight = self.qkv.weight * self._column_scale(self.attention_norm, x)
+        out: Tensor = self.attention_out.weight
+        if more:
+            more_d = -(-x.shape[-1] // (8 * self.heads)) * 8 - d
+            weight = pad_zeros(weight.unflatten(0, (3, self.heads, d)), (0, more, 0, more_d)).flatten(0, 2)
+            out = pad_zeros(out.unflatten(1, (self.heads, d)), (0, more_d, 0, 0, 0, more)).flatten(1)
+        qkv = F.linear(self.attention_norm.normalize(x), weight).unflatten(-1, (3, self.heads, -1))
+        return F.linear(attend(qkv, layout, scale=d**-0.5).flatten(1), out)
 
     def _mlp(self, x: Tensor) -> Tensor:
-        out: Tensor = self.mlp_out(gelu(self.mlp_up(self.mlp_norm.normalize(x), self.mlp_norm.weight)))
-        return out
+        more = x.shape[-1] - self.width
+        up = self.mlp_up.weight * self._column_scale(self.mlp_norm, x)
+        out: Tensor = self.mlp_out.weight
+        if more:
+            up, out = pad_zeros(up, (0, more)), pad_zeros(out, (0, 0, 0, more))
+        return F.linear(gelu(F.linear(self.mlp_norm.normalize(x), up)), out)
 
-    def _forward_padded(self, x: Tensor, layout: Layout) -> Tensor:
-        """The same for rows that end in zeros, which stay zeros: the matrices get zeros of their own."""
-        padded, w = x.shape[-1], self.width
-        d = w // self.heads
-        more, more_d = padded - w, -(-padded // (8 * self.heads)) * 8 - d
-        # Rows are normalized over the padded width: too long by the square root of padded / w.
-        shrink = (w / padded) ** 0.5
-        qkv = (self.qkv.weight * (self.attention_norm.weight * shrink)).unflatten(0, (3, self.heads, d))
-        qkv = F.linear(self.attention_norm.normalize(x), pad_zeros(qkv, (0, more, 0, more_d)).flatten(0, 2))
-        heads = attend(qkv.unflatten(-1, (3, self.heads, -1)), layout, scale=d**-0.5).flatten(1)
-        out = self.attention_out.weight.unflatten(1, (self.heads, d))
-        x = x + F.linear(heads, pad_zeros(out, (0, more_d, 0, 0, 0, more)).flatten(1))
-        up = self.mlp_up.weight * (self.mlp_norm.weight * shrink)
-        hidden = gelu(F.linear(self.mlp_norm.normalize(x), pad_zeros(up, (0, more))))
-        return x + F.linear(hidden, pad_zeros(self.mlp_out.weight, (0, 0, 0, more)))
+    def _column_scale(self, norm: "RMSNorm", x: Tensor) -> Tensor:
+        """A norm's weight, which scales the columns of the matrix that follows, not the rows: the same product, and its
+        gradient comes out of the matrix's instead of a sum over all rows."""
+        if x.shape[-1] == self.width:
+            return norm.weight
+        return norm.weight * (self.width / x.shape[-1]) ** 0.5  # padded rows are normalized over the padded width
 
 
 class Linear(nn.Module):
@@ -73,9 +73,8 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
 
-    def forward(self, x: Tensor, column_scale: Tensor | None = None) -> Tensor:
-        """x·Wᵀ, or x·(W·diag(column_scale))ᵀ."""
-        return F.linear(x, self.weight if column_scale is None else self.weight * column_scale)
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
 
     def forward_padded(self, x: Tensor) -> Tensor:
         """x·Wᵀ with odd sizes padded by zeros, where that is faster."""
