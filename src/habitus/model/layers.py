@@ -47,8 +47,9 @@ class Block(nn.Module):
             more_d = -(-x.shape[-1] // (8 * self.heads)) * 8 - d
             weight = pad_zeros(weight.unflatten(0, (3, self.heads, d)), (0, more, 0, more_d)).flatten(0, 2)
             out = pad_zeros(out.unflatten(1, (self.heads, d)), (0, more_d, 0, 0, 0, more)).flatten(1)
-        qkv = F.linear(self.attention_norm.normalize(x), weight).unflatten(-1, (3, self.heads, -1))
-        return F.linear(attend(qkv, layout, scale=d**-0.5).flatten(1), out)
+        qkv = self.qkv(self.attention_norm.normalize(x), weight).unflatten(-1, (3, self.heads, -1))
+        added: Tensor = self.attention_out(attend(qkv, layout, scale=d**-0.5).flatten(1), out)
+        return added
 
     def _mlp(self, x: Tensor) -> Tensor:
         more = x.shape[-1] - self.width
@@ -56,7 +57,8 @@ class Block(nn.Module):
         out: Tensor = self.mlp_out.weight
         if more:
             up, out = pad_zeros(up, (0, more)), pad_zeros(out, (0, 0, 0, more))
-        return F.linear(gelu(F.linear(self.mlp_norm.normalize(x), up)), out)
+        added: Tensor = self.mlp_out(gelu(self.mlp_up(self.mlp_norm.normalize(x), up)), out)
+        return added
 
     def _column_scale(self, norm: "RMSNorm", x: Tensor) -> Tensor:
         """A norm's weight, which scales the columns of the matrix that follows, not the rows: the same product, and its
@@ -73,8 +75,9 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """x·Wᵀ, where `weight` may be W scaled or padded."""
+        return F.linear(x, self.weight if weight is None else weight)
 
     def forward_padded(self, x: Tensor) -> Tensor:
         """x·Wᵀ with odd sizes padded by zeros, where that is faster."""
