@@ -11,7 +11,7 @@ import typer
 
 from habitus import __version__
 
-# Importing a command's module registers it; the order is the order in `habitus --help`.
+# Importing a command's module registers it.
 from habitus.cli import (  # noqa: F401
     age,
     card,
@@ -40,6 +40,25 @@ from habitus.errors import HabitusError
 from habitus.machine import wait_passively
 
 UNFORESEEN = 70  # exit code, as in sysexits.h: a fault of the software
+
+# How `habitus --help` lists the commands.
+PANELS = {
+    "From a log to a model": ("prepare", "describe", "train", "evaluate", "recommend", "serve", "export", "embed"),
+    "How to train the next one": ("study", "sweep", "runs", "fit", "plan", "report", "size"),
+    "A closer look": ("show", "diff", "probe", "age", "card", "world"),
+}
+
+
+def _arrange_commands() -> None:
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    order = {name: place for place, name in enumerate(panels)}
+    commands = {command.callback.__name__: command for command in app.registered_commands if command.callback}
+    for name, command in commands.items():
+        command.rich_help_panel = panels[name]
+    app.registered_commands[:] = [commands[name] for name in sorted(commands, key=order.__getitem__)]
+
+
+_arrange_commands()
 
 
 def main() -> None:
