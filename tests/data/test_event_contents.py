@@ -88,17 +88,72 @@ def test_bad_vectors_are_refused_by_row_or_made_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path / "a", log_of(picture=vectors), schema=schema)
     message = str(caught.value)
-    assert "events, column 'picture': 1 row with a vector of another length" in message
+    assert "events, column 'picture': 5 rows with a vector of another length" in message
     assert "events.parquet row 2: length 1" in message
     assert "Expected length 2, the most frequent" in message
+    assert "5 rows with NaN or infinite entries" in message
     assert "row 3" in message
     assert not (tmp_path / "a" / "dataset").exists()
     dropping = PrepareOptions(**{**SMALL.__dict__, "on_bad": "drop"})
     dataset = prepared(tmp_path / "b", log_of(picture=vectors), schema=schema, options=dropping)
     assert dataset.num_events == 20
     assert np.isnan(dataset.event_values(slice(0, 4))["picture"]).all(1).tolist() == [False, True, True, False]
+    assert dataset.manifest.event_fields_filled["picture"] == 10
+    assert dataset.manifest.dropped == {
+        "events.picture: a vector of another length": 5,
+        "events.picture: NaN or infinite entries": 5,
+    }
     with pytest.raises(DataError, match=r"column 'picture' .* has type int64"):
         prepared(tmp_path / "c", log_of(picture=[1] * 20), schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "kind", "message"),
+    [
+        ([[1.0, 2.0], [1.0, 1e300]] * 10, "parquet", r"10 rows with NaN or infinite entries .* row 2: \[1\.0, inf\]"),
+        ([[1.0, 2.0], [1.0, None]] * 10, "parquet", r"10 rows with NaN or infinite entries .* row 2: \[1\.0, None\]"),
+        (["[1, 2]", "hello"] * 10, "csv", r'10 rows with a vector of another length .* row 2: "hello"'),
+        (["[1, 2]", "[1, NaN]"] * 10, "csv", r"10 rows with NaN or infinite entries .* row 2: \[1\.0, nan\]"),
+        ([[n, 1.0] for n in range(6)] + [[7.0]] * 14, "parquet", r"6 rows .* row 1: length 2.* Expected length 1,"),
+    ],
+)
+def test_what_is_no_vector_is_named(tmp_path: Path, vectors: list[Any], kind: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, log_of(picture=vectors), schema=schema_of({"picture": "vector"}), kind=kind)
+
+
+def test_vectors_written_as_text_may_be_as_long_as_they_are(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(20, 2048))  # 40,000 characters each, more than are kept of a text
+    dataset = prepared(tmp_path, log_of(picture=vectors.tolist()), schema=schema_of({"picture": "vector"}), kind="csv")
+    np.testing.assert_allclose(dataset.event_values(slice(0, 20))["picture"], vectors, rtol=1e-6)
+
+
+def test_fields_without_a_value_are_missing_everywhere(tmp_path: Path) -> None:
+    schema = schema_of({"query": "text", "picture": "vector"})
+    blank = [None, "", "  ", "\t\n", "\u3000"]
+    dataset = prepared(tmp_path, log_of(query=blank * 4, picture=[None] * 20), schema=schema)
+    assert dataset.manifest.event_fields_filled == {"query": 0, "picture": 0}
+    batch = dataset.gather("train", np.arange(dataset.counts("train").windows))
+    assert not batch.fields["query"].any() and np.isnan(batch.fields["picture"]).all()
+
+
+def test_control_characters_are_refused_or_become_spaces(tmp_path: Path) -> None:
+    log, schema = (
+        log_of(query=["red\x00shoes", "red shoes", "e\u0301te\u0301", "\u202eshoes"] * 5),
+        schema_of({"query": "text"}),
+    )
+    with pytest.raises(
+        DataError, match=r"column 'query': 5 rows with NUL or other control .* row 1: \"red\\u0000shoes"
+    ):
+        prepared(tmp_path / "a", log, schema=schema)
+    dropping = PrepareOptions(**{**SMALL.__dict__, "on_bad": "drop"})
+    dataset = prepared(tmp_path / "b", log, schema=schema, options=dropping)
+    assert dataset.num_events == 20
+    assert dataset.manifest.dropped == {"events.query: NUL or other control characters": 5}
+    tokens = dataset.event_values(slice(0, 4))["query"]
+    assert tokens[0].tolist() == tokens[1].tolist() and tokens.any(1).all()
+    assert tokens[2].tolist()[:1] == dataset.tokenizer.encode("\u00e9t\u00e9").ids[:1]  # marks are joined to letters
 
 
 def test_a_search_is_an_event_without_an_item(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What one pass over an item column finds out: how much of it is filled, what is wrong, and what encoding needs."""
+"""What one pass over a column finds out: how much of it is filled, what is wrong, and what encoding needs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,11 +76,13 @@ class ColumnSurvey:
             for fault, bad in self._bad_values.items()
         ]
 
-    def _note(self, fault: Fault, row: int, is_bad: np.ndarray, column: pa.Array) -> None:
+    def _note(
+        self, fault: Fault, row: int, is_bad: np.ndarray, column: pa.Array, times: np.ndarray | None = None
+    ) -> None:
         places = np.flatnonzero(is_bad)
         if len(places):
             bad = self._bad_values.setdefault(fault, _BadValues())
-            bad.rows += len(places)
+            bad.rows += len(places) if times is None else int(times[places].sum())
             bad.examples += [(row + int(i), _example(column[int(i)])) for i in places[:EXAMPLES_SHOWN]]
 
     def _show(self, fault: Fault, value: object) -> str:
@@ -93,11 +95,12 @@ class ColumnSurvey:
 class TextSurvey(ColumnSurvey):
     """All text columns of an item make one field together, so that a single one has none."""
 
-    def add(self, row: int, column: pa.Array) -> None:
+    def add(self, row: int, column: pa.Array, times: np.ndarray | None = None) -> None:
+        """Likewise; `times` is how many rows of the table hold each value, one where it is not given."""
         column = to_strings(column)
         empty = pc.sum(pc.equal(pc.utf8_trim_whitespace(column), "")).as_py() or 0
         self.filled += len(column) - column.null_count - empty
-        self._note(_CONTROL_CHARACTERS, row, has_control_characters(column), column)
+        self._note(_CONTROL_CHARACTERS, row, has_control_characters(column), column, times)
 
 
 class CategorySurvey(ColumnSurvey):
@@ -177,19 +180,21 @@ class VectorSurvey(ColumnSurvey):
         super().__init__()
         self._lengths: dict[int, int] = {}
 
-    def add(self, row: int, column: pa.Array) -> None:
-        column = to_lists(column)
+    def add(self, row: int, column: pa.Array, times: np.ndarray | None = None) -> None:
+        """Likewise; `times` is how many rows of the table hold each value, one where it is not given."""
+        given, column = column, to_lists(column)
         lengths = vector_lengths(column)
-        for length, count in zip(*np.unique(lengths[lengths > 0], return_counts=True), strict=True):
-            self._lengths[int(length)] = self._lengths.get(int(length), 0) + int(count)
+        counts = np.bincount(lengths, times)
+        for length in np.flatnonzero(counts[1:]).tolist():
+            self._lengths[length + 1] = self._lengths.get(length + 1, 0) + int(counts[length + 1])
         present = is_present(column)
         has_other_length = lengths != self.size
-        self._note(_OTHER_LENGTH, row, present & has_other_length, column)
+        self._note(_OTHER_LENGTH, row, present & has_other_length, given, times)
         entries = to_float32(pc.list_flatten(column))
         owner = np.repeat(np.arange(len(column)), lengths)
         has_bad_entry = np.zeros(len(column), bool)
         has_bad_entry[owner[~np.isfinite(entries)]] = True
-        self._note(_BAD_ENTRIES, row, has_bad_entry, column)
+        self._note(_BAD_ENTRIES, row, has_bad_entry, column, times)
         self.filled += len(column) - column.null_count - int((present & (has_bad_entry | has_other_length)).sum())
 
     @property

@@ -153,6 +153,7 @@ class _EventWriter:
         self.specs = self.plan.specs()
         self.moments = {spec.name: Moments() for spec in self.specs if spec.kind == "number"}
         self.filled = {spec.name: 0 for spec in self.specs}
+        self.filled |= {content.name: content.filled for content in self.plan.contents}
         self.item_counts = np.zeros(self.plan.num_items, np.int64)
         self.last_user_side = TRAIN  # of the last user of the chunk before
         self.last_user_events = 0  # so far
@@ -211,7 +212,7 @@ class _EventWriter:
         if spec.kind == "number":
             self.moments[spec.name].add(values[trains])
             self.filled[spec.name] += int(np.count_nonzero(~np.isnan(values)))
-        else:
+        elif spec.rows is None:
             self.filled[spec.name] += int(np.count_nonzero(values))
 
     def finish(self) -> WrittenEvents:

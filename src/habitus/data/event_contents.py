@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from habitus.data.arrays import ArrayWriter
-from habitus.data.column_surveys import ColumnSurvey, VectorSurvey
-from habitus.data.columns import to_vectors
+from habitus.data.column_surveys import TextSurvey, VectorSurvey
+from habitus.data.columns import is_present, to_vectors
 from habitus.data.fields import Field, Fields
 from habitus.data.problems import Problem
 from habitus.data.sources import CHUNK_ROWS, is_list
@@ -39,9 +40,11 @@ def texts_file(number: int) -> str:
 
 def content_sql(kind: str, column: str, type_: pa.DataType) -> str:
     """SQL of a text or vector as it is told apart from others; null where it is missing."""
-    if kind == "vector" and is_list(type_):
-        return f"CAST({column} AS FLOAT[])"
-    return f"nullif(trim(left(CAST({column} AS VARCHAR), {MAX_CHARACTERS})), '')"
+    if kind == "vector" and is_list(type_):  # what float32 cannot hold is infinite, and found by the survey
+        number = f"CASE WHEN isfinite(x) AND abs(x) > {np.finfo(np.float32).max!s} THEN 'inf'::FLOAT ELSE x::FLOAT END"
+        return f"[{number} for x in CAST({column} AS DOUBLE[])]"
+    text = f"CAST({column} AS VARCHAR)"
+    return f"nullif(trim({text if kind == 'vector' else f'left({text}, {MAX_CHARACTERS})'}), '')"
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,16 @@ class EventContent:
     kind: str
     values: pa.Array
     origins: np.ndarray  # int64: the row of the log in which each occurs first
-    survey: ColumnSurvey
+    times: np.ndarray  # int64: the events that hold it
+    survey: TextSurvey | VectorSurvey
 
     @classmethod
-    def of(cls, name: str, kind: str, values: pa.Array, origins: np.ndarray) -> "EventContent":
+    def of(cls, name: str, kind: str, values: pa.Array, origins: np.ndarray, times: np.ndarray) -> "EventContent":
         """The content with what a look at every value finds."""
-        survey = VectorSurvey() if kind == "vector" else ColumnSurvey()
-        if kind == "vector":
-            for start, chunk in _chunks(values):
-                survey.add(start, chunk)
-        return cls(name, kind, values, origins, survey)
+        survey = VectorSurvey() if kind == "vector" else TextSurvey()
+        for start, chunk in _chunks(values):
+            survey.add(start, chunk, times[start : start + len(chunk)])
+        return cls(name, kind, values, origins, times, survey)
 
     def problems(self, place: Callable[[int], str]) -> list[Problem]:
         """What is wrong with the values; `place` says where a row of the log stands."""
@@ -77,6 +80,17 @@ class EventContent:
     def num_rows(self) -> int:
         """Rows of the table, that of a missing value included."""
         return len(self.values) + 1
+
+    @property
+    def filled(self) -> int:
+        """Events whose value is not missing: neither white space alone nor a vector that was left out."""
+        present = [
+            is_present(self.survey.repair(chunk))
+            if self.kind == "vector"
+            else pc.not_equal(join_texts([chunk]), "").to_numpy(zero_copy_only=False)
+            for _, chunk in _chunks(self.values)
+        ]
+        return int(self.times[np.concatenate(present)].sum()) if present else 0
 
     def training_texts(self, text_len: int) -> Iterator[str]:
         """The beginnings of the texts, for the tokenizer: the first ones where there are very many."""

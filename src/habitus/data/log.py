@@ -5,7 +5,6 @@ partitions.py sorts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +15,19 @@ import pyarrow.parquet as pq
 from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
 from habitus.data.earlier import Earlier
+from habitus.data.event_checks import EventCheck, check_types, list_checks
 from habitus.data.event_contents import CONTENT_KINDS, EventContent, content_sql
-from habitus.data.kinds import KINDS, Number
+from habitus.data.kinds import KINDS
 from habitus.data.partitions import EventQuery
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
 from habitus.data.sources import SourceTable, quoted_path, require_columns
 from habitus.data.sql import (
     are_comparable,
-    check_field_types,
-    check_id_type,
-    check_time_type,
     id_sql,
     name_sql,
     no_item_sql,
     origin_sql,
     printable_sql,
-    refuse_type,
     scan_sql,
     time_in_range_sql,
     time_sql,
@@ -42,18 +38,6 @@ from habitus.events import Schema, Targets, user_field
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-
-@dataclass(frozen=True)
-class EventCheck:
-    """One thing that may be wrong with an event: a condition in SQL, and what an error says of it."""
-
-    column: str
-    condition: str
-    value: str  # what to show of an offending row
-    what: str
-    expected: str
-    drops_row: bool = True
 
 
 class EventLog:
@@ -77,17 +61,10 @@ class EventLog:
         self.items = items
         self.dropped: dict[str, int] = {}
         self.num_usable = 0  # events that are kept, once they are checked
-        roles = [
-            schema.events.user,
-            schema.events.item_column,
-            *schema.events.pair_columns,
-            schema.events.timestamp,
-        ]
-        weighted = [schema.targets.column] if schema.targets else []
         step = None if earlier is None else f"name the columns as {earlier.dataset.path} has them, or prepare all again"
-        require_columns(events, [*roles, *schema.events.fields, *weighted], step)
+        require_columns(events, event_columns(schema), step)
         require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())], step)
-        _check_types(schema, events, items)
+        check_types(schema, events, items)
         self.users: UsersTable | None = None
         if users is not None and schema.users is not None:
             aliases = {name: self._field(user_field(name)) for name in schema.users.fields}
@@ -227,13 +204,13 @@ class EventLog:
             column = self._field(name)
             self.con.execute(
                 f"CREATE TEMP TABLE content_{column} AS SELECT row_number() OVER (ORDER BY origin) AS number, * FROM "
-                f"(SELECT {column} AS value, min(origin) AS origin FROM joined WHERE {column} IS NOT NULL "
-                f"AND {self._usable()} GROUP BY 1)"
+                f"(SELECT {column} AS value, min(origin) AS origin, count(*) AS times FROM joined "
+                f"WHERE {column} IS NOT NULL AND {self._usable()} GROUP BY 1)"
             )
-            found = self.con.sql(f"SELECT value, origin FROM content_{column} ORDER BY number").to_arrow_table()
-            values = plain_strings(found["value"])
-            kind = self.schema.events.fields[name]
-            contents.append(EventContent.of(name, kind, values, found["origin"].to_numpy()))
+            found = self.con.sql(f"SELECT value, origin, times FROM content_{column} ORDER BY number").to_arrow_table()
+            values, kind = plain_strings(found["value"]), self.schema.events.fields[name]
+            numbers = found["origin"].to_numpy(), found["times"].to_numpy()
+            contents.append(EventContent.of(name, kind, values, *numbers))
         self._settle([problem for content in contents for problem in content.problems(self.events.place)], drop)
         return tuple(contents)
 
@@ -345,67 +322,15 @@ class EventLog:
         return " AND ".join(f"NOT ({check.condition})" for check in self._checks() if check.drops_row)
 
     def _checks(self) -> list[EventCheck]:
-        """Everything that may be wrong, in the order in which an error lists it."""
-        roles = self.schema.events
-        checks = [
-            EventCheck(roles.user, "u IS NULL", "NULL", "no user id", "an id in every row"),
-            EventCheck(roles.item_column, "i IS NULL", "NULL", "no item id", "an id in every row"),
-            EventCheck(
-                roles.item_column,
-                "i IS NOT NULL AND item_row IS NULL",
-                "i",
-                "an item that the item table lacks",
-                "items of the item table only",
-            ),
-            EventCheck(roles.timestamp, "t_raw IS NULL", "NULL", "no time", "a time in every row"),
-            EventCheck(
-                roles.timestamp,
-                "t_raw IS NOT NULL AND t_parsed IS NULL",
-                "t_raw",
-                "a time that cannot be read",
-                f"times as time_unit = {roles.time_unit!r} says",
-            ),
-            EventCheck(
-                roles.timestamp,
-                "t_parsed IS NOT NULL AND t IS NULL",
-                "t_raw",
-                "a time out of range",
-                "times from 1900 to 2199 (is time_unit right?)",
-            ),
-        ]
-        if self.earlier is not None:
-            last = self.earlier.dataset.manifest.time_span[1]
-            until = "each user's last" if roles.time_unit == "order" else np.datetime64(last, "us")
-            what = "not after the events that the dataset has"
-            expected = f"events after {until}; perhaps this update is in it already"
-            checks.append(EventCheck(roles.timestamp, "coalesce(t <= last_t, false)", "t_raw", what, expected))
-        for number, name in enumerate(roles.pair_columns):
-            checks.append(
-                EventCheck(
-                    name,
-                    f"pair_{number} IS NULL",
-                    "NULL",
-                    "no value, though it is part of the item",
-                    "a value",
-                )
-            )
-        for name, kind_name in roles.fields.items():
-            kind = KINDS[kind_name]
-            if isinstance(kind, Number):
-                column, what = self._field(name), kind.fault.what
-                condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
-                expected = "finite values; missing as nulls"
-                checks.append(EventCheck(name, condition, f"{column}_raw", what, expected, drops_row=False))
-        if self.schema.targets is not None:
-            what, expected = "a target weight that is no finite number", "finite weights; missing ones count as 0"
-            checks.append(EventCheck(self.schema.targets.column, "NOT isfinite(w)", "w_raw", what, expected))
-        return checks
+        last = None if self.earlier is None else self.earlier.dataset.manifest.time_span[1]
+        return list_checks(self.schema, self._field, last)
 
     def _create_views(self) -> None:
         schema = self.schema
+        source, origin = self._scan_events()
         self.con.execute(
             f"CREATE TEMP VIEW events_view AS SELECT *, {time_in_range_sql('t_parsed', schema.events.time_unit)} AS t "
-            f"FROM (SELECT {', '.join(self._event_columns())} FROM {scan_sql(self.events)})"
+            f"FROM (SELECT {', '.join(self._select_events(origin))} FROM {source})"
         )
         item = id_sql(schema.items.item, self.items.types[schema.items.item], self._same_item_types)
         self.con.execute(
@@ -419,7 +344,11 @@ class EventLog:
         item_types = self.events.types[self.schema.events.item_column], self.items.types[self.schema.items.item]
         return are_comparable(*item_types)
 
-    def _event_columns(self) -> list[str]:
+    def _scan_events(self) -> tuple[str, str]:
+        """The event table in SQL, and the row of the log that each event is."""
+        return scan_sql(self.events), origin_sql(self.events)
+
+    def _select_events(self, origin: str) -> list[str]:
         """Roles and fields under names of our own, so that no column of the log can stand in for another."""
         roles, types = self.schema.events, self.events.types
         time = name_sql(roles.timestamp)
@@ -429,7 +358,7 @@ class EventLog:
             *(f"CAST({name_sql(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
             f"{printable_sql(time, types[roles.timestamp])} AS t_raw",
             f"{time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
-            f"{origin_sql(self.events)} AS origin",
+            f"{origin} AS origin",
         ]
         for name, kind in roles.fields.items():
             column, alias = name_sql(name), self._field(name)
@@ -480,6 +409,15 @@ class EventLog:
         self.con.execute(f"CREATE TEMP VIEW joined AS {joined}")
 
 
+def event_columns(schema: Schema) -> list[str]:
+    """The columns of the event table that are read."""
+    roles = schema.events
+    weighted = [schema.targets.column] if schema.targets else []
+    return list(
+        dict.fromkeys([roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *roles.fields, *weighted])
+    )
+
+
 def _weight_sql(column: str, targets: Targets) -> str:
     """The weight of an event as a target."""
     if targets.weights is None:
@@ -493,31 +431,3 @@ def plain_strings(column: pa.ChunkedArray) -> pa.Array:
     """A column of a query as one array, DuckDB's string views as strings."""
     array = column.combine_chunks()
     return array.cast(pa.string()) if pa.types.is_string_view(array.type) else array
-
-
-def _check_types(schema: Schema, events: SourceTable, items: SourceTable) -> None:
-    """Refuse columns whose type cannot serve the role or kind that the schema gives them."""
-    roles = schema.events
-    for table, name in ((events, roles.user), (events, roles.item_column), (items, schema.items.item)):
-        check_id_type(table, name)
-    check_time_type(events, roles.timestamp, roles.time_unit)
-    check_field_types(events, roles.fields)
-    check_field_types(items, {n: kind for n, kind in schema.items.kinds.items() if n not in schema.items.separators})
-    if schema.targets is not None:
-        type_ = events.types[schema.targets.column]
-        is_weight = KINDS["number"].accepts(type_) and not pa.types.is_string(type_)
-        if schema.targets.weights is None and not is_weight:
-            refuse_type(
-                events,
-                schema.targets.column,
-                "a boolean or a number, as the weight of a target; for other columns [targets] lists the weights of "
-                "their values, as in weights = { purchase = 1.0 }",
-            )
-        if schema.targets.weights is not None and not KINDS["category"].accepts(type_):
-            refuse_type(events, schema.targets.column, KINDS["category"].expected)
-    for name, separator in schema.items.separators.items():
-        if not (pa.types.is_string(items.types[name]) or pa.types.is_null(items.types[name])):
-            refuse_type(items, name, f'a text that {separator!r} divides; for a list write {name} = "categories"')
-    for name in schema.items.display or ():
-        if not KINDS["text"].accepts(items.types[name]):
-            refuse_type(items, name, "a column that can be shown: text, numbers, booleans or times")
