@@ -1,7 +1,8 @@
 """How long windows should be: sweeps of the context axis on a world of long histories and on logs, and what steps cost.
 
     python benchmarks/context.py --out context.json
-    python benchmarks/context.py --parts logs --logs completejourney-dataset git-dataset --out context-logs.json
+    python benchmarks/context.py --parts logs --logs completejourney git_touches_small --preset quick --workers 1 \
+        --lengths 32,64,128,256,512,1024 --out context-logs-cpu.json
 
 Three parts. `speed`: steps of one model with windows of 256, 1,024 and 2,048 events and equal slots, beside what the
 executed FLOPs say. `world`: the axis at --budgets on a synthetic world like logs with --events-per-user. `logs`: the
@@ -11,7 +12,9 @@ a report are left in --store. Prints tables and ends with one JSON line.
 
 import argparse
 import json
+import os
 import tempfile
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from prepare import hardware
 
 METRICS = ("catalogue/loss", "catalogue/recall@10", "catalogue/ndcg@10")
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
-LOG_BUDGETS = (1e15, 3e14, 1e14, 3e13, 1e13, 3e12, 1e12, 3e11, 1e11)
+HISTORIES = (3, 10, 30, 100, 300, 1000)
+LOG_BUDGETS = tuple(digit * 10.0**power for power in range(15, 10, -1) for digit in (5, 2, 1))
 
 
 def main() -> None:
@@ -28,10 +32,12 @@ def main() -> None:
     parser.add_argument("--parts", default="speed,world", help="some of speed, world, logs")
     parser.add_argument("--logs", type=Path, nargs="*", default=[], help="prepared datasets of the part logs")
     parser.add_argument("--budgets", default="1e14,1e15")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="of windows")
     parser.add_argument("--users", type=int, default=150_000)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--events-per-user", type=float, default=1000.0)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--queries", type=int, help="that the runs answer; the preset's, on a CPU 1,000 at most")
     parser.add_argument("--preset", default="standard")
     parser.add_argument("--slots", type=int, default=65_536, help="per step, of the part speed")
     parser.add_argument("--steps", type=int, default=400, help="of the part speed")
@@ -41,6 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     parts = given.parts.split(",")
+    given.lengths = tuple(int(text) for text in given.lengths.split(","))
     result: dict[str, Any] = {
         "benchmark": "context", "date": f"{datetime.now(UTC):%Y-%m-%d}", "hardware": hardware(), "device": _gpu(),
     }  # fmt: skip
@@ -58,12 +65,23 @@ def main() -> None:
             from habitus.data import Dataset
 
             dataset = Dataset.open(path, verify=False)
-            budget = one_pass_budget(dataset, given.preset)
+            budget = one_pass_budget(dataset, given)
+            begun, cpu = time.perf_counter(), _cpu_seconds()
             result[path.name] = sweep_contexts(dataset, given, folder / f"store-{path.name}", (budget,))
-    line = json.dumps(result)
-    if given.out:
-        given.out.write_text(line + "\n", encoding="utf-8")
-    print(line)
+            spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": _cpu_seconds() - cpu}
+            result[path.name] |= {"events": dataset.num_events, "items": dataset.num_items, **spent}
+            print(f"{path.name}: {spent['seconds']:.0f} s, {spent['cpu_seconds']:.0f} s of CPU", flush=True)
+            _write(result, given.out)
+    _write(result, given.out)
+    print(json.dumps(result))
+
+
+def _write(result: dict[str, Any], out: Path | None) -> None:
+    """Keep what is known so far, the whole of it or nothing."""
+    if out is not None:
+        stage = out.with_suffix(".partial")
+        stage.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        stage.replace(out)
 
 
 def _world(given: argparse.Namespace, path: Path) -> Any:
@@ -119,11 +137,9 @@ def sweep_contexts(dataset: Any, given: argparse.Namespace, store: Path, budgets
     """The axis at some budgets, its laws, and the sentence of the largest."""
     from habitus.laws import describe_history, fit
     from habitus.reporting import report
-    from habitus.sweeps import load_preset, sweep
+    from habitus.sweeps import sweep
 
-    preset = load_preset(given.preset)
-    axis = preset.context.model_copy(update={"seq_lens": LENGTHS})
-    preset = preset.model_copy(update={"context": axis})
+    preset = _preset(given)
     swept = sweep(
         "context", dataset, store, budgets=budgets, preset=preset, seeds=given.seeds, device=given.device,
         workers=given.workers, note=print,
@@ -157,18 +173,35 @@ def sweep_contexts(dataset: Any, given: argparse.Namespace, store: Path, budgets
     return {"runs": rows, "laws": entries}
 
 
-def one_pass_budget(dataset: Any, preset_name: str) -> float:
-    """The largest budget of which no window length passes over the log more than once."""
-    from habitus.sweeps import DatasetFacts, SweepRequest, design_axis, load_preset
+def _preset(given: argparse.Namespace) -> Any:
+    """The preset with the benchmark's windows and histories."""
+    from habitus.sweeps import load_preset
 
-    preset = load_preset(preset_name).for_catalogue(dataset.num_items)
-    facts = DatasetFacts.of(dataset, (), LENGTHS)
+    preset = load_preset(given.preset)
+    axis = preset.context.model_copy(update={"seq_lens": given.lengths, "histories": HISTORIES})
+    queries = given.queries or (min(preset.evaluate.queries, 1000) if _gpu() == "cpu" else preset.evaluate.queries)
+    evaluate = preset.evaluate.model_copy(update={"queries": queries})
+    return preset.model_copy(update={"context": axis, "evaluate": evaluate})
+
+
+def one_pass_budget(dataset: Any, given: argparse.Namespace) -> float:
+    """The largest budget of which no window length passes over the log more than once."""
+    from habitus.sweeps import DatasetFacts, SweepRequest, design_axis
+
+    preset = _preset(given).for_catalogue(dataset.num_items)
+    facts = DatasetFacts.of(dataset, (), given.lengths)
     for budget in LOG_BUDGETS:
         design = design_axis("context", facts, preset, request=SweepRequest(budgets=(budget,)))
         if design.cells and not any("epoch" in out.reason or "steps of" in out.reason for out in design.left_out):
             print(f"{dataset.path}: {budget:g} FLOPs are within one pass")
             return budget
     raise SystemExit(f"{dataset.path} is too short for any budget of {', '.join(f'{b:g}' for b in LOG_BUDGETS)}")
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of the workers that ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _gpu() -> str:
