@@ -59,6 +59,21 @@ def test_a_guessed_schema_prepares(tmp_path: Path) -> None:
         prepared(folder, events, items, schema, kind=kind)
 
 
+def test_what_only_one_user_ever_has_is_left_out_and_said(tmp_path: Path) -> None:
+    events = make_events(30)
+    users = events["user_id"]
+    events |= {"basket": [f"{user}-{row // 2}" for row, user in enumerate(users)], "shop": ["north"] * len(users)}
+    events |= {"region": [user[-1] for user in users]}  # fewer values than users: no number of anything
+    write_tables(tmp_path, events, make_items())
+    notes: list[str] = []
+    schema = guess_schema(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", note=notes.append)
+    assert set(schema.events.fields) == {"event_type", "paid", "region"}
+    assert notes == [
+        "left out of the events: basket (each of its values belongs to one user)",
+        "left out of the events: shop (one value only, too many, or a type of no field)",
+    ]
+
+
 def test_names_of_roles_are_known_however_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "ratings.csv").write_text("userId,Movie ID,rating,timestamp\n1,10,5.0,964980499\n1,11,4.0,964980500\n")
     (tmp_path / "movies.csv").write_text("MovieID,title\n10,Toy Story\n11,Jumanji\n")

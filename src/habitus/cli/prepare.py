@@ -64,11 +64,14 @@ def prepare(
     from habitus.store import SPLIT_KINDS
 
     if guess:
-        proposal = guess_schema(events, items, users)
+        left_out: list[str] = []
+        proposal = guess_schema(events, items, users, left_out.append)
         if schema.exists():
             raise ConfigError(f"{schema} exists already", next_step="remove it or name another file with --schema")
         proposal.write(schema)
         typer.echo(proposal.to_toml())
+        for line in left_out:
+            typer.echo(f"# {line}")
         typer.echo(f"# written to {schema}; check it, then:")
         tables = [events, items] if users is None else [events, items, "--users", users]
         typer.echo(f"# habitus prepare {' '.join(map(quote, tables))} --schema {quote(str(schema))} --out dataset")

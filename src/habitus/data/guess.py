@@ -1,6 +1,7 @@
 """A proposed schema for two tables, from the names, types and first values of their columns."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
 
 
-def guess_schema(events: str, items: str, users: str | None = None) -> Schema:
-    """The likeliest schema; a person should look it over."""
+def guess_schema(
+    events: str, items: str, users: str | None = None, note: Callable[[str], None] = lambda _: None
+) -> Schema:
+    """The likeliest schema; a person should look it over. `note` is told which columns it leaves out, and why."""
     import duckdb
 
     with tempfile.TemporaryDirectory() as scratch, duckdb.connect(":memory:") as con:
@@ -43,11 +46,16 @@ def guess_schema(events: str, items: str, users: str | None = None) -> Schema:
         for name in event_rows.column_names
         if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], USER_KINDS))
     }
+    of_one_user = [name for name in event_fields if _values_have_one_user(event_rows, name, user)]
+    for name in of_one_user:  # such as the number of a basket
+        del event_fields[name]
+    _note_left_out(note, "events", event_table, {user, item, time, *event_fields}, of_one_user)
     item_fields = {
         name: _with_separator(name, kind, item_rows[name])
         for name in item_rows.column_names
         if name != item_key and (kind := _kind(name, item_rows[name], ITEM_KINDS))
     }
+    _note_left_out(note, "items", item_table, {item_key, *item_fields})
     roles = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
     item_values: dict[str, Any] = {"item": item_key, "fields": item_fields}
     name = _name(item_rows, item_fields)
@@ -57,6 +65,25 @@ def guess_schema(events: str, items: str, users: str | None = None) -> Schema:
     if user_table is not None and user_rows is not None:
         values["users"] = _guess_users(user_table, user_rows, user, unit)
     return Schema.parse(values, f"the schema guessed from {events} and {items}")
+
+
+def _values_have_one_user(rows: pa.Table, name: str, user: str) -> bool:
+    """Whether a column of integers or text numbers something within users, so that nobody else ever has its values."""
+    if not (pa.types.is_integer(rows[name].type) or pa.types.is_string(rows[name].type)):
+        return False
+    pairs = rows.select([name, user]).drop_null().group_by([name, user]).aggregate([])
+    num_values, num_users = (pc.count_distinct(pairs[column]).as_py() for column in (name, user))
+    return num_users > 1 and num_values > num_users and pairs.num_rows <= 1.01 * num_values
+
+
+def _note_left_out(
+    note: Callable[[str], None], role: str, table: SourceTable, used: set[str], of_one_user: list[str] | None = None
+) -> None:
+    for name in table.types:
+        if name not in used:
+            one_user = "each of its values belongs to one user"
+            why = one_user if name in (of_one_user or ()) else "one value only, too many, or a type of no field"
+            note(f"left out of the {role}: {name} ({why})")
 
 
 def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str) -> dict[str, Any]:
