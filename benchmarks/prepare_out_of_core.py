@@ -3,9 +3,12 @@
     python benchmarks/prepare_out_of_core.py --memory 8GiB 1e8x1e6 3e8x1e7 1e8x1e8     # events x items
     python benchmarks/prepare_out_of_core.py --memory 512MiB 1e6x1e4                   # a quick look
     python benchmarks/prepare_out_of_core.py --memory 1GiB --kill 1e7x1e5              # kill -9 in every phase
+    python benchmarks/prepare_out_of_core.py --memory 4GiB --against-ray 1e7x1e5       # on a cluster of three nodes
 
 Every measurement is a process of its own. Disk is sampled twice a second: scratch files and the dataset, without the
-input. CPU seconds stand beside wall seconds, since a machine may have other work. The last line is JSON.
+input. CPU seconds stand beside wall seconds, since a machine may have other work. With --against-ray every log is
+prepared in both ways, plain and on a cluster of this machine's processes (a head and two nodes of one CPU each) that
+was started before; CPU seconds of Ray are those of all processes. The last line is JSON.
 """
 
 import argparse
@@ -37,11 +40,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where the tables are made (default: a temporary folder)")
     parser.add_argument("--kill", action="store_true", help="kill -9 in every phase, then prepare to the end")
+    parser.add_argument("--against-ray", action="store_true", help="prepare on a local Ray cluster, too")
+    parser.add_argument("--repeats", type=int, default=1, help="of each way, in turn; the least CPU time counts")
+    parser.add_argument("--backend", default="local", help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kill-at", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(prepare_here(arguments.folder, arguments.memory, arguments.threads, arguments.kill_at)))
+        options = {"memory": arguments.memory, "threads": arguments.threads, "backend": arguments.backend}
+        print(json.dumps(prepare_here(arguments.folder, options, arguments.kill_at)))
         return
     rows = []
     for log in arguments.logs:
@@ -56,11 +63,18 @@ def main() -> None:
                     {"events": num_events, "items": num_items, "killed_in": kill_in_every_phase(command, place)}
                 )
                 continue
+            if arguments.against_ray:
+                rows += [
+                    {"events": num_events, "items": num_items, **row} for row in compare(command, arguments.repeats)
+                ]
+                continue
             measured = last_line(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True))
             input_gib = sum(path.stat().st_size for path in place.glob("*.parquet")) / GIB
         rows.append({"events": num_events, "items": num_items, "input_gib": round(input_gib, 2), **measured})
         print(json.dumps(rows[-1]), file=sys.stderr)
-    if not arguments.kill:
+    if arguments.against_ray:
+        print_comparison(rows)
+    elif not arguments.kill:
         print_table(rows)
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     result = {"benchmark": "prepare_out_of_core", "date": date, "hardware": hardware(), "memory": arguments.memory}
@@ -69,6 +83,99 @@ def main() -> None:
 
 def last_line(finished: subprocess.CompletedProcess[str]) -> dict:
     return json.loads(finished.stdout.splitlines()[-1])
+
+
+def compare(command: list[str], repeats: int) -> list[dict]:
+    """The preparation with the least CPU time of each backend; they take turns."""
+    measured: dict[str, list[dict]] = {"local": [], "ray": []}
+    with local_cluster() as address:
+        for _ in range(repeats):
+            for backend, rows in measured.items():
+                with watched_processes() as watch:
+                    environment = {**os.environ, "RAY_ADDRESS": address}
+                    options = {"stdout": subprocess.PIPE, "text": True, "check": True, "env": environment}
+                    row = last_line(subprocess.run([*command, "--backend", backend], **options))
+                cpu = row["cpu_seconds"] if backend == "local" else watch.cpu_seconds()  # not that of an idle cluster
+                rows.append({"backend": backend, **row, "cpu_seconds": cpu, **watch.peaks_gib()})
+                print(json.dumps(rows[-1]), file=sys.stderr)
+                shutil.rmtree(Path(command[command.index("--folder") + 1], "work"))
+    checksums = {row["checksum"] for rows in measured.values() for row in rows}
+    assert len(checksums) == 1, checksums
+    best = [min(rows, key=lambda row: row["cpu_seconds"]) for rows in measured.values()]
+    return [{**row, "seconds_of_all": [one["seconds"] for one in measured[row["backend"]]]} for row in best]
+
+
+@contextmanager
+def local_cluster() -> Iterator[str]:
+    """The address of a Ray cluster of a head and two nodes of one CPU each, whose workers have started."""
+    from ray.cluster_utils import Cluster
+
+    store = {"object_store_memory": 200 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, **store)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+class ProcessWatch:
+    """CPU seconds and memory of this process's descendants, sampled."""
+
+    def __init__(self) -> None:
+        self.cpu: dict[tuple[int, float], tuple[float, float]] = {}  # by process: first and last seen
+        self.peaks = {"driver": 0, "task": 0}
+
+    def sample(self) -> None:
+        import psutil
+
+        for process in psutil.Process().children(recursive=True):
+            try:
+                with process.oneshot():
+                    times, rss = process.cpu_times(), process.memory_info().rss
+                    key, words = (process.pid, process.create_time()), process.cmdline()
+            except psutil.Error:  # gone meanwhile
+                continue
+            seconds = times.user + times.system
+            is_new = self.cpu and key not in self.cpu  # it began after the first sample
+            self.cpu[key] = (0.0 if is_new else self.cpu.get(key, (seconds,))[0], seconds)
+            kind = "driver" if "--one" in words else "task" if words and words[0].startswith("ray::") else ""
+            if kind:
+                self.peaks[kind] = max(self.peaks[kind], rss)
+
+    def cpu_seconds(self) -> float:
+        return round(sum(last - first for first, last in self.cpu.values()), 1)
+
+    def peaks_gib(self) -> dict[str, float]:
+        return {f"peak_{kind}_gib": round(rss / GIB, 2) for kind, rss in self.peaks.items()}
+
+
+@contextmanager
+def watched_processes() -> Iterator[ProcessWatch]:
+    watch, stop = ProcessWatch(), threading.Event()
+    watch.sample()
+
+    def sample() -> None:
+        while not stop.wait(0.2):
+            watch.sample()
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    yield watch
+    stop.set()
+    thread.join()
+
+
+def print_comparison(rows: list[dict]) -> None:
+    print(f"{'events':>14} {'items':>12} {'backend':>8} {'s':>8} {'CPU s':>8} {'GiB driver':>11} {'GiB task':>9}")
+    for row in rows:
+        print(
+            f"{row['events']:>14,} {row['items']:>12,} {row['backend']:>8} {row['seconds']:>8.1f} "
+            f"{row['cpu_seconds']:>8.1f} {row['peak_driver_gib']:>11.2f} {row['peak_task_gib']:>9.2f}"
+        )
+    for plain, ray in zip(rows[::2], rows[1::2], strict=True):
+        print(f"{plain['events']:,}: ray takes {ray['seconds'] / plain['seconds']:.2f} times the seconds of plain")
 
 
 def kill_in_every_phase(command: list[str], place: Path) -> list[str]:
@@ -117,7 +224,7 @@ def make_tables(place: Path, num_events: int, num_items: int) -> None:
         )
 
 
-def prepare_here(place: Path, memory: str, threads: int, kill_at: str) -> dict[str, object]:
+def prepare_here(place: Path, options: dict, kill_at: str) -> dict[str, object]:
     from habitus.data import PrepareOptions, prepare
     from habitus.events import Schema
 
@@ -130,7 +237,7 @@ def prepare_here(place: Path, memory: str, threads: int, kill_at: str) -> dict[s
             f"{place}/items.parquet",
             Schema.read(place / "schema.toml"),
             work / "dataset",
-            PrepareOptions(memory=memory, test_share=0, threads=threads),
+            PrepareOptions(test_share=0, **options),
             clock.progress,
         )
         clock.progress("end", 1.0)

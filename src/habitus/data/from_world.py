@@ -18,7 +18,7 @@ from habitus.data.encoders import encode_events
 from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
 from habitus.data.kinds import KINDS
 from habitus.data.manifest import DatasetManifest
-from habitus.data.prepare import PrepareOptions, check_options, split_of
+from habitus.data.options import PrepareOptions, check_options, split_of
 from habitus.data.sources import CHUNK_ROWS, plain_type, rechunk
 from habitus.data.survey import ItemStream, TextOptions, survey_items
 from habitus.data.targets import weights_of

@@ -1,80 +1,44 @@
 """The verb `prepare`: event log and item table in, a dataset folder out, whatever the size of the log."""
 
-import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from habitus.data.assemble import Assembly, assemble
 from habitus.data.category_lists import split_texts
-from habitus.data.connection import connect, duckdb_memory
+from habitus.data.connection import connect
 from habitus.data.dataset import Dataset
 from habitus.data.earlier import Batches, Earlier
-from habitus.data.encoders import encode_events
-from habitus.data.event_columns import EVENT_CHUNK_ROWS, EventChunk, EventPlan
+from habitus.data.event_columns import EventPlan
 from habitus.data.event_contents import CONTENT_KINDS
 from habitus.data.kinds import KINDS
 from habitus.data.log import EventLog
 from habitus.data.manifest import DatasetManifest
 from habitus.data.no_item import add_no_item
-from habitus.data.partitions import choose_bounds, count_parts, rows_within, sort_part, sort_parts, write_parts
+from habitus.data.options import InputTables, PrepareOptions, check_options, check_users, split_of
 from habitus.data.problems import refuse
 from habitus.data.ray_driver import RayDriver, ray_driver
 from habitus.data.ray_prepare import RayEventLog
 from habitus.data.remote import is_remote
 from habitus.data.remote_datasets import publish_dataset
+from habitus.data.sorted_events import bring_into_order, encode_sorted, read_ahead, sorted_files
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
-from habitus.data.split import Split
 from habitus.data.survey import ItemStream, TextOptions, survey_items
-from habitus.data.text import MAX_TEXT_LEN, MIN_VOCABULARY
-from habitus.data.windows import MAX_SEQ_LEN
 from habitus.errors import ConfigError, DataError, HabitusError
 from habitus.events import Schema
 from habitus.files import staged_folder
 from habitus.progress import Progress
-from habitus.store import SplitKind
-from habitus.units import MAX_THREADS, format_bytes, parse_bytes
+from habitus.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-_SORTED_FILE = "sorted.parquet"
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """How to prepare; the defaults suit most logs."""
-
-    seq_len: int = 256
-    text_len: int = 24
-    vocabulary_size: int = 8192
-    split: SplitKind = "user"
-    validation_share: float = 0.1
-    test_share: float = 0.1  # 0: no test side
-    on_bad: Literal["error", "drop"] = "error"
-    memory: str = "4GiB"
-    threads: int = os.cpu_count() or 1
-    seed: int = 0
-    backend: Literal["local", "ray"] = "local"
-    parts: int | None = None  # in which events are sorted; None: as many as the memory demands
-
-
-@dataclass(frozen=True)
-class InputTables:
-    """Paths or globs of the tables."""
-
-    events: str
-    items: str
-    users: str | None = None
 
 
 def prepare(
@@ -175,16 +139,16 @@ def _prepare(
     earlier: Earlier | None,
 ) -> DatasetManifest:
     check_options(options, out, schema)
-    _check_users(tables.users, schema)
+    check_users(tables.users, schema)
     try:
         cluster = ray_driver() if options.backend == "ray" else nullcontext()
         with cluster as driver, staged_folder(out) as stage, _scratch(stage) as scratch:
             with connect(scratch, options.memory, options.threads, progress) as con:
                 log, parts = _read(con, tables, schema, options, scratch, progress, earlier, driver)
-                num_parts = _bring_into_order(log, options, scratch, progress)
-            files = _sorted_files(log, num_parts, options, scratch)
-            sorted_chunks = _sorted_chunks(files, log.num_usable, schema, parts.plan, progress)
-            with closing(sorted_chunks), closing(_read_ahead(sorted_chunks)) as chunks:
+                num_parts = bring_into_order(log, options, scratch, progress)
+            files = sorted_files(log, num_parts, options, scratch)
+            sorted_chunks = encode_sorted(files, log.num_usable, schema, parts.plan, progress)
+            with closing(sorted_chunks), closing(read_ahead(sorted_chunks)) as chunks:
                 return assemble(parts, chunks, stage, progress)
     except Exception as error:
         if "Query interrupted" in str(error):  # DuckDB's RuntimeError, or its InterruptException, for Ctrl-C
@@ -193,22 +157,6 @@ def _prepare(
         if explanation is None:
             raise
         raise explanation from error
-
-
-def _check_users(users: str | None, schema: Schema) -> None:
-    """Refuse a users table that no schema describes, and the other way round."""
-    if users is not None and schema.users is None:
-        raise ConfigError(
-            f"the users table {users} was given, and the schema has no [users]",
-            expected='[users] with user = "the column of the id", and its fields under [users.fields]',
-            next_step="add it to the schema, or let 'habitus prepare --guess --users' propose it",
-        )
-    if users is None and schema.users is not None:
-        raise ConfigError(
-            f"the schema has user fields ({', '.join(schema.users.fields)}), and no users table was given",
-            expected="the table that holds them",
-            next_step="pass --users USERS.parquet, or leave [users] out of the schema",
-        )
 
 
 def _explain(error: Exception, out: Path, options: PrepareOptions, tables: dict[str, str]) -> DataError | None:
@@ -231,44 +179,6 @@ def _explain(error: Exception, out: Path, options: PrepareOptions, tables: dict[
     if isinstance(error, OSError):
         return DataError(f"{out} could not be written: {error}", expected="a free name in a folder that can be written")
     return None
-
-
-def check_options(options: PrepareOptions, out: Path, schema: Schema) -> None:
-    """Refuse options that cannot work, before anything is read."""
-    if os.path.lexists(out):
-        raise DataError(
-            f"{out} exists already", expected="a name that is free", next_step="remove it or choose another --out"
-        )
-    for name, least in (("seq_len", 2), ("text_len", 1), ("vocabulary_size", MIN_VOCABULARY), ("threads", 1)):
-        if getattr(options, name) < least:
-            raise ConfigError(f"{name} is {getattr(options, name)}", expected=f"at least {least}")
-    for name, most in (("seq_len", MAX_SEQ_LEN), ("text_len", MAX_TEXT_LEN), ("threads", MAX_THREADS)):
-        if getattr(options, name) > most:
-            raise ConfigError(f"{name} is {getattr(options, name):,}", expected=f"at most {most:,}")
-    if options.split == "time" and schema.events.time_unit == "order":
-        raise ConfigError(
-            "split 'time' needs real times, but the schema says time_unit = 'order'",
-            expected="split user or last for a log that has positions only",
-        )
-    split = split_of(options)
-    if split.kind != "last" and split.validation_share + split.test_share >= 1:
-        raise ConfigError(
-            f"validation_share is {split.validation_share} and test_share {split.test_share}: nothing is left to train",
-            expected="shares that sum to less than 1",
-            next_step="lower one of them; --test-share 0 leaves the test side out",
-        )
-    parse_bytes(options.memory)
-
-
-def split_of(options: PrepareOptions) -> Split:
-    """The split that the options name, without the cuts of 'time', which depend on the log."""
-    values = {
-        "kind": options.split,
-        "validation_share": options.validation_share,
-        "test_share": options.test_share,
-        "seed": options.seed,
-    }
-    return Split.parse(values, "the split's options")
 
 
 def _read(
@@ -400,99 +310,6 @@ def _select_rows(
                 batch = batch.append_column(name, values.slice(start, stop - start))
             start = stop
         yield batch
-
-
-def _bring_into_order(log: EventLog, options: PrepareOptions, scratch: Path, progress: Progress) -> int:
-    """Sort the events where they fit into the memory, else write them in parts; returns how many parts there are."""
-    if isinstance(log, RayEventLog):
-        return log.write_parts()
-    events = log.usable_events()
-    rows_in_memory = rows_within(duckdb_memory(options.memory), len(events.columns) + 1)
-    num_parts = options.parts or count_parts(log.num_rows, rows_in_memory)
-    if num_parts == 1:
-        progress("sorting events", 0.0)
-        sort_part(log.con, events, scratch / _SORTED_FILE)
-        return 1
-    progress("partitioning events", 0.0)
-    bounds = choose_bounds(log.con, log.all_users(), log.num_rows, num_parts)
-    write_parts(log.con, events, bounds, scratch / "parts", rows_in_memory=rows_in_memory)
-    return len(bounds) + 1
-
-
-def _sorted_files(log: EventLog, num_parts: int, options: PrepareOptions, scratch: Path) -> Iterator[Path]:
-    """The sorted events: one file, or a file for each part, which is gone when the next one comes."""
-    if isinstance(log, RayEventLog):
-        yield from log.sorted_files(num_parts)
-        return
-    if (scratch / _SORTED_FILE).exists():
-        yield scratch / _SORTED_FILE
-        return
-    columns = log.usable_events().columns
-    # A connection of its own, so that the catalogue takes no memory.
-    with connect(scratch, options.memory, options.threads, _silent) as con:
-        yield from sort_parts(con, [scratch / "parts"], num_parts, columns, scratch / _SORTED_FILE)
-
-
-def _sorted_chunks(
-    files: Iterable[Path], total: int, schema: Schema, plan: EventPlan, progress: Progress
-) -> Generator[EventChunk, None, None]:
-    """The sorted events, encoded, in chunks of one size."""
-    columns = {name: f"f_{number}" for number, name in enumerate(schema.event_fields)}
-    vocabularies = plan.vocabularies()
-    numbered = {content.name for content in plan.contents}
-    done = 0
-    with closing(_read_files(files, [columns[name] for name in vocabularies])) as batches:
-        for batch in rechunk(batches, EVENT_CHUNK_ROWS):
-            yield EventChunk(
-                batch.column("u"),
-                batch.column("t").to_numpy(),
-                batch.column("item_row").to_numpy(),
-                _with_codes(batch, encode_events(batch, columns, vocabularies, numbered), columns),
-                batch.column("w").to_numpy() if schema.targets else None,
-            )
-            done += batch.num_rows
-            progress("writing events", done / total)
-
-
-def _read_files(files: Iterable[Path], categories: list[str]) -> Generator[pa.RecordBatch, None, None]:
-    """The rows of Parquet files, with texts of categories as dictionaries."""
-    for path in files:
-        with pq.ParquetFile(path, read_dictionary=_dictionary_columns(path, categories)) as file:
-            for batch in file.iter_batches(EVENT_CHUNK_ROWS):
-                for name in categories:
-                    if pa.types.is_string(batch.schema.field(name).type):
-                        place = batch.schema.get_field_index(name)
-                        batch = batch.set_column(place, name, batch.column(name).dictionary_encode())
-                yield batch
-
-
-def _dictionary_columns(path: Path, names: list[str]) -> list[str]:
-    """Which columns are dictionaries throughout: Arrow can read no other as one."""
-    metadata = pq.read_metadata(path)
-    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
-    others = {chunk.path_in_schema for chunk in chunks if "DELTA_LENGTH_BYTE_ARRAY" in chunk.encodings}
-    return [name for name in names if name not in others]
-
-
-def _with_codes(batch: pa.RecordBatch, fields: dict[str, np.ndarray], columns: dict[str, str]) -> dict[str, np.ndarray]:
-    """The fields with the codes of events that come from an earlier dataset."""
-    for name, column in columns.items():
-        codes = column.replace("f_", "k_")
-        if codes in batch.schema.names:
-            earlier = batch.column(codes)
-            known = earlier.is_valid().to_numpy(zero_copy_only=False)
-            fields[name][known] = earlier.drop_null().to_numpy()
-    return fields
-
-
-def _read_ahead(chunks: Iterator[EventChunk]) -> Generator[EventChunk, None, None]:
-    """The same chunks; the next one is read and encoded while the caller is at work on this one."""
-    with ThreadPoolExecutor(1) as reader:
-        upcoming = reader.submit(next, chunks, None)
-        while (chunk := upcoming.result()) is not None:
-            upcoming = reader.submit(next, chunks, None)
-            yield chunk
 
 
 @contextmanager
