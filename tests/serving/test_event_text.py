@@ -11,7 +11,7 @@ import torch
 
 from habitus.data import Dataset, PrepareOptions, prepare
 from habitus.events import Schema
-from habitus.exporting.onnx import _contextualizer_part
+from habitus.exporting.onnx import _contextualizer_part, export_onnx
 from habitus.model import load_bundle
 from habitus.recipe import Recipe
 from habitus.serving import RecommendRequest, Retriever
@@ -54,7 +54,7 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     pq.write_table(pa.table(events), folder / "events.parquet")
     items = {"item_id": [f"i{n}" for n in range(len(WORDS))], "title": [f"fresh {word}" for word in WORDS]}
     pq.write_table(pa.table(items), folder / "items.parquet")
-    options = PrepareOptions(seq_len=12, text_len=4, vocabulary_size=300, validation_share=0.2, test_share=0, threads=1)
+    options = PrepareOptions(seq_len=12, text_len=6, vocabulary_size=300, validation_share=0.2, test_share=0, threads=1)
     prepare(f"{folder}/events.parquet", f"{folder}/items.parquet", SCHEMA, folder / "dataset", options)
     return Dataset.open(folder / "dataset")
 
@@ -113,7 +113,13 @@ def test_what_a_request_cannot_say_is_refused(retriever: Retriever) -> None:
     ):
         with pytest.raises(RequestError, match=message):
             retriever.recommend([RecommendRequest(history=[first, event], k=1)])
-    assert best(retriever, [first, {"query": None}]) == best(retriever, [first, {"query": "  "}])
+    assert best(retriever, [first, {"query": None}]) == best(retriever, [first, {"query": " \u3000\n"}])
+    long = "grapes " + "and more of them " * 3_000  # the first tokens are read
+    assert best(retriever, [first, {"query": long}]) == best(retriever, [first, {"query": long[:100]}])
+    assert best(retriever, [first, {"query": "gra\u0000pes"}]) == best(retriever, [first, {"query": "gra pes"}])
+    assert (
+        len(retriever.recommend([RecommendRequest(history=[{"query": "figs"}], k=5)])[0].items) == 5
+    )  # nothing before
     many_scripts = retriever.recommend([RecommendRequest(history=[first, {"query": "靴 حذاء наушники 👟"}], k=20)])[0]
     assert {one.item_id for one in many_scripts.items} == {f"i{n}" for n in range(10)}  # never the search itself
 
@@ -125,6 +131,23 @@ def test_the_padded_contextualizer_has_inputs_for_texts_and_vectors(retriever: R
     inputs = list(part.inputs.values())
     with torch.no_grad():
         torch.testing.assert_close(part.module(*inputs), part.original(inputs), atol=2e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_exported_graph_answers_a_typed_query_as_the_server_does(retriever: Retriever, tmp_path: Path) -> None:
+    import onnxruntime
+
+    assert all(off < 1e-4 for off in export_onnx(retriever.bundle, tmp_path / "onnx").largest_difference.values())
+    graph = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "contextualizer.onnx"))
+    events = [{"item_id": "i1"}, {"query": "grapes", "picture": [1.0, 0.0]}]
+    history = retriever.encode_history(events)
+    inputs = {
+        "events": retriever.candidates.vectors(history.rows).numpy()[None],
+        "lengths": np.array([2]),
+        "field_query": history.fields["query"][None, :, :4].astype(np.int64),  # as many tokens as the model reads
+        "field_picture": history.fields["picture"][None],
+    }
+    np.testing.assert_allclose(graph.run(None, inputs)[0], retriever.embed_histories([events]), atol=1e-4)
 
 
 def test_a_device_holds_what_the_host_reads(searches: Dataset) -> None:

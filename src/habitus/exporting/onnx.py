@@ -222,11 +222,12 @@ def _contextualizer_part(model: BehaviorModel, window: int) -> _Part:
     def original(values: list[Tensor]) -> tuple[Tensor, ...]:
         vectors, lengths = values[0], values[1].tolist()
         rows = np.arange(vectors.shape[0] * vectors.shape[1]).reshape(vectors.shape[:2])
+        columns = {
+            f.name: _as_stored(f, value.numpy(), model.fields.text_len)
+            for f, value in zip(fields, values[2:], strict=True)
+        }
         histories = [
-            EncodedHistory(
-                rows[number, :length],
-                {f.name: column[number, :length].numpy() for f, column in zip(fields, values[2:], strict=True)},
-            )
+            EncodedHistory(rows[number, :length], {name: column[number, :length] for name, column in columns.items()})
             for number, length in enumerate(lengths)
         ]
         batch, windows, slots = pack_histories(histories, model.fields)
@@ -243,6 +244,13 @@ def _contextualizer_part(model: BehaviorModel, window: int) -> _Part:
     outputs = ("vectors",) if model.contextualizer.copying is None else ("vectors", "copying")
     module = PaddedContextualizer(copy.deepcopy(model.contextualizer), fields, model.shared_text)
     return _Part(module, inputs, axes, names, original, outputs)
+
+
+def _as_stored(field: Field, values: np.ndarray, text_len: int) -> np.ndarray:
+    """Values as datasets hold them: of texts more tokens, perhaps, than the model reads."""
+    if field.kind != "text":
+        return values
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, text_len - values.shape[-1])])
 
 
 def _graph_name(field: str, taken: Mapping[str, Any]) -> str:
