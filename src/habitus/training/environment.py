@@ -20,27 +20,30 @@ from habitus.softmax import choose_backend
 from habitus.store import gpu_reported
 from habitus.training.options import TrainOptions
 
+_STOPS = (signal.SIGTERM, signal.SIGUSR1)  # the second is what schedulers send some time before the end
+
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Whether this process was asked to stop, and by which signal."""
 
     def __init__(self) -> None:
         self.received = False
+        self.number = signal.SIGTERM
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
+        self.received, self.number = True, signal.Signals(number)
 
 
 @contextmanager
 def training_environment(options: TrainOptions, device: torch.device) -> Iterator[StopRequest]:
-    """Threads, determinism and the TERM signal set for the block, and as before afterwards.
+    """Threads, determinism and the signals that stop a run set for the block, and as before afterwards.
 
     A signal that came too late for the run, as when it was evaluated, is passed on to whoever runs it.
     """
     stop = StopRequest()
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     is_main = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
-    before = signal.signal(signal.SIGTERM, stop) if is_main else None
+    before = {number: signal.signal(number, stop) for number in _STOPS} if is_main else {}
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if device.type == "cuda":
@@ -53,8 +56,8 @@ def training_environment(options: TrainOptions, device: torch.device) -> Iterato
         yield stop
         heeded = False
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         gc.unfreeze()  # objects made at the start
@@ -62,7 +65,7 @@ def training_environment(options: TrainOptions, device: torch.device) -> Iterato
             gc.collect()
             torch.cuda.empty_cache()
     if stop.received and not heeded:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), stop.number)
 
 
 def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[str, Any]:

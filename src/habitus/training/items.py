@@ -41,15 +41,17 @@ class HostItems:
         self.dropout_rates = item_dropout_rates(recipe.train)
         self.device = device
         self.read: Callable[[np.ndarray], ItemFeatures] = dataset.item_features
+        self.held: ItemFeatures | None = None  # of this process's items, where they are in memory
         self.lengths: np.ndarray | None = None  # tokens of every item
         if feature_bytes(dataset) * dataset.num_items // ranks.world <= _FEATURES_IN_MEMORY:
             encoded = dataset.item_features(np.arange(dataset.num_items)[owned_items(dataset.num_items, ranks)])
             tokens = encoded.tokens
             tokens = None if tokens is None else np.ascontiguousarray(tokens[:, : recipe.model.text_len])
+            held = self.held = ItemFeatures(tokens, encoded.fields)
             self.lengths = text_lengths(dataset, recipe.model.text_len)
             self.read = lambda rows: ItemFeatures(
-                None if tokens is None else tokens[rows // ranks.world],
-                {name: v[rows // ranks.world] for name, v in encoded.fields.items()},
+                None if held.tokens is None else held.tokens[rows // ranks.world],
+                {name: values[rows // ranks.world] for name, values in held.fields.items()},
             )
 
     def tensors(self, rows: np.ndarray, step: int) -> ItemTensors:
@@ -136,24 +138,28 @@ def open_catalogue(
     be written, and linked here, so that a hundred runs from one parent embed the catalogue once.
     """
     ranks = Ranks()
-    if ranks.is_first and not (own / CACHE_MANIFEST).exists():
-        shared = parent / own.name if parent is not None and os.access(parent, os.W_OK) else None
-        if shared is not None:
-            if (shared / CACHE_MANIFEST).exists():
-                manifest = CacheManifest.read(shared / CACHE_MANIFEST)
-                checksums = manifest.embedder_checksum, manifest.dataset_checksum
-                if checksums != (bundle.embedder_checksum, dataset.checksum):
-                    raise ModelError(
-                        f"the cache in {shared} is of another embedder or dataset",
-                        next_step=f"remove {shared}; it is built again when needed",
-                    )
-            else:
-                build_cache(bundle, dataset, shared, progress=progress)
-            _link(shared, own)
-        else:
-            build_cache(bundle, dataset, own, progress=progress)
-    ranks.barrier()
+    with ranks.together():
+        if ranks.is_first and not (own / CACHE_MANIFEST).exists():
+            _build_catalogue(bundle, dataset, own, parent, progress)
+    ranks.barrier(own / CACHE_MANIFEST)
     return EmbeddingCache.open(own, bundle, dataset, verify=ranks.is_first)
+
+
+def _build_catalogue(bundle: Bundle, dataset: Dataset, own: Path, parent: Path | None, progress: Progress) -> None:
+    shared = parent / own.name if parent is not None and os.access(parent, os.W_OK) else None
+    if shared is None:
+        build_cache(bundle, dataset, own, progress=progress)
+        return
+    if (shared / CACHE_MANIFEST).exists():
+        manifest = CacheManifest.read(shared / CACHE_MANIFEST)
+        if (manifest.embedder_checksum, manifest.dataset_checksum) != (bundle.embedder_checksum, dataset.checksum):
+            raise ModelError(
+                f"the cache in {shared} is of another embedder or dataset",
+                next_step=f"remove {shared}; it is built again when needed",
+            )
+    else:
+        build_cache(bundle, dataset, shared, progress=progress)
+    _link(shared, own)
 
 
 def _link(source: Path, target: Path) -> None:

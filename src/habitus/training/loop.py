@@ -1,7 +1,7 @@
 """The verb `train`: one stage of one run, from a Recipe to a Record."""
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from traceback import clear_frames
 
@@ -17,7 +17,15 @@ from habitus.store import read_run_record
 from habitus.training.environment import StopRequest, training_environment
 from habitus.training.journal import Meter, TrainingProgress
 from habitus.training.memory_check import check_memory
-from habitus.training.options import TrainOptions, check_best, check_folder, check_parent, check_recipe, hold_folder
+from habitus.training.options import (
+    TrainOptions,
+    check_best,
+    check_folder,
+    check_parent,
+    check_processes,
+    check_recipe,
+    hold_folder,
+)
 from habitus.training.run import TrainingRun
 from habitus.training.step import StepResult
 from habitus.training.threads import with_threads
@@ -39,25 +47,31 @@ def train(
 
     A loss that is not finite ends in a Record with status 'failed'. `on_save` is called with the step before every
     checkpoint and before the Record is written; what it raises abandons the run. `note` is called with what a user
-    should know. SIGTERM saves a checkpoint and raises Interrupted.
+    should know. SIGTERM or SIGUSR1 saves a checkpoint and raises Interrupted.
     """
-    out = Path(out)
-    options.check()
-    dataset = dataset.training_view(recipe.data)
-    check_recipe(recipe, dataset)
-    parent_run = check_parent(recipe, dataset, parent)
-    device = resolve_device(options.device)
-    check_best(recipe, options.best)
-    check_trunk(recipe, options.trunk)
-    if not options.force:
-        check_memory(recipe, dataset, device, accumulate=options.accumulate, processes=Ranks().world)
-    check_folder(out, resume=options.resume)
-    if (out / "record.json").exists():
+    out, ranks = Path(out), Ranks()
+    with ranks.together():
+        options.check()
+        dataset = dataset.training_view(recipe.data)
+        check_recipe(recipe, dataset)
+        check_processes(dataset, ranks.world)
+        parent_run = check_parent(recipe, dataset, parent)
+        device = resolve_device(options.device)
+        check_best(recipe, options.best)
+        check_trunk(recipe, options.trunk)
+        if not options.force:
+            check_memory(recipe, dataset, device, accumulate=options.accumulate, processes=ranks.world)
+        check_folder(out, resume=options.resume)
+    if _is_finished(out, ranks):
         return _read_finished(out, recipe, dataset)
     options = with_threads(options, recipe, dataset, device, out)
     meter = Meter(recipe, dataset, device, progress)
-    with hold_folder(out) if Ranks().is_first else nullcontext(), training_environment(options, device) as stop:
-        if (out / "record.json").exists():  # of a trainer that has ended a moment ago
+    with ExitStack() as stack:
+        with ranks.together():
+            if ranks.is_first:
+                stack.enter_context(hold_folder(out))
+        stop = stack.enter_context(training_environment(options, device))
+        if _is_finished(out, ranks):  # by a trainer that has ended a moment ago
             return _read_finished(out, recipe, dataset)
         try:
             run = TrainingRun(
@@ -121,6 +135,14 @@ def _explain(run: TrainingRun, result: StepResult) -> str:
         f"{result.step}: windows {result.step * size} to {(result.step + 1) * size - 1} of the order that seed "
         f"{run.recipe.train.seed} draws)"
     )
+
+
+def _is_finished(out: Path, ranks: Ranks) -> bool:
+    """Whether the run is done; where it is, every process sees its Record."""
+    finished = ranks.answer_of_first((out / "record.json").exists())
+    if finished:
+        ranks.barrier(out / "record.json")
+    return finished
 
 
 def _read_finished(out: Path, recipe: Recipe, dataset: Dataset) -> Record:

@@ -203,6 +203,16 @@ def check_best(recipe: Recipe, metric: str | None) -> None:
         )
 
 
+def check_processes(dataset: Dataset, processes: int) -> None:
+    """Refuse more processes than items, of which each must own one."""
+    if processes > dataset.num_items:
+        raise ConfigError(
+            f"{processes} processes were started, and {dataset.path} has {dataset.num_items:,} items",
+            expected="at most one process per item: items are divided among them",
+            next_step=f"start {dataset.num_items} or fewer",
+        )
+
+
 @contextmanager
 def hold_folder(out: Path) -> Iterator[None]:
     """Keep other trainers out of a folder until this one ends, however it ends; refuse one that is held."""
@@ -229,7 +239,7 @@ def check_folder(out: Path, *, resume: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".{os.getpid()}.probe"
         probe.write_bytes(b"")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # on another machine a process may have the same number
     except OSError as error:
         raise RunError(
             f"{out} cannot be written to: {error.strerror}", expected="a folder that can be created or written to"

@@ -30,7 +30,6 @@ from habitus.training.checkpoints import (
     BestCheckpoint,
     Checkpoint,
     CheckpointState,
-    newest_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -50,8 +49,9 @@ from habitus.training.parallel import (
     shard,
 )
 from habitus.training.recording import TrainingOutcome, make_record, publish_record, write_card
+from habitus.training.starting import Start
 from habitus.training.step import EagerEngine, Work
-from habitus.training.trunk import copy_journal, find_trunk_state, prune_trunk, reaches
+from habitus.training.trunk import copy_journal, prune_trunk, reaches
 from habitus.units import format_bytes
 
 _SHARE_FOR_DATA = 0.5  # of the free device memory
@@ -68,13 +68,12 @@ class TrainingRun:
         self.device, self.meter, self.on_save, self.note = device, meter, on_save, note
         self.ranks = Ranks()
         self.cache: EmbeddingCache | None = None  # of the frozen embedder, in stage 2
-        checkpoint = self._find_checkpoint()
         self.trunk = None if options.trunk is None else Path(options.trunk)
         self._trunk_end = -1  # the step at which a state is left for others
+        checkpoint = Start(out, recipe, dataset.checksum, self.trunk, options.resume, note).find(self.ranks)
         if self.trunk is not None:
-            checkpoint = self._choose_start(checkpoint, self.trunk)
-            if not reaches(self.trunk, recipe.train.stable_steps):
-                self._trunk_end = recipe.train.stable_steps
+            stable = recipe.train.stable_steps
+            self._trunk_end = -1 if self.ranks.answer_of_first(reaches(self.trunk, stable)) else stable
         self.state = checkpoint.state if checkpoint else self._initial_state()
         with pause_garbage_collection():
             if device.type == "cuda" and should_compile(recipe, dataset, device, options.compile):
@@ -144,7 +143,7 @@ class TrainingRun:
         if self.ranks.is_first:
             shutil.rmtree(bundle, ignore_errors=True)  # of a run that was killed after it had written it
             save_bundle(model, self.recipe, self.dataset, bundle)
-        self.ranks.barrier()
+        self.ranks.barrier(bundle / "bundle.json")
         if self.recipe.data.include_validation:
             return self._publish(step)  # nothing is left to evaluate on but the test side
         with self.meter.evaluating():
@@ -170,41 +169,15 @@ class TrainingRun:
         update = {"step": step, "work": work, "seconds": seconds, "threads": threads}
         self.state = self.state.model_copy(update=update)
         weights, tensors = full_tensors(self.model.state_dict()), full_tensors(self.engine.state_tensors())
-        if self.ranks.is_first:
-            save_checkpoint(folder, self.state, weights, tensors, self.recipe, self.dataset)
+        with self.ranks.together():
+            if self.ranks.is_first:
+                save_checkpoint(folder, self.state, weights, tensors, self.recipe, self.dataset)
 
     # How it begins -------------------------------------------------------------------------------------------------
 
     def _initial_state(self) -> CheckpointState:
         checksum = self.dataset.checksum
         return CheckpointState(step=0, recipe_hash=self.recipe.hash(checksum), dataset_checksum=checksum, work={})
-
-    def _find_checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to go on from; refused where it is of another recipe or dataset."""
-        checkpoint = newest_checkpoint(self.out, self.note) if self.options.resume else None
-        if checkpoint and checkpoint.state.recipe_hash != self._initial_state().recipe_hash:
-            raise RunError(
-                f"{checkpoint.path} belongs to the run {checkpoint.state.recipe_hash[:12]}, "
-                f"and this recipe on this dataset is {self._initial_state().recipe_hash[:12]}",
-                expected="the recipe and the dataset that the run was started with",
-                next_step=f"see {self.out / 'recipe.toml'}, or name another folder",
-            )
-        if checkpoint and checkpoint.state.step > self.recipe.train.steps:
-            raise RunError(
-                f"{checkpoint.path} is beyond the recipe's {self.recipe.train.steps:,} steps",
-                expected="checkpoints as the run saved them",
-                next_step=f"remove {checkpoint.path}; the one before it is used",
-            )
-        return checkpoint
-
-    def _choose_start(self, own: Checkpoint | None, trunk: Path) -> Checkpoint | None:
-        """The run's own checkpoint, or the state of the trunk where that is further."""
-        state = find_trunk_state(trunk, self.recipe, self.dataset.checksum, self.note)
-        if state is None or (own is not None and own.state.step >= state.state.step):
-            return own
-        if self.ranks.is_first:
-            copy_journal(trunk, self.out)
-        return state
 
     def _build_model(self) -> BehaviorModel:
         """The model at its start: fresh or the parent's in stage 1, the parent's with a frozen embedder in stage 2."""
@@ -365,5 +338,5 @@ class TrainingRun:
             if problem is None:
                 keep = self.options.keep if self.options.keep_checkpoints_at_end else 0
                 prune_checkpoints(self.out, keep, self.state.best)
-        self.ranks.barrier()
+        self.ranks.barrier(self.out / "record.json")
         return record
