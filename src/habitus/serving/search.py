@@ -16,11 +16,12 @@ from torch import Tensor
 from habitus.data import Encoders
 from habitus.model import MASKED_COPY_SCORE
 from habitus.serving.catalogue import CandidateItems
-from habitus.serving.encoding import EncodedHistory, check_names, in_range, read_category, read_range
+from habitus.serving.encoding import EncodedHistory
 from habitus.serving.index import SearchIndex
 from habitus.serving.popularity import Popularity
 from habitus.serving.scan import exact_search
 from habitus.serving.schemas import Limits, RecommendRequest, RequestError
+from habitus.serving.values import check_names, in_range, read_category, read_range
 
 # More than k rows are fetched if some will be left out: as many as were seen, up to a bound, and with a filter four
 # times as many. If that is not enough, the rows that pass are searched by themselves.
