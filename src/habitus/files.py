@@ -58,11 +58,7 @@ def staged_folder(final: str | Path) -> Iterator[Path]:
     """
     final = Path(final)
     final.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(final)
-    stage = final.with_name(f"{_stage_prefix(final)}{os.getpid()}-{secrets.token_hex(4)}")
-    stage.mkdir()
-    _own_stages.add(stage.name)
-    try:
+    with scratch_folder(final) as stage:
         yield stage
         _sync_tree(stage)
         try:
@@ -72,6 +68,17 @@ def staged_folder(final: str | Path) -> Iterator[Path]:
                 raise FileExistsError(errno.EEXIST, "exists already", str(final)) from error
             raise
         sync_folder(final.parent)
+
+
+@contextmanager
+def scratch_folder(name: Path) -> Iterator[Path]:
+    """A folder beside `name`, removed when the block ends; what killed processes of this host left there goes first."""
+    _clear_leftovers(name)
+    stage = name.with_name(f"{_stage_prefix(name)}{os.getpid()}-{secrets.token_hex(4)}")
+    stage.mkdir()
+    _own_stages.add(stage.name)
+    try:
+        yield stage
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         _own_stages.discard(stage.name)

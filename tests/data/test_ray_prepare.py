@@ -3,19 +3,19 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from habitus.data import Dataset, prepare, update
+from habitus.data import Dataset, PrepareOptions, prepare, update
 from habitus.data.manifest import DatasetManifest
 from habitus.errors import ConfigError, DataError, RunError
 from habitus.events import Schema
@@ -35,7 +35,7 @@ class OneProcess:
     num_cpus = 2
 
     def run(
-        self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], ahead: int | None = None
+        self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], memory: int, ahead: int | None = None
     ) -> Iterator[Any]:
         return (function(*job) for job in jobs)
 
@@ -57,6 +57,7 @@ def write_log(folder: Path, num_users: int, bad_rows: bool = False) -> dict[str,
         events["item_id"][-3] = "nobody knows"
         events["item_id"][-2] = "nor this"
         events["paid"][7] = float("inf")
+    folder.mkdir(exist_ok=True)
     write_tables(folder, events, make_items())
     table = pa.table(events)
     (folder / "log").mkdir()
@@ -102,7 +103,7 @@ def test_a_file_that_a_task_cannot_read_and_an_update_are_clear_errors(one_proce
     content = bytearray(damaged.read_bytes())
     content[4:2000] = bytes(1996)  # the footer is whole, the pages are not
     damaged.write_bytes(content)
-    with pytest.raises(DataError, match=r"a part of .*0\.parquet \.\.\. .*2\.parquet cannot be read on node"):
+    with pytest.raises(DataError, match=r"log/1\.parquet cannot be read: .* \(on node "):
         prepare(paths["events"], paths["items"], SCHEMA, tmp_path / "out", ON_RAY)
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
     prepare(str(tmp_path / "events.parquet"), paths["items"], SCHEMA, tmp_path / "day", SMALL)
@@ -110,17 +111,75 @@ def test_a_file_that_a_task_cannot_read_and_an_update_are_clear_errors(one_proce
         update(Dataset.open(tmp_path / "day"), paths["events"], paths["items"], tmp_path / "more", ON_RAY)
 
 
-def kill_tasks(killed: list[int], wanted: int, enough: threading.Event) -> None:
-    """SIGKILL to worker processes while they run a task, until so many are killed."""
-    import psutil
+def test_files_that_differ_in_types_make_the_same_bytes(one_process: None, tmp_path: Path) -> None:
+    """A share may hold files whose types are not those of all files together, and only a part of each."""
+    draw = np.random.default_rng(0)
+    rows = 60
+    seconds = pa.array(draw.integers(1_700_000_000, 1_700_000_500, rows)).cast(pa.timestamp("s"))
+    columns = {
+        "user_id": pa.array(draw.integers(0, 9, rows)),
+        "item_id": pa.array([f"i{n}" for n in draw.integers(0, 6, rows)]),
+        "timestamp": seconds,
+        "event_type": pa.array(draw.random(rows) < 0.5),
+        "paid": pa.array(draw.random(rows)),
+    }
+    others = {
+        "user_id": pa.int16(),
+        "timestamp": pa.timestamp("ns"),
+        "event_type": pa.null(),
+        "item_id": pa.dictionary(pa.int32(), pa.string()),
+        "paid": pa.null(),
+    }
+    table = pa.table(columns)
+    (tmp_path / "log").mkdir()
+    empty = table.slice(0, 0)
+    for number, part in enumerate((table.slice(0, 13), empty, table.slice(13, 9), table.slice(22, 9), table.slice(31))):
+        if number in (0, 3):
+            cast = {n: pa.nulls(len(part), t) if pa.types.is_null(t) else part[n].cast(t) for n, t in others.items()}
+            part = pa.table({**{name: part[name] for name in part.column_names}, **cast})
+        pq.write_table(part, tmp_path / "log" / f"it's {number}.parquet")
+    pq.write_table(pa.table(make_items()), tmp_path / "items.parquet")
+    tables = str(tmp_path / "log" / "*.parquet"), str(tmp_path / "items.parquet")
+    manifest = prepare(*tables, SCHEMA, tmp_path / "plain", SMALL)
+    assert prepare(*tables, SCHEMA, tmp_path / "ray", ON_RAY) == manifest
 
-    while len(killed) < wanted and not enough.is_set():
-        for process in psutil.process_iter(["cmdline"]):
-            is_task = "".join(process.info["cmdline"] or []).startswith("ray::_guarded")
-            if is_task and process.pid not in killed and len(killed) < wanted:
-                process.kill()
-                killed.append(process.pid)
-        time.sleep(0.005)
+
+def write_numbers(folder: Path, num_events: int) -> tuple[str, str, Schema]:
+    """A log of integers, in one file: events, items and schema."""
+    draw = np.random.default_rng(1)
+    users, items = draw.integers(0, num_events // 20, num_events), draw.integers(0, 1000, num_events)
+    events = {"user": users, "item": items, "time": np.arange(num_events), "score": draw.random(num_events)}
+    folder.mkdir()
+    pq.write_table(pa.table(events), folder / "events.parquet", row_group_size=1 << 16)
+    pq.write_table(pa.table({"item": np.arange(1000), "size": draw.random(1000)}), folder / "items.parquet")
+    roles = {"user": "user", "item": "item", "timestamp": "time", "time_unit": "s", "fields": {"score": "number"}}
+    schema = Schema.parse({"events": roles, "items": {"item": "item", "fields": {"size": "number"}}}, "test")
+    return str(folder / "events.parquet"), str(folder / "items.parquet"), schema
+
+
+@contextmanager
+def killed_tasks(wanted: int) -> Iterator[list[int]]:
+    """SIGKILL to so many worker processes of this test's cluster while they run a task; yields their ids."""
+    psutil = pytest.importorskip("psutil")
+    killed: list[int] = []
+    enough = threading.Event()
+
+    def kill() -> None:
+        while len(killed) < wanted and not enough.wait(0.005):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    is_task = "".join(process.cmdline()).startswith("ray::run_task")
+                    if is_task and process.pid not in killed and len(killed) < wanted:
+                        process.kill()
+                        killed.append(process.pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        enough.set()
+        killer.join()
 
 
 @pytest.mark.slow
@@ -130,44 +189,59 @@ def test_three_nodes_two_killed_workers_a_full_disk_and_a_lost_head(
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    paths = write_log(tmp_path, 1000)
-    plain = prepare(paths["events"], paths["items"], SCHEMA, tmp_path / "plain", SMALL)
-    store = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    disk = tmp_path / "full-disk"
-    disk.mkdir()
+    paths = write_log(tmp_path / "small", 300, bad_rows=True)
+    *numbers, numbers_schema = write_numbers(tmp_path / "numbers", 1_500_000)
+    dropping = replace(SMALL, on_bad="drop")
+    logs: dict[str, tuple[tuple[Any, ...], dict[str, Any], PrepareOptions]] = {
+        "users": (
+            (paths["events"], paths["items"], Schema.parse({**SCHEMA.to_values(), **USERS, **TARGETS}, "test")),
+            {"users": paths["users"]},
+            replace(dropping, split="time"),
+        ),
+        "pairs": (
+            (paths["events"], paths["items"], Schema.parse({**SCHEMA.to_values(), **PAIRS}, "test")),
+            {},
+            dropping,
+        ),
+        "numbers": ((*numbers, numbers_schema), {}, replace(SMALL, memory="64MiB")),
+    }
+    (tmp_path / "out").mkdir()
+    plain = {
+        name: prepare(*tables, tmp_path / f"plain-{name}", options, **more)
+        for name, (tables, more, options) in logs.items()
+    }
 
-    def run(name: str, progress: Progress | None = None) -> DatasetManifest:
-        return prepare(paths["events"], paths["items"], SCHEMA, tmp_path / name, ON_RAY, progress)
+    def run(name: str, out: str, progress: Progress | None = None, parts: int = 3) -> DatasetManifest:
+        tables, more, options = logs[name]
+        return prepare(*tables, tmp_path / "out" / out, replace(options, backend="ray", parts=parts), progress, **more)
 
     def lose_head(phase: str, done: float) -> None:
         if phase == "partitioning events":
             cluster.head_node.kill_all_processes(False)
 
+    store = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    disk = tmp_path / "small-disk"
+    disk.mkdir()
+    is_mounted = not subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]).returncode
     try:
         cluster.add_node(num_cpus=1, **store)
         node = cluster.add_node(num_cpus=1, **store)
-        killed: list[int] = []
-        enough = threading.Event()
-        killer = threading.Thread(target=kill_tasks, args=(killed, 2, enough))
-        killer.start()
-        try:
-            assert run("ray") == plain
-        finally:
-            enough.set()
-            killer.join()
+        with killed_tasks(2) as killed:
+            assert run("numbers", "numbers") == plain["numbers"]
         assert len(killed) == 2
-
-        if not subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs", disk]).returncode:
+        for name in ("users", "pairs"):
+            assert run(name, name) == plain[name]
+        if is_mounted:  # parts too large for the memory are sorted on the node's disk
             cluster.remove_node(node)
             cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}, **store)
             with pytest.raises(DataError, match="a disk is full on node"):
-                run("full")
+                run("numbers", "full", parts=2)
+            assert not list(disk.iterdir())
         with pytest.raises(RunError, match="lost its head"):
-            run("headless", lose_head)
+            run("numbers", "headless", lose_head)
     finally:
         cluster.shutdown()
         subprocess.run(["umount", disk], check=False, capture_output=True)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"events.parquet", "items.parquet", "users.parquet", "log", "plain", "ray", "full-disk"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(logs)

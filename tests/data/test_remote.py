@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -10,7 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
-from habitus.data import Dataset, prepare
+from habitus.data import Dataset, prepare, remote_datasets
 from habitus.errors import DataError
 from tests.data.tables import SCHEMA, SMALL, make_events, make_items, write_tables
 
@@ -78,6 +79,33 @@ def test_a_dataset_prepared_from_a_bucket_into_a_bucket_is_the_local_one(
         prepare("s3://logs/in/events.parquet", "s3://logs/in/items.parquet", SCHEMA, "s3://logs/d", SMALL)
 
 
+def test_processes_that_open_a_dataset_at_once_fetch_it_once(
+    store: fs.S3FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(store, tmp_path / "in")
+    manifest = prepare("s3://logs/in/events.parquet", "s3://logs/in/items.parquet", SCHEMA, "s3://logs/d", SMALL)
+    fetched: list[str] = []
+    fetch_file = remote_datasets.fetch_file
+
+    def count(store: fs.FileSystem, key: str, path: Path) -> None:
+        fetched.append(key)
+        fetch_file(store, key, path)
+
+    monkeypatch.setattr(remote_datasets, "fetch_file", count)
+    with ThreadPoolExecutor(3) as pool:  # the lock holds between open files, so that threads stand for processes
+        opened = list(pool.map(Dataset.open, ["s3://logs/d"] * 3))
+    assert {dataset.checksum for dataset in opened} == {manifest.checksum}
+    assert sorted(fetched) == sorted(
+        [f"logs/d/{name}" for name in manifest.files] + 4 * ["logs/d/manifest.json"]
+    )  # the manifest is read by all
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HABITUS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"s3://logs/d cannot be copied to the cache .*file") as error:
+        Dataset.open("s3://logs/d")
+    assert "HABITUS_CACHE" in error.value.next_step
+
+
 def test_damage_on_the_way_is_noticed_and_not_cached(store: fs.S3FileSystem, tmp_path: Path) -> None:
     upload(store, tmp_path / "in")
     prepare("s3://logs/in/events.parquet", "s3://logs/in/items.parquet", SCHEMA, "s3://logs/d", SMALL)
@@ -87,7 +115,7 @@ def test_damage_on_the_way_is_noticed_and_not_cached(store: fs.S3FileSystem, tmp
         file.write(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match=r"s3://logs/d/events/time\.npy has changed since it was prepared"):
         Dataset.open("s3://logs/d")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
     store.delete_file("logs/d/manifest.json")
     with pytest.raises(DataError, match=r"s3://logs/d holds no manifest\.json"):
         Dataset.open("s3://logs/d")

@@ -25,7 +25,7 @@ from habitus.data.no_item import add_no_item
 from habitus.data.options import InputTables, PrepareOptions, check_options, check_users, split_of
 from habitus.data.problems import refuse
 from habitus.data.ray_driver import RayDriver, ray_driver
-from habitus.data.ray_prepare import RayEventLog
+from habitus.data.ray_prepare import RayEventLog, RayWork
 from habitus.data.remote import is_remote
 from habitus.data.remote_datasets import publish_dataset
 from habitus.data.sorted_events import bring_into_order, encode_sorted, read_ahead, sorted_files
@@ -142,7 +142,8 @@ def _prepare(
     check_users(tables.users, schema)
     try:
         cluster = ray_driver() if options.backend == "ray" else nullcontext()
-        with cluster as driver, staged_folder(out) as stage, _scratch(stage) as scratch:
+        # The cluster ends before the folder is removed, so that no task still writes there.
+        with staged_folder(out) as stage, cluster as driver, _scratch(stage) as scratch:
             with connect(scratch, options.memory, options.threads, progress) as con:
                 log, parts = _read(con, tables, schema, options, scratch, progress, earlier, driver)
                 num_parts = bring_into_order(log, options, scratch, progress)
@@ -197,9 +198,8 @@ def _read(
     tables = tables[0], add_no_item(tables[1], schema, con, scratch)
     users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
     if driver is not None:
-        log: EventLog = RayEventLog(
-            con, schema, *tables, users, driver, scratch, options.memory, options.parts, progress
-        )
+        work = RayWork(driver, scratch, options.memory, options.parts, progress)
+        log: EventLog = RayEventLog(con, schema, *tables, users, work)
     elif earlier is None:
         log = EventLog(con, schema, *tables, users=users)
     else:

@@ -25,13 +25,13 @@ class RayDriver:
         self.num_cpus = num_cpus
 
     def run(
-        self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], ahead: int | None = None
+        self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], memory: int, ahead: int | None = None
     ) -> Iterator[Any]:
         """function(*job) of every job, in order. At most `ahead` are under way or waiting to be taken; None: all.
 
-        A task whose worker dies is run again, alone.
+        A node runs as many at once as have a CPU and `memory` bytes each. One whose worker dies is run again, alone.
         """
-        self._connection.send((function, list(jobs), ahead or max(1, len(jobs))))
+        self._connection.send((function, list(jobs), memory, ahead or max(1, len(jobs))))
         for _ in jobs:
             yield _receive(self._connection)
             self._connection.send("next")
@@ -47,9 +47,10 @@ def ray_driver() -> Iterator[RayDriver]:
     here, there = Pipe()
     code = f"from habitus.data.ray_driver import serve; serve({there.fileno()})"
     environment = {**os.environ, **_joined_cluster()}
-    # A session of its own: Ctrl-C is for this process, which then closes the connection.
+    # A session of its own: Ctrl-C is for this process, which then closes the connection. What Ray has to say of lost
+    # workers goes to stderr: stdout is for the manifest.
     child = subprocess.Popen(
-        [sys.executable, "-c", code], pass_fds=[there.fileno()], env=environment, start_new_session=True
+        [sys.executable, "-c", code], pass_fds=[there.fileno()], env=environment, start_new_session=True, stdout=2
     )
     there.close()
     try:
@@ -84,6 +85,12 @@ def _receive(connection: Connection) -> Any:
             f"the Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')} cannot be joined: {content}",
             next_step="check 'ray status', or unset RAY_ADDRESS to start a cluster on this machine",
         )
+    if what == "failed":
+        raise RunError(
+            f"a task cannot run on the cluster: {content}",
+            expected="the same versions of habitus and Python on every node",
+            next_step="install habitus[ray] on every node, and run the command again",
+        )
     if what == "lost":
         raise RunError(
             f"a task was lost {MOST_RETRIES + 1} times, or its node is gone: {content}",
@@ -114,22 +121,44 @@ def serve(descriptor: int) -> None:
 
 
 def _run_jobs(
-    ray: Any, connection: Connection, function: Callable[..., Any], jobs: list[tuple[Any, ...]], ahead: int
+    ray: Any,
+    connection: Connection,
+    function: Callable[..., Any],
+    jobs: list[tuple[Any, ...]],
+    memory: int,
+    ahead: int,
 ) -> None:
-    task = ray.remote(num_cpus=1, max_retries=MOST_RETRIES)(function)
+    # No more than the smallest node has, or no node would ever take a task.
+    memory = min([memory, *(int(node["Resources"].get("memory", memory)) for node in _working_nodes(ray))])
+    task = ray.remote(num_cpus=1, memory=memory, max_retries=MOST_RETRIES)(function)
     running: list[Any] = []
-    while jobs or running:
-        while jobs and len(running) < ahead:
-            running.append(task.remote(*jobs.pop(0)))
-        while not ray.wait(running[:1], timeout=_POLL_SECONDS)[0]:
-            if connection.poll():  # nothing is asked now: the end of the connection
-                raise EOFError
-        try:
-            result = ("result", ray.get(running.pop(0)))
-        except ray.exceptions.RayError as error:
-            result = ("lost", _first_line(error))
-        connection.send(result)
-        connection.recv()
+    try:
+        while jobs or running:
+            while jobs and len(running) < ahead:
+                running.append(task.remote(*jobs.pop(0)))
+            while not ray.wait(running[:1], timeout=_POLL_SECONDS)[0]:
+                if connection.poll():  # nothing is asked now: the end of the connection
+                    raise EOFError
+            connection.send(_result(ray, running.pop(0)))
+            connection.recv()
+    finally:  # after an error or Ctrl-C; the parent waits for this before it removes what tasks write to
+        for reference in running:
+            ray.cancel(reference, force=True)
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=_STOP_SECONDS / 2)
+
+
+def _working_nodes(ray: Any) -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def _result(ray: Any, reference: Any) -> tuple[str, Any]:
+    try:
+        return "result", ray.get(reference)
+    except ray.exceptions.RayTaskError as error:  # it cannot even be imported: what it raises, it returns
+        return "failed", str(error).strip().splitlines()[-1]
+    except ray.exceptions.RayError as error:
+        return "lost", _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,9 +7,11 @@ Credentials, region and endpoint are those of the environment (AWS_PROFILE, AWS_
 import os
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path
+from itertools import repeat
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,8 +21,15 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 _URL = re.compile(r"(s3|gs):/+(.+)")  # pathlib makes one slash of two
-_DENIED = ("access_denied", "access denied", "invalid_access_key", "invalidaccesskey", "signature", "forbidden", "403")
+# Words of the services, after the operation that failed.
+_DENIED = ("access_denied", "access denied", "invalid_access_key", "invalidaccesskey", "signature", "forbidden", "403",
+           "permission_denied", "unauthenticated")  # fmt: skip
 _UNREACHABLE = ("network_connection", "couldn't connect", "could not connect", "timeout", "curlcode", "resolve host")
+_CREDENTIALS = {
+    "s3": "check AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the bucket's policy",
+    "gs": "check GOOGLE_APPLICATION_CREDENTIALS, and the bucket's roles",
+}
+_FETCHED_AT_ONCE = 8
 _NO_BUCKET = ("no_such_bucket", "nosuchbucket", "bucket does not exist")
 
 
@@ -37,11 +46,12 @@ def fetch_table(role: str, pattern: str, folder: Path) -> dict[Path, str]:
         keys = _matching_keys(store, key, url)
         if not keys:
             raise DataError(f"{role}: {url} does not exist", expected="an object or a glob that matches some")
-        files = {folder / found: f"{url.split(':')[0]}://{found}" for found in keys}
-        for path, name in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fetch_file(store, _key(name), path)
-    return files
+        folder.mkdir(parents=True, exist_ok=True)
+        # Numbers, since a key may be no name of a file; its suffixes say what it holds.
+        paths = [folder / f"{n:06d}{''.join(PurePosixPath(key).suffixes[-2:])}" for n, key in enumerate(keys)]
+        with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
+            list(pool.map(fetch_file, repeat(store), keys, paths))
+    return {path: f"{url.split(':')[0]}://{key}" for path, key in zip(paths, keys, strict=True)}
 
 
 @contextmanager
@@ -130,22 +140,22 @@ def explained(url: str, verb: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        text = str(error)
-        folded = text.lower()
-        reason = text.strip().splitlines()[0]
-        if any(word in folded for word in _DENIED):
+        text = str(error).strip()
+        words = text.partition("AWS Error")[2].lower() or (text.lower() if "google" in text.lower() else "")
+        if not words:
+            raise
+        reason = text.splitlines()[0]
+        if any(word in words for word in _DENIED):
             raise DataError(
                 f"{url} cannot be {verb}: access is denied ({reason})",
-                expected="credentials that may list, read and, for --out, write this bucket",
-                next_step="check AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the bucket's policy",
+                expected="credentials that may list, read and, for --out, write and delete in this bucket",
+                next_step=_CREDENTIALS[url.partition(":")[0]],
             ) from error
-        if any(word in folded for word in _NO_BUCKET):
+        if any(word in words for word in _NO_BUCKET):
             raise DataError(f"{url} cannot be {verb}: there is no such bucket ({reason})") from error
-        if any(word in folded for word in _UNREACHABLE):
+        if any(word in words for word in _UNREACHABLE):
             raise DataError(
                 f"{url} cannot be {verb}: the object store does not answer ({reason})",
                 next_step="check the network, AWS_REGION and AWS_ENDPOINT_URL",
             ) from error
-        if "AWS Error" in text or "google" in folded:
-            raise DataError(f"{url} cannot be {verb}: {reason}") from error
-        raise
+        raise DataError(f"{url} cannot be {verb}: {reason}") from error

@@ -1,10 +1,11 @@
 """Datasets in object stores: copied to a cache before they are opened, and published with their manifest last."""
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,35 +29,63 @@ def local_dataset(path: str | Path) -> Path:
     if not is_remote(path):
         return Path(path)
     url = plain_url(path)
-    with explained(url, "read"):
-        store, key = open_store(url)
-        with tempfile.TemporaryDirectory() as scratch:
-            manifest = _fetch_manifest(store, key, url, Path(scratch))
-        folder = _cache() / "datasets" / manifest.checksum
-        if folder.exists():
-            try:
-                verify_files(folder, manifest, contents=False)
-            except DataError:
-                shutil.rmtree(folder)  # someone has tidied up in it
-            else:
-                return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        needed, free = sum(entry.bytes for entry in manifest.files.values()), shutil.disk_usage(folder.parent).free
-        if needed > free:
-            raise DataError(
-                f"{url} has {format_bytes(needed)}, and the disk of the cache {_cache()} has {format_bytes(free)} left",
-                expected="room for a copy: training maps the files of a dataset into memory",
-                next_step="set HABITUS_CACHE to a folder on a larger disk",
-            )
-        try:
-            with staged_folder(folder) as stage, named_as({stage: url}):
-                for name in (*manifest.files, MANIFEST_FILE):
-                    (stage / name).parent.mkdir(parents=True, exist_ok=True)
-                    fetch_file(store, f"{key}/{name}", stage / name)
-                verify_files(stage, manifest, contents=True)
-        except FileExistsError:  # another process has fetched it meanwhile
-            pass
+    try:
+        with explained(url, "read"):
+            return _cached_dataset(url)
+    except OSError as error:  # not of the store, but of the disk here
+        raise DataError(
+            f"{url} cannot be copied to the cache {_cache()}: {error}",
+            expected="a folder that can be written, with room for the dataset",
+            next_step="set HABITUS_CACHE to such a folder",
+        ) from error
+
+
+def _cached_dataset(url: str) -> Path:
+    store, key = open_store(url)
+    with tempfile.TemporaryDirectory() as scratch:
+        manifest = _fetch_manifest(store, key, url, Path(scratch))
+    folder = _cache() / "datasets" / manifest.checksum
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(folder.with_suffix(".lock")):  # of the processes of a node, the others find what it fetched
+        if not _is_whole(folder, manifest):
+            _fetch_dataset(store, key, url, manifest, folder)
     return folder
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Wait until no other process of this machine is in the block; one that is killed has left it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_whole(folder: Path, manifest: DatasetManifest) -> bool:
+    """Whether the cache has a dataset; one in which someone has tidied up is removed."""
+    if not folder.exists():
+        return False
+    try:
+        verify_files(folder, manifest, contents=False)
+    except DataError:
+        shutil.rmtree(folder)
+        return False
+    return True
+
+
+def _fetch_dataset(store: "FileSystem", key: str, url: str, manifest: DatasetManifest, folder: Path) -> None:
+    needed, free = sum(entry.bytes for entry in manifest.files.values()), shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise DataError(
+            f"{url} has {format_bytes(needed)}, and the disk of the cache {_cache()} has {format_bytes(free)} left",
+            expected="room for a copy: training maps the files of a dataset into memory",
+            next_step="set HABITUS_CACHE to a folder on a larger disk",
+        )
+    # Another machine that shares the cache may publish it meanwhile.
+    with suppress(FileExistsError), staged_folder(folder) as stage, named_as({stage: url}):
+        for name in (*manifest.files, MANIFEST_FILE):
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            fetch_file(store, f"{key}/{name}", stage / name)
+        verify_files(stage, manifest, contents=True)
 
 
 def publish_dataset(url: str | Path, write: Callable[[Path], DatasetManifest]) -> DatasetManifest:
@@ -75,31 +104,35 @@ def publish_dataset(url: str | Path, write: Callable[[Path], DatasetManifest]) -
             )
         with store.open_output_stream(f"{key}/{_MARKER}") as file:
             file.write(b"a dataset is being written here\n")
-    folder = Path(tempfile.mkdtemp(prefix="habitus-")) / "dataset"
+    work = Path(tempfile.mkdtemp(prefix="habitus-"))
+    is_kept = False
     try:
-        with named_as({folder: url}):
-            manifest = write(folder)
+        with named_as({work / "dataset": url}):
+            manifest = write(work / "dataset")
         try:
-            with explained(url, "written"):
-                names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-                for name in sorted(names, key=lambda name: (name == MANIFEST_FILE, name)):
-                    fs.copy_files(str(folder / name), f"{key}/{name}", fs.LocalFileSystem(), store)
+            _upload(work / "dataset", store, key, url)
         except DataError as error:
+            is_kept = True
             raise DataError(
-                f"{error.problem}; the prepared dataset is complete in {folder}",
+                f"{error.problem}; the prepared dataset is complete in {work / 'dataset'}",
                 expected=error.expected,
                 next_step=f"copy that folder to {url}, or use it where it is",
             ) from error
-    except BaseException:
-        if not folder.exists():
-            shutil.rmtree(folder.parent)
-        raise
-    else:
-        shutil.rmtree(folder.parent)
     finally:
+        if not is_kept:
+            shutil.rmtree(work)
         with suppress(OSError):  # a lost connection has said so already, and the marker harms nobody
             store.delete_file(f"{key}/{_MARKER}")
     return manifest
+
+
+def _upload(folder: Path, store: "FileSystem", key: str, url: str) -> None:
+    from pyarrow import fs
+
+    with explained(url, "written"):
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        for name in sorted(names, key=lambda name: (name == MANIFEST_FILE, name)):
+            fs.copy_files(str(folder / name), f"{key}/{name}", fs.LocalFileSystem(), store)
 
 
 def _fetch_manifest(store: "FileSystem", key: str, url: str, scratch: Path) -> DatasetManifest:

@@ -43,7 +43,7 @@ def bring_into_order(log: EventLog, options: PrepareOptions, scratch: Path, prog
 def sorted_files(log: EventLog, num_parts: int, options: PrepareOptions, scratch: Path) -> Iterator[Path]:
     """The sorted events: one file, or a file for each part, which is gone when the next one comes."""
     if isinstance(log, RayEventLog):
-        yield from log.sorted_files(num_parts)
+        yield from log.sorted_files()
         return
     if (scratch / _SORTED_FILE).exists():
         yield scratch / _SORTED_FILE

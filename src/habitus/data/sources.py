@@ -64,12 +64,23 @@ class SourceTable:
             rows.append(rows[-1] + source.num_rows)
         return rows
 
-    def share(self, first: int, stop: int) -> "SourceTable":
-        """The files that hold the rows first..stop; their rows keep the numbers that they have in the whole table."""
-        firsts = self.first_rows
-        held = [n for n, source in enumerate(self.sources) if firsts[n] < stop and firsts[n] + source.num_rows > first]
-        files, names = self.sources[held[0] : held[-1] + 1], self.names[held[0] : held[-1] + 1]
-        return replace(self, sources=files, names=names, first_row=firsts[held[0]])
+    def pieces(self, first: int, stop: int) -> "list[SourceTable]":
+        """The files that hold the rows first..stop, as tables whose rows keep their numbers.
+
+        Whole files make one piece, and a file of which only some rows are wanted is a piece of its own.
+        """
+        pieces: list[SourceTable] = []
+        for source, names, row in zip(self.sources, self.names, self.first_rows, strict=True):
+            if source.num_rows == 0 or row >= stop or row + source.num_rows <= first:
+                continue
+            is_whole = first <= row and row + source.num_rows <= stop
+            before = pieces[-1] if pieces else None
+            if is_whole and before is not None and before.first_row >= first:
+                files = (*before.sources, source), (*before.names, names)
+                pieces[-1] = replace(before, sources=files[0], names=files[1])
+            else:
+                pieces.append(replace(self, sources=(source,), names=(names,), first_row=row))
+        return pieces
 
     def place(self, row: int) -> str:
         """The file and the row in it, as a person would look for a row of the table."""
@@ -252,8 +263,8 @@ def quoted_path(path: Path) -> str:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    text = str(error).lower()
-    return "no space left" in text or "disk is full" in text or "enospc" in text
+    text = str(error).lower()  # DuckDB calls it a lack of memory where there is no disk to spill to
+    return any(words in text for words in ("no space left", "disk is full", "enospc", "max_temp_directory_size"))
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
@@ -286,10 +297,15 @@ def explain_query_error(error: Exception, tables: dict[str, str]) -> DataError:
         for role, pattern in tables.items():
             for path in () if is_remote(pattern) else _matching_paths(role, pattern):
                 if _format(path) == "parquet":
-                    deque(_read_parquet(path, str(path)), maxlen=0)
+                    check_readable(Source(str(path), path, 0))
     except DataError as damage:
         return damage
     return _unreadable(" or ".join(tables.values()), error)
+
+
+def check_readable(source: Source) -> None:
+    """Refuse a file that Arrow cannot read to its end."""
+    deque(_read_parquet(source.parquet, source.name), maxlen=0)
 
 
 def _parquet_schema(path: Path, parquet: Path) -> tuple[pa.Schema, int]:
