@@ -44,8 +44,19 @@ def main() -> None:
             for split in splits:
                 rows.append(measure(split, dataset.with_seq_len(seq_len), windows, arguments.rounds))
         print(f"{dataset.num_events:,} events, {dataset.num_items:,} items, {len(dataset.fields.event)} event fields")
-    header = ("split", "events", "filled", "µs a batch", "M events/s", "spread", "bare gather µs", "ratio")
-    widths = (12, 6, 6, 10, 10, 13, 14, 6)
+    header = (
+        "split",
+        "events",
+        "filled",
+        "µs a batch",
+        "M events/s",
+        "spread",
+        "of CPU",
+        "best",
+        "bare gather µs",
+        "ratio",
+    )
+    widths = (12, 6, 6, 10, 10, 13, 6, 6, 14, 6)
     print("  ".join(name.rjust(width) for name, width in zip(header, widths, strict=True)))
     for row in rows:
         cells = (
@@ -55,6 +66,8 @@ def main() -> None:
             f"{row['batch_us']:.0f}",
             f"{row['mevents']:.1f}",
             f"{row['slowest_mevents']:.0f}..{row['fastest_mevents']:.0f}",
+            f"{row['cpu_mevents']:.1f}",
+            f"{row['fastest_cpu_mevents']:.1f}",
             f"{row['bare_us']:.1f}",
             f"{row['batch_us'] / row['bare_us']:.1f}",
         )
@@ -70,11 +83,13 @@ def measure(split: SplitName, dataset: Dataset, batch_sequences: int, rounds: in
     slots = batch_sequences * dataset.seq_len
     index = np.concatenate([np.arange(n, n + dataset.seq_len) for n in range(0, slots * 3, dataset.seq_len * 3)])
     batches = max(20, min(100, dataset.num_batches(split, batch_sequences)))
-    batch_us, bare_us = [], []
+    batch_us, cpu_us, bare_us = [], [], []
     for _ in range(rounds + 1):
+        cpu = time.process_time()
         batch_us.append(timed(lambda n: dataset.batch(split, batch_sequences, position=n), batches))
+        cpu_us.append((time.process_time() - cpu) / batches * 1e6)
         bare_us.append(timed(lambda _: dataset.records.take(index), batches))
-    batch_us, bare_us = batch_us[1:], bare_us[1:]  # the first round warms up
+    batch_us, cpu_us, bare_us = batch_us[1:], cpu_us[1:], bare_us[1:]  # the first round warms up
     return {
         "split": split,
         "seq_len": dataset.seq_len,
@@ -83,6 +98,8 @@ def measure(split: SplitName, dataset: Dataset, batch_sequences: int, rounds: in
         "mevents": slots / median(batch_us),
         "slowest_mevents": slots / max(batch_us),
         "fastest_mevents": slots / min(batch_us),
+        "cpu_mevents": slots / median(cpu_us),  # per second of CPU: what a busy machine takes away is not counted
+        "fastest_cpu_mevents": slots / min(cpu_us),
         "bare_us": median(bare_us),
     }
 

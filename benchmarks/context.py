@@ -1,8 +1,8 @@
 """How long windows should be: sweeps of the context axis on a world of long histories and on logs, and what steps cost.
 
     python benchmarks/context.py --out context.json
-    python benchmarks/context.py --parts logs --logs completejourney git_touches_small --preset quick --workers 1 \
-        --lengths 32,64,128,256,512,1024 --out context-logs-cpu.json
+    python benchmarks/context.py --parts logs --logs completejourney git_touches_small --workers 1 \
+        --preset benchmarks/context_logs.toml --lengths 32,64,128,256,512,1024 --log-budget 1e12 --out logs.json
 
 Three parts. `speed`: steps of one model with windows of 256, 1,024 and 2,048 events and equal slots, beside what the
 executed FLOPs say. `world`: the axis at --budgets on a synthetic world like logs with --events-per-user. `logs`: the
@@ -32,12 +32,13 @@ def main() -> None:
     parser.add_argument("--parts", default="speed,world", help="some of speed, world, logs")
     parser.add_argument("--logs", type=Path, nargs="*", default=[], help="prepared datasets of the part logs")
     parser.add_argument("--budgets", default="1e14,1e15")
+    parser.add_argument("--log-budget", type=float, help="of the logs; else the largest of at most one pass")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="of windows")
     parser.add_argument("--users", type=int, default=150_000)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--events-per-user", type=float, default=1000.0)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--queries", type=int, help="that the runs answer; the preset's, on a CPU 1,000 at most")
+    parser.add_argument("--queries", type=int, help="that the runs answer; the preset's unless given")
     parser.add_argument("--preset", default="standard")
     parser.add_argument("--slots", type=int, default=65_536, help="per step, of the part speed")
     parser.add_argument("--steps", type=int, default=400, help="of the part speed")
@@ -65,7 +66,7 @@ def main() -> None:
             from habitus.data import Dataset
 
             dataset = Dataset.open(path, verify=False)
-            budget = one_pass_budget(dataset, given)
+            budget = given.log_budget or one_pass_budget(dataset, given)
             begun, cpu = time.perf_counter(), _cpu_seconds()
             result[path.name] = sweep_contexts(dataset, given, folder / f"store-{path.name}", (budget,))
             spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": _cpu_seconds() - cpu}
@@ -179,7 +180,7 @@ def _preset(given: argparse.Namespace) -> Any:
 
     preset = load_preset(given.preset)
     axis = preset.context.model_copy(update={"seq_lens": given.lengths, "histories": HISTORIES})
-    queries = given.queries or (min(preset.evaluate.queries, 1000) if _gpu() == "cpu" else preset.evaluate.queries)
+    queries = given.queries or preset.evaluate.queries
     evaluate = preset.evaluate.model_copy(update={"queries": queries})
     return preset.model_copy(update={"context": axis, "evaluate": evaluate})
 
