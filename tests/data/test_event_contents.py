@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from habitus.data import Dataset, PrepareOptions, update
+from habitus.data import Dataset, PrepareOptions, prepare, update
 from habitus.errors import ConfigError, DataError
 from habitus.events import Schema
 
-from .tables import SMALL, make_items, prepared, write_tables
+from .tables import SHARED_DATA, SMALL, make_items, prepared, write_tables
 
 TEXTS = [
     "red shoes",
@@ -182,3 +183,40 @@ def test_an_update_says_that_texts_are_numbered_over_the_whole_log(tmp_path: Pat
     dataset: Dataset = prepared(tmp_path, log_of(query=["a"] * 20), schema=schema_of({"query": "text"}))
     with pytest.raises(DataError, match=r"texts or vectors \(query\), which are numbered over the whole log"):
         update(dataset, f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", tmp_path / "more")
+
+
+def shipped(name: str, log: str, out: Path) -> tuple[Dataset, Any]:
+    """A real log, prepared with a schema of examples/schemas, and its events as a table."""
+    folder, schema = SHARED_DATA / log, Path(__file__).parents[2] / "examples" / "schemas" / f"{name}.toml"
+    prepare(f"{folder}/events.parquet", f"{folder}/items.parquet", Schema.read(schema), out)
+    return Dataset.open(out), pq.read_table(folder / "events.parquet")
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="the real datasets are not beside this checkout")
+def test_the_tags_of_films_are_read_with_their_events(tmp_path: Path) -> None:
+    dataset, log = shipped("movielens_small_tags", "movielens_small", tmp_path / "dataset")
+    tags = log["tag"].drop_null().to_pylist()
+    assert dataset.manifest.event_fields_filled["tag"] == len(tags) == 3_683
+    assert set(dataset.event_texts["tag"].to_pylist()) == {tag.strip(" ") for tag in tags}
+    numbers = np.asarray(dataset.event_fields["tag"])
+    assert (dataset.target_weight == (numbers == 0)).all()  # a tag is context, a rating is predicted
+    tagged = numbers[numbers > 0]
+    assert dataset.event_texts["tag"][int(tagged[0]) - 1].as_py() == "will ferrell"  # the first of the log
+
+
+@pytest.mark.skipif(not SHARED_DATA.exists(), reason="the real datasets are not beside this checkout")
+def test_a_return_is_an_item_of_its_own_and_no_candidate(tmp_path: Path) -> None:
+    dataset, log = shipped("online_retail_pairs", "online_retail", tmp_path / "dataset")
+    pairs = log.group_by(["item_id", "event_type"]).aggregate([([], "count_all")]).to_pylist()
+    ids = dataset.item_ids()
+    ours = dict(
+        zip(
+            zip(ids["item_id"].to_pylist(), ids["event_type"].to_pylist(), strict=True),
+            np.bincount(dataset.items, minlength=dataset.num_items).tolist(),
+            strict=True,
+        )
+    )
+    assert ours == {(pair["item_id"], pair["event_type"]): pair["count_all"] for pair in pairs}
+    assert dataset.candidate_rows is not None
+    kinds = ids["event_type"].take(dataset.candidate_rows).unique().to_pylist()
+    assert kinds == ["purchase"]

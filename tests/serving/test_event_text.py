@@ -66,7 +66,7 @@ def trained(request: pytest.FixtureRequest, searches: Dataset, tmp_path_factory:
         "data": {"seq_len": 12},
         "model": {"joint_dim": 16, "text_len": 4, "text_depth": 1, "width": 32, "depth": 1, "head_dim": 16},
         "train": {"batch_sequences": 8, "steps": 70, "learning_rate": 2e-2, "precision": "fp32"},
-        "evaluate": {"regimes": ["catalogue"]},
+        "evaluate": {"regimes": ["catalogue"], "contexts": [1, 2]},
     }
     values["model"]["event_text"] = request.param
     folder = tmp_path_factory.mktemp("typed") / "run"
@@ -94,6 +94,15 @@ def test_a_typed_query_is_answered_as_evaluation_says(trained: Any, retriever: R
     hits = np.mean([answer == buy["item_id"] for answer, (_, _, buy) in zip(answers, logged, strict=True)])
     assert len(answers) == metrics["catalogue/recall@1"].n
     assert hits == pytest.approx(metrics["catalogue/recall@1"].value, abs=1e-9)
+    # The newest events alone, as many as `contexts` says: evaluation asks what serving answers.
+    assert metrics["catalogue/loss/context=2"].value == pytest.approx(metrics["catalogue/loss"].value, rel=1e-4)
+    alone = [RecommendRequest(history=[search], k=10) for _, search, _ in logged]
+    ranks = [
+        1 + [item.item_id for item in answer.items].index(buy["item_id"])
+        for answer, (_, _, buy) in zip(retriever.recommend(alone), logged, strict=True)
+    ]
+    ndcg = np.mean(1 / np.log2(1 + np.array(ranks)))
+    assert metrics["catalogue/ndcg@10/context=1"].value == pytest.approx(ndcg, abs=1e-6)
     # Something else is typed, and the event has no item.
     typed = [(WORDS.index(search["query"]) + 3) % len(WORDS) for _, search, _ in logged]
     asked = ([one[0], {"query": WORDS[word], "position": 1}] for one, word in zip(logged, typed, strict=True))
