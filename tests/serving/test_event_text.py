@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from habitus.data import Dataset, PrepareOptions, prepare
+from habitus.errors import ConfigError
 from habitus.events import Schema
 from habitus.exporting.onnx import _contextualizer_part, export_onnx
 from habitus.model import load_bundle
@@ -108,6 +109,23 @@ def test_a_typed_query_is_answered_as_evaluation_says(trained: Any, retriever: R
     asked = ([one[0], {"query": WORDS[word], "position": 1}] for one, word in zip(logged, typed, strict=True))
     others = [answer == f"i{word}" for answer, word in zip(best(retriever, *asked), typed, strict=True)]
     assert np.mean(others) == pytest.approx(hits, abs=0.05)
+
+
+def test_windows_longer_than_any_history_hold_many_users(searches: Dataset, tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "data": {"seq_len": 60},  # histories have three events
+        "model": {"joint_dim": 16, "text_len": 4, "text_depth": 1, "width": 16, "depth": 1, "head_dim": 16},
+        "train": {"batch_sequences": 2, "steps": 2, "learning_rate": 1e-2, "precision": "fp32"},
+        "evaluate": {"regimes": ["catalogue"]},
+    }
+    record = train(Recipe.parse(values, "test"), searches, tmp_path / "run", options=TrainOptions(device="cpu"))
+    assert record.slots_seen == 2 * 2 * 60 and record.events_seen > 0.9 * record.slots_seen  # the last has room
+    retriever = Retriever.open(tmp_path / "run", data=searches.path, device="cpu")
+    assert retriever.window == 60
+    assert record.metrics["catalogue/loss"].n == searches.counts("validation").queries
+    values["data"]["seq_len"] = 1
+    with pytest.raises(ConfigError, match=r"data\.seq_len"):
+        Recipe.parse(values, "test")
 
 
 def test_what_a_request_cannot_say_is_refused(retriever: Retriever) -> None:
