@@ -3,22 +3,26 @@
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from habitus.data import Dataset
-from habitus.evaluation.ranks import Ranks, join_ranks
+from habitus.errors import DataError, HabitusError
+from habitus.evaluation.ranks import Ranks, join_ranks, wait_for_file
 from habitus.model import BehaviorModel
 from habitus.model.bundle import load_bundle
 from habitus.model.cache import EmbeddingCache
 from habitus.recipe import Recipe
-from habitus.softmax import Latch, negative_keys
+from habitus.softmax import Latch, extras_softmax, negative_keys
 from habitus.training import TrainOptions, loss, train
 from habitus.training.batches import WindowOrder
 from habitus.training.cuda_graph import CapturedStage1, CapturedStage2
@@ -34,13 +38,19 @@ FIXED_STEP = 3
 def main(jobs: Path) -> None:
     """Each job: recipe, dataset, out, parent, options, double_loss, stop_at (step after which a save is given up).
 
-    A job with `fixed_shapes` computes one step in the way of a captured one instead.
+    A job with `fixed_shapes` computes one step in the way of a captured one instead. In one with `even_candidates` only
+    every second item is ever drawn. One that asks to `meet` has the processes fail and wait for each other.
     """
     if os.environ["WORLD_SIZE"] == "1":
         dist.init_process_group("gloo")  # a group of one, which nobody sets up otherwise
     with join_ranks("cpu"):
         for job in json.loads(jobs.read_text()):
+            if job.get("meet"):
+                meet(Path(job["out"]))
+                continue
             dataset = Dataset.open(job["dataset"], verify=False)
+            if job.get("even_candidates"):
+                dataset.candidate_rows = np.arange(0, dataset.num_items, 2)
             recipe = Recipe.parse(job["recipe"], "the test's recipe")
             parent = Path(job["parent"]) if job.get("parent") else None
             if job.get("fixed_shapes"):
@@ -57,6 +67,38 @@ def main(jobs: Path) -> None:
                     train(recipe, dataset, Path(job["out"]), parent=parent, options=options, on_save=fence)
             except InterruptedError:
                 continue
+
+
+def meet(out: Path) -> None:
+    """Write what each process hears where one of them fails, is slow or has other files before it."""
+    ranks, said = Ranks(), {}
+    try:
+        with ranks.together():
+            if ranks.rank == 1:
+                raise DataError("a file is gone")
+    except HabitusError as error:
+        said["refused"] = error.problem
+    queries, no_extra = torch.full((2, 4), 1e15), torch.zeros(2, dtype=torch.bool)
+    targets = torch.full((2, 4), -1e30 if ranks.rank == 1 else 1.0)  # finite, and on one process their scores overflow
+    try:
+        extras_softmax(queries, torch.ones(3, 4), targets, no_extra, group=dist.group.WORLD)
+    except HabitusError as error:
+        said["softmax"] = error.problem
+    said["answer"] = ranks.answer_of_first(ranks.is_first)
+    late = out.with_name("late")
+    writer = threading.Timer(0.5, late.write_text, ("",))
+    if ranks.is_first:
+        writer.start()
+    began = time.monotonic()
+    ranks.barrier(late)
+    said["waited"] = 0.2 < time.monotonic() - began < 60
+    try:
+        wait_for_file(out.with_name("never"), seconds=0.0)
+    except HabitusError as error:
+        said["never"] = error.problem
+    out.with_name(f"{out.name}-{ranks.rank}").write_text(json.dumps(said))
+    if ranks.is_first:
+        writer.join()
 
 
 def fixed_shapes(recipe: Recipe, dataset: Dataset, parent: Path | None, out: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -61,6 +62,7 @@ def jobs_of(
     apart = recipe_of(
         steps=20, batch_sequences=17, stage=2, parent=parent_hash, num_negatives=64, extra_pool="extras", log_q=True
     ).to_values()
+    few = recipe_of(steps=20, batch_sequences=2, dropout=0.2).to_values()  # a process may have no window, or few items
     muon = recipe_of(steps=20, batch_sequences=17, optimizer="muon").to_values()
     copying = recipe_of(steps=20, batch_sequences=17, model={"copying": True}, log_q=True, dropout=0.2).to_values()
     half = recipe_of(
@@ -76,6 +78,7 @@ def jobs_of(
         "copying": {"recipe": copying},
         "copying-parts": {"recipe": copying, "options": {"accumulate": 3, "shard": True}},
         "parts": {"recipe": one, "options": {"accumulate": 3}},
+        "few": {"recipe": few, "options": {"accumulate": 16, "shard": True}},
         "sharded": {"recipe": one, "options": {"shard": True}},
         "sharded-muon": {"recipe": muon, "options": {"shard": True}},
         "sharded-frozen": {"recipe": two, "parent": str(parent), "options": {"shard": True}},
@@ -103,10 +106,12 @@ def fixed_jobs(
         "fixed-union": recipe_of(**stage2, num_negatives=64),
         "fixed-extras": recipe_of(**stage2, num_negatives=64, extra_pool="extras"),
         "fixed-catalogue": recipe_of(**stage2, num_negatives=dataset.num_items),
+        "fixed-even": recipe_of(**stage2, num_negatives=100),
+        "fixed-even-extras": recipe_of(**stage2, num_negatives=100, extra_pool="extras"),
     }
     common = {"dataset": str(dataset.path), "fixed_shapes": True}
     return {
-        name: {"recipe": recipe.to_values(), "out": str(folder / name), **common}
+        name: {"recipe": recipe.to_values(), "out": str(folder / name), **common, "even_candidates": "even" in name}
         | ({"parent": str(parent)} if recipe.train.stage == 2 else {})
         for name, recipe in recipes.items()
     }
@@ -115,6 +120,9 @@ def fixed_jobs(
 def assert_as_alone(job: dict[str, Any], dataset: Dataset) -> None:
     """One step of fixed shapes has the loss and the gradients of the plain one."""
     recipe = Recipe.parse(job["recipe"], "the test's recipe")
+    if job["even_candidates"]:
+        dataset = Dataset.open(dataset.path, verify=False)
+        dataset.candidate_rows = np.arange(0, dataset.num_items, 2)
     model, batches = BehaviorModel(dataset.fields, recipe.model), HostBatches(dataset, recipe, CPU, Ranks(), 1)
     stage: EagerStage1 | EagerStage2 = EagerStage1(model, dataset, recipe, batches)
     if recipe.train.stage == 2:
@@ -132,6 +140,16 @@ def assert_as_alone(job: dict[str, Any], dataset: Dataset) -> None:
         torch.testing.assert_close(written[name], gradient, rtol=1e-4, atol=1e-6)
 
 
+def assert_met(said: dict[str, Any], rank: int, count: int) -> None:
+    """Nobody waits for a process that has failed, and all go by what the first one sees."""
+    alone = "a file is gone"
+    assert said["refused"] == (alone if rank == 1 else f"process 1 of {count} could not begin, so this one stops too")
+    assert "cannot be taken" in said["softmax"]
+    assert said["answer"] is True
+    assert said["waited"] is (rank > 0)
+    assert "was written by the first process" in said["never"]
+
+
 @pytest.mark.parametrize(
     "count, only",
     [
@@ -145,7 +163,9 @@ def test_several_processes_train_as_one_does(
     dataset: Dataset, recipe_of: Callable[..., Any], parent: Path, tmp_path: Path, count: int, only: tuple[str, ...]
 ) -> None:
     jobs, fixed = jobs_of(recipe_of, dataset, parent, tmp_path, only), fixed_jobs(recipe_of, dataset, parent, tmp_path)
-    launch(count, [*jobs.values(), *fixed.values()], tmp_path)
+    launch(count, [*jobs.values(), *fixed.values(), {"meet": True, "out": str(tmp_path / "met")}], tmp_path)
+    for rank in range(count) if count > 1 else ():
+        assert_met(json.loads((tmp_path / f"met-{rank}").read_text()), rank, count)
     for job in fixed.values():
         assert_as_alone(job, dataset)
     for name, job in jobs.items():

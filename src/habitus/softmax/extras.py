@@ -89,7 +89,7 @@ def extras_softmax(
         )
         score = torch.linalg.vecdot(queries.to(loss.dtype), target_rows.to(loss.dtype))
     cause = torch.where(is_finite.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
-    ok = check_causes(cause, no_targets, len(extras)) if latch is None else latch.record(cause)
+    ok = check_causes(shards.agree_on_cause(cause), no_targets, len(extras)) if latch is None else latch.record(cause)
     entropies = torch.where(ok, entropies.detach(), 0) if entropy else None
     target_log_q = None if target_log_q is None else target_log_q.detach().to(loss.dtype)
     return SoftmaxResult(torch.where(ok, loss, 0), entropies, torch.where(ok, score, 0), target_log_q)

@@ -111,7 +111,7 @@ def candidate_softmax(
             return SoftmaxResult(loss, entropies.detach() if entropy else None, score, target_log_q)
         cause = find_causes(queries, rows, targets, log_q, None, limit)
     cause = torch.where(is_finite.detach() | (cause > 0), cause, int(Cause.CANDIDATES_NOT_FINITE))
-    ok = check_causes(cause, targets, limit) if latch is None else latch.record(cause)
+    ok = check_causes(shards.agree_on_cause(cause), targets, limit) if latch is None else latch.record(cause)
     entropies = torch.where(ok, entropies.detach(), 0) if entropy else None
     # Beyond the dot product a score holds the common shift and the target's own log q.
     score = score if target_log_q is None else score - shift + target_log_q

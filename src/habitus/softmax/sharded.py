@@ -29,6 +29,10 @@ class FullCandidates:
         """The sum over ranks."""
         return values
 
+    def agree_on_cause(self, cause: Tensor) -> Tensor:
+        """What is wrong on any rank: a rank that raises alone leaves the others waiting."""
+        return cause
+
     def merge_lse(self, lse: Tensor) -> Tensor:
         """The log-sum-exp over the candidates of all ranks."""
         return lse
@@ -71,6 +75,12 @@ class ShardedCandidates(FullCandidates):
         dist.all_reduce(values, group=self.group)
         return values
 
+    def agree_on_cause(self, cause: Tensor) -> Tensor:
+        """What is wrong on any rank: a rank that raises alone leaves the others waiting."""
+        cause = cause.clone()
+        dist.all_reduce(cause, dist.ReduceOp.MAX, group=self.group)
+        return cause
+
     def merge_lse(self, lse: Tensor) -> Tensor:
         """The log-sum-exp over the candidates of all ranks."""
         return torch.logsumexp(self.all_gather(lse[None].double()), dim=0).to(lse.dtype)
@@ -88,6 +98,7 @@ class ShardedCandidates(FullCandidates):
         return result
 
 
+_MOST_CACHED = 64
 _cached_sizes: dict[tuple[int, int, int, int], list[tuple[int, int, int]]] = {}
 
 
@@ -108,5 +119,10 @@ def _sizes(group: dist.ProcessGroup, world: int, queries: Tensor, candidates: Te
     sent = torch.tensor([own], dtype=torch.int64, device=queries.device)
     received = [torch.empty_like(sent) for _ in range(world)]
     dist.all_gather(received, sent, group=group)
-    _cached_sizes[key] = [(m, v, d) for m, v, d in torch.cat(received).tolist()]
-    return _cached_sizes[key]
+    sizes = [(m, v, d) for m, v, d in torch.cat(received).tolist()]
+    if queries.is_cuda:  # each captured bucket asks for few shapes, just before it is captured
+        _cached_sizes.pop(key, None)
+        if len(_cached_sizes) >= _MOST_CACHED:
+            del _cached_sizes[next(iter(_cached_sizes))]  # the oldest
+        _cached_sizes[key] = sizes
+    return sizes

@@ -100,6 +100,7 @@ class HostStep:
     num_targets: int
     own_items: np.ndarray  # those that this process embeds: its targets, then its others
     own_targets: Tensor  # int64: its targets, the in-batch candidates that it holds
+    least_own: int  # items of the process that has the fewest
     stride: int  # rows that every process contributes to the table of all items, padded
     num_queries: int
     parts: tuple[StepBatch, ...]
@@ -154,6 +155,7 @@ class HostBatches:
             num_targets=num_targets,
             own_items=items,
             own_targets=self._tensor(items[:num_targets]),
+            least_own=len(items),
             stride=len(items),
             num_queries=len(targets),
             parts=tuple(self._parts(step, windows, batch, items, events, places, pool_places)),
@@ -163,6 +165,7 @@ class HostBatches:
                 host_step,
                 own_items=shares.own,
                 own_targets=self._tensor(shares.own[: max(1, shares.num_own_targets)]),
+                least_own=shares.least,
                 stride=shares.stride,
                 valid_targets=None if shares.num_own_targets else self._tensor(np.zeros((), np.int64)),
                 to_table=self._tensor(shares.table_shifts),
@@ -206,6 +209,7 @@ class HostBatches:
             start, stop = spans[self.ranks.rank]
             queries = self.order.queries[windows]
             needed = max(int(queries[a:b].sum()) for a, b in spans)
+            needed = needed if undivided else max(1, needed)  # all processes score something in every part
             if stop == start:  # more parts than windows: one window without queries keeps the shapes alive
                 stop = start + 1 if start < len(windows) else start
                 start = stop - 1

@@ -36,7 +36,14 @@ from habitus.training.optimizers import build_optimizer, clip_gradients
 from habitus.training.parallel import GradientExchange, gather_rows, process_group, sum_over_ranks
 from habitus.training.prefetch import Prefetch, capturing, run_on_side_stream
 from habitus.training.schedule import learning_rate_at
-from habitus.training.sharing import catalogue_places, drawn_capacity, own_drawn, owned_items, places_among
+from habitus.training.sharing import (
+    catalogue_places,
+    drawn_capacity,
+    own_drawn,
+    owned_counts,
+    owned_items,
+    places_among,
+)
 from habitus.training.step import LossTail, StepResult, Work
 
 _RING = 512  # steps whose losses the device remembers
@@ -275,6 +282,7 @@ class CapturedStage2:
         self.full_catalogue = self.num_negatives == self.num_items and self.extra_pool == "union"
         self.num_candidates, rows = dataset.num_candidates, dataset.candidate_rows
         self.candidates = None if rows is None else torch.from_numpy(rows).to(table.device)
+        self.owned = owned_counts(self.num_items, rows, self.ranks)
         # Some five hundred small operations on integers: one kernel once compiled.
         self.draw = torch.compile(sample_negatives, dynamic=False) if compiled else sample_negatives
         self.copy_mass = torch.compile(copy_mass, dynamic=False) if compiled else copy_mass
@@ -343,7 +351,7 @@ class CapturedStage2:
             )
             return
         drawn = self._draw(keys)
-        own, count = own_drawn(drawn, drawn_capacity(self.num_negatives, self.num_items, ranks), ranks)
+        own, count = own_drawn(drawn, drawn_capacity(self.num_negatives, self.owned), ranks)
         latch.record((count > len(own)) * _DRAWN)
         if self.extra_pool == "extras":
             targets = table[places_among(*owned, size[1], ranks)]

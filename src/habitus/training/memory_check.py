@@ -22,7 +22,9 @@ def check_memory(
     if layers > _MOST_LAYERS:
         raise ConfigError(f"the model has {layers:,} layers", expected=f"at most {_MOST_LAYERS:,}")
     room = memory_of_device(device)
-    needed = expected_bytes(recipe, dataset, on_cpu=device.type == "cpu", parts=accumulate * processes)
+    needed = expected_bytes(
+        recipe, dataset, on_cpu=device.type == "cpu", parts=accumulate * processes, processes=processes
+    )
     if processes > 1:  # which share the weights too, at the latest where they are too large for one
         for part in ("weights", "gradients", "optimizer"):
             needed[part] //= processes
@@ -47,12 +49,21 @@ def memory_of_device(device: torch.device) -> int | None:
     return available_memory()
 
 
-def expected_bytes(recipe: Recipe, dataset: Dataset, *, on_cpu: bool, parts: int = 1) -> dict[str, int]:
-    """Bytes of a step by part, as `--dry-run` counts them, but with the dataset's own items and texts."""
+def expected_bytes(
+    recipe: Recipe, dataset: Dataset, *, on_cpu: bool, parts: int = 1, processes: int = 1
+) -> dict[str, int]:
+    """Bytes of a step by part, as `--dry-run` counts them, but with the dataset's own items and texts.
+
+    Of several processes, each of which scores its share of the extra negatives.
+    """
     model, train, inputs = recipe.model, recipe.train, Inputs.of(dataset.fields)
     slots = max(1, train.batch_sequences // parts) * recipe.data.seq_len
     work = Workload.expected(
-        B=max(1, train.batch_sequences // parts), L=recipe.data.seq_len, t=1, K=train.num_negatives, stage=train.stage
+        B=max(1, train.batch_sequences // parts),
+        L=recipe.data.seq_len,
+        t=1,
+        K=-(-train.num_negatives // processes),
+        stage=train.stage,
     )
     items = min(work.items, dataset.num_items)
     text_tokens = round(items * _mean_tokens(dataset, model.text_len))

@@ -79,8 +79,9 @@ class _GatherRows(torch.autograd.Function):
 class GradientExchange:
     """Sums gradients over the processes, in messages that leave as soon as the backward pass has filled them.
 
-    Messages leave in one order, which is the same on every process. Where a step has several backward passes
-    (`overlapped` is False) they leave after the last.
+    Messages leave in one order, and between the same exchanges of rows, on every process: all parameters take part in
+    every backward pass, with zeros where a process has no text, say. Where a step has several backward passes
+    (`overlapped` is False) messages leave after the last.
     """
 
     def __init__(self, parameters: list[nn.Parameter], *, overlapped: bool) -> None:

@@ -38,6 +38,7 @@ class ItemShares(NamedTuple):
     own: np.ndarray  # int64: this process's, its targets first; never empty
     num_own_targets: int
     stride: int
+    least: int  # items of the process that has the fewest, one at least
     table_places: np.ndarray  # int64 [n]: of each item in the table of all vectors
     pool_places: np.ndarray  # int64 [n]: of each target among the candidates
     table_shifts: np.ndarray  # int64 [W]: what to add to a target's place in the pool for its place in the table
@@ -59,6 +60,7 @@ class ItemShares(NamedTuple):
             own=own if len(own) else np.array([ranks.rank], np.int64),
             num_own_targets=int(num_own_targets[ranks.rank]),
             stride=stride,
+            least=max(1, int(counts.min())),
             table_places=owner * stride + local,
             pool_places=firsts[owner] + local,
             table_shifts=np.arange(ranks.world) * stride - firsts,
@@ -127,16 +129,26 @@ def places_among(local: Tensor, items: Tensor, rows_each: int, ranks: Ranks) -> 
 
 def catalogue_places(rows: Tensor, num_items: int, ranks: Ranks) -> Tensor:
     """Places of catalogue rows where each process contributes all items that it holds."""
-    held = torch.tensor([len(range(rank, num_items, ranks.world)) for rank in range(ranks.world)])
+    held = torch.from_numpy(owned_counts(num_items, None, ranks))
     firsts = (held.cumsum(0) - held).to(rows.device)
     return rows // ranks.world + firsts[rows % ranks.world]
 
 
-def drawn_capacity(num_drawn: int, num_items: int, ranks: Ranks) -> int:
-    """Rows for a process's share of so many items drawn from the catalogue: more than any draw will ever need."""
-    mean = num_drawn / ranks.world
+def owned_counts(num_items: int, candidates: np.ndarray | None, ranks: Ranks) -> np.ndarray:
+    """How many of the catalogue's items, or of those that are candidates, belong to each process."""
+    if candidates is not None:
+        return np.bincount(candidates % ranks.world, minlength=ranks.world)
+    return np.array([len(range(rank, num_items, ranks.world)) for rank in range(ranks.world)])
+
+
+def drawn_capacity(num_drawn: int, owned: np.ndarray) -> int:
+    """Rows for a process's share of a draw from candidates of which each process owns so many: more than any draw
+    will ever need of the one that owns the most. Rows may be anything but evenly spread: where items are pairs of an
+    item and a kind of event, every second one may be a candidate."""
+    most = int(owned.max())
+    mean = num_drawn * most / int(owned.sum())
     rows = -(-int(mean + _SIGMAS * mean**0.5 + 1) // 64) * 64
-    return min(num_drawn, -(-num_items // ranks.world), rows)
+    return min(num_drawn, most, rows)
 
 
 def own_drawn(drawn: Tensor, capacity: int, ranks: Ranks) -> tuple[Tensor, Tensor]:

@@ -182,24 +182,24 @@ class EagerStage1:
         """Add the gradients of one step to the parameters; this process's share of them where there are several."""
         host_step = self.batches.read(step)
         self._count(host_step)
-        pieces = np.array_split(host_step.own_items, self.batches.num_parts)
+        # As many pieces on every process: where weights are sharded, all of them embed together.
+        pieces = np.array_split(host_step.own_items, min(self.batches.num_parts, host_step.least_own))
         dropout = self.items.dropout(host_step.own_items, step)
         with autocast(self.batches.device, self.precision):
-            if len(pieces) == 1:
+            if self.batches.num_parts == 1:
                 losses = self._part_losses(host_step, host_step.parts[0], self._embed(pieces[0], step), dropout)
                 return _full_batch([_backward(losses)], self.batches)
             # The vectors of all items are candidates for every part, and memory for the graph of a piece of them must
             # do: they are made without one, and each piece is made again when its gradient is known.
             with torch.no_grad():
-                vectors = torch.cat([self._embed(piece, step) for piece in pieces if len(piece)])
+                vectors = torch.cat([self._embed(piece, step) for piece in pieces])
             vectors.requires_grad_()
             parts = [_backward(self._part_losses(host_step, part, vectors, dropout)) for part in host_step.parts]
             assert vectors.grad is not None
             first = 0
             for piece in pieces:
-                if len(piece):
-                    self._embed(piece, step).backward(vectors.grad[first : first + len(piece)])
-                    first += len(piece)
+                self._embed(piece, step).backward(vectors.grad[first : first + len(piece)])
+                first += len(piece)
         return _full_batch(parts, self.batches)
 
     def _embed(self, rows: np.ndarray, step: int) -> Tensor:
