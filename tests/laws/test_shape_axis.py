@@ -146,6 +146,29 @@ def test_dropout_that_doubles_the_best_share_is_seen_to() -> None:
     assert law["share_plain"] < law["share_regularised"]
 
 
+def test_six_shares_of_one_seed_each_have_a_bottom() -> None:
+    shares = (0.0271, 0.0616, 0.1165, 0.2383, 0.3647, 0.6091)  # of the quick world at 1e11 FLOPs
+    losses = {
+        0.0: (5.7728, 5.7126, 5.7033, 5.7379, 5.7359, 5.8203),
+        0.2: (5.9286, 5.9012, 5.8707, 5.8715, 5.8830, 5.9390),
+    }
+    runs = [
+        MeasuredRun(
+            "regularisation", f"s={share}-{dropout}", 1e11, 1e-2, 0,
+            knobs={"embedder_share": share, "item_dropout": dropout}, metrics={"batch/loss": loss},
+        )
+        for dropout, row in losses.items()
+        for share, loss in zip(shares, row, strict=True)
+    ]  # fmt: skip
+    (entry,) = fit_regularisation(runs, "batch/loss").entries
+    law = entry.law
+    assert law.ok and 1.1 < law["ratio"] < 1.4
+    low, high = law.interval("ratio")
+    assert low < 1 < high  # six runs each do not tell whether the share moves
+    low, high = law.interval("share_plain")
+    assert 0.05 < low < law["share_plain"] < high < 0.25
+
+
 def test_without_an_interior_share_nothing_is_said_to_move() -> None:
     (entry,) = fit_regularisation(share_runs({0.0: 50.0, 0.2: 0.16}), "batch/loss").entries
     assert entry.law.status == "not_identified" and "without dropout" in entry.law.warnings[0]

@@ -45,15 +45,15 @@ def fit_context(runs: Sequence[MeasuredRun], metric: str, error: PureError | Non
     optima, gains = {}, []
     for c in np.unique(data.budget):
         at = data.budget == c
-        optima[float(c)] = judge_fit(_valley(data.x[at], data.y[at], direction_of(metric)), error)
+        optima[float(c)] = judge_fit(valley(data.x[at], data.y[at], direction_of(metric)), error)
         cell = _best_cell([run for run in data.runs if run.budget == c], metric)
         law = history_gain(cell, metric)
         gains.append(LawEntry(name="context_gain", axis="context", metric=metric, budget=float(c), law=law))
     return AxisLaws((*_optima_and_law("context", "context", metric, optima, data.note), *gains))
 
 
-def _valley(x: np.ndarray, y: np.ndarray, direction: Direction) -> Law:
-    """A two-term valley where seeds leave points to judge its five values by; else a parabola in log L, of three."""
+def valley(x: np.ndarray, y: np.ndarray, direction: Direction) -> Law:
+    """A two-term valley where seeds leave points to judge its five values by; else a parabola in log x, of three."""
     return two_term(x, y, direction) if len(y) >= _TWO_TERM_POINTS else isoflop_optimum(x, y, direction)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws, axis_data
 from habitus.laws.checks import sign_of
+from habitus.laws.context_axis import valley
 from habitus.laws.law_builders import law_without_values, make_intervals
 from habitus.laws.pure_error import PureError, judge_fit
 from habitus.laws.response_surface import (
@@ -22,7 +23,6 @@ from habitus.laws.response_surface import (
     response_surface,
 )
 from habitus.laws.runs import MeasuredRun
-from habitus.laws.two_term import two_term
 from habitus.store import AXES, HELD_OUT, LEVELS, TRAIN, Law, LawEntry, Residuals, direction_of
 
 KNOBS = ("joint_dim", "width", "depth", "text_depth", "batch_sequences", "rate_at_512")
@@ -153,7 +153,7 @@ def fit_regularisation(runs: Sequence[MeasuredRun], metric: str, error: PureErro
         laws = {}
         for level in np.unique(dropout[data.budget == c]):
             at = (data.budget == c) & (dropout == level)
-            laws[float(level)] = judge_fit(two_term(data.x[at], data.y[at], direction_of(metric)), error)
+            laws[float(level)] = judge_fit(valley(data.x[at], data.y[at], direction_of(metric)), error)
         law = _moved_share(laws, int((data.budget == c).sum()))
         entries.append(
             LawEntry(name="regularised_share", axis="regularisation", metric=metric, budget=float(c), law=law)
@@ -183,7 +183,11 @@ def _moved_share(laws: dict[float, Law], n: int) -> Law:
             ends = (max(low, 1e-12), min(high, 1e12))
             halves.append((math.log(law["x_opt"] / ends[0]), math.log(ends[1] / law["x_opt"])))
         low, high = math.hypot(halves[1][0], halves[0][1]), math.hypot(halves[1][1], halves[0][0])
-        by_level[level] = {"ratio": (ratio * math.exp(-low), ratio * math.exp(high))}
+        by_level[level] = {
+            "ratio": (ratio * math.exp(-low), ratio * math.exp(high)),
+            "share_plain": plain.interval("x_opt", level),
+            "share_regularised": dropped.interval("x_opt", level),
+        }
     return Law(
         law="regularised_share",
         form=form,
