@@ -1,5 +1,6 @@
 """Preparing on a Ray cluster: the bytes of the plain way, whatever the log, and whoever is killed."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -142,6 +143,17 @@ def test_files_that_differ_in_types_make_the_same_bytes(one_process: None, tmp_p
     tables = str(tmp_path / "log" / "*.parquet"), str(tmp_path / "items.parquet")
     manifest = prepare(*tables, SCHEMA, tmp_path / "plain", SMALL)
     assert prepare(*tables, SCHEMA, tmp_path / "ray", ON_RAY) == manifest
+
+
+def test_a_cluster_that_does_not_answer_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    paths = write_log(tmp_path, 10)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"  # free again, with nobody there
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(RunError, match=f"the Ray cluster at {address} cannot be joined: .*refused"):
+        prepare(paths["events"], paths["items"], SCHEMA, tmp_path / "out", ON_RAY)
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
 def write_numbers(folder: Path, num_events: int) -> tuple[str, str, Schema]:

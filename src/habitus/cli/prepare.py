@@ -46,7 +46,7 @@ def prepare(
     validation_share: Annotated[float, typer.Option(help="Of users, or of events by time.")] = 0.1,
     test_share: Annotated[float, typer.Option(help="Likewise, for the final report only; 0: no test side.")] = 0.1,
     on_bad: Annotated[str, typer.Option(help="Bad rows: error, or drop and count them.")] = "error",
-    memory: Annotated[str, typer.Option(help="Memory to keep to; more spills to disk.")] = "4GiB",
+    memory: Annotated[str, typer.Option(help="Memory to keep to, on Ray of each task; more spills to disk.")] = "4GiB",
     threads: Annotated[int | None, typer.Option(help="Default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses validation and test users.")] = 0,
     backend: Annotated[

@@ -2,6 +2,7 @@
 a child, whose end is an error that can be explained and cleaned up after."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from habitus.errors import ConfigError, RunError
 MOST_RETRIES = 20  # of a task whose worker or node died
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 20
+_CONNECT_SECONDS = 10
+_JOIN_SECONDS = 180  # Ray itself waits for a cluster without an end
 
 
 class RayDriver:
@@ -54,6 +57,9 @@ def ray_driver() -> Iterator[RayDriver]:
     )
     there.close()
     try:
+        if not here.poll(_JOIN_SECONDS):
+            child.kill()
+            raise _cannot_join(f"no answer in {_JOIN_SECONDS} s")
         yield RayDriver(here, _receive(here))
     finally:
         here.close()
@@ -81,10 +87,7 @@ def _receive(connection: Connection) -> Any:
             next_step="start the cluster again ('ray status' shows it) and run the command again",
         ) from None
     if what == "cannot join":
-        raise RunError(
-            f"the Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')} cannot be joined: {content}",
-            next_step="check 'ray status', or unset RAY_ADDRESS to start a cluster on this machine",
-        )
+        raise _cannot_join(content)
     if what == "failed":
         raise RunError(
             f"a task cannot run on the cluster: {content}",
@@ -100,15 +103,23 @@ def _receive(connection: Connection) -> Any:
     return content
 
 
+def _cannot_join(reason: str) -> RunError:
+    return RunError(
+        f"the Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')} cannot be joined: {reason}",
+        next_step="check 'ray status', or unset RAY_ADDRESS to start a cluster on this machine",
+    )
+
+
 # --- in the child --------------------------------------------------------------------------------------------
 
 
 def serve(descriptor: int) -> None:
     """Join the cluster and run what the connection asks for, until it is closed."""
-    import ray
-
     connection = Connection(descriptor)
     try:
+        _check_address(os.environ.get("RAY_ADDRESS", ""))
+        import ray
+
         ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
     except Exception as error:
         connection.send(("cannot join", _first_line(error)))
@@ -118,6 +129,13 @@ def serve(descriptor: int) -> None:
         while True:
             _run_jobs(ray, connection, *connection.recv())
     ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Raise OSError where nothing answers at host:port; ray.init() would wait."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def _run_jobs(
