@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from planted_recipes import BUDGETS as PLANTED_BUDGETS
+from planted_recipes import TRUTHS, Planted, planted_losses, planted_rows
 
 from habitus.files import write_atomic
 from habitus.laws.allocation import surface_optimum
@@ -22,6 +24,9 @@ from habitus.laws.critical_batch import critical_batch
 from habitus.laws.frontier import frontier
 from habitus.laws.power_law import power_law, predict_power_law
 from habitus.laws.pure_error import judge_fit, pure_error
+from habitus.laws.recipe_cost import slot_cost
+from habitus.laws.recipe_optimum import recipe_exponents, recipe_optimum
+from habitus.laws.recipe_surface import columns_of, predict_recipe, recipe_surface
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.saturating import predict_saturating
 from habitus.laws.surface import surface
@@ -135,6 +140,32 @@ def surface_answers(C: np.ndarray, N: np.ndarray, L: np.ndarray, truth: Truth) -
     }
 
 
+def simulate_recipe(rng: np.random.Generator, truth: Planted, noise: float) -> dict[str, Answer]:
+    """Cells spread over all knobs at three budgets, four of them with three seeds: the law of a recipe, its optimum at
+    the largest budget, how sizes move, and one more run at ten times the compute."""
+    seed = int(rng.integers(2**31))
+    rows, numbers = planted_rows(seed)
+    law = recipe_surface(columns_of(rows), planted_losses(truth, rows, noise, seed), numbers, draws=100, seed=seed)
+    cost = slot_cost(columns_of(rows))
+    first, last = min(PLANTED_BUDGETS), max(PLANTED_BUDGETS)
+    found, true = recipe_optimum(law, last, cost), {c: truth.best(c) for c in (first, last, 10 * last)}
+    moves = recipe_exponents(law, first, last, cost)
+    size = {c: cell["embedder_params"] + cell["contextualizer_params"] for c, cell in true.items()}
+    answers = {
+        name: (found[knob], *found.interval(knob), value, found.ok)
+        for name, knob, value in (("N*, recipe", "params", size[last]), ("B*, recipe", "batch",
+                                  true[last]["batch_sequences"]), ("L*, recipe", "metric", truth.loss(true[last])),
+                                  ("s*, recipe", "share", true[last]["embedder_params"] / size[last]))
+    }  # fmt: skip
+    exponent = float(np.log(size[last] / size[first]) / np.log(last / first))
+    answers["N* exponent, recipe"] = (moves["params"], *moves.interval("params"), exponent, moves.ok)
+    run = true[10 * last]
+    measured = truth.loss(run) + noise * rng.standard_normal()
+    value, low, high = (float(v[0]) for v in predict_recipe(law, columns_of([run])))
+    answers["run at 10x, recipe"] = (value, low, high, measured, law.ok)
+    return answers
+
+
 def scenarios() -> Iterator[tuple[str, Callable[[np.random.Generator], dict[str, Answer]]]]:
     """Name and simulator of every scenario."""
     for kind, levels in (("relative", (0.03, 0.10)), ("constant", (0.01, 0.05))):
@@ -166,6 +197,8 @@ def scenarios() -> Iterator[tuple[str, Callable[[np.random.Generator], dict[str,
                 )
     for label, kink in (("right form", 0.0), ("wrong form", 0.12)):
         yield f"seeds, valley of the {label}, noise 0.3%", lambda rng, k=kink: simulate_replicated(rng, k, 0.003)
+    for label, truth in TRUTHS.items():
+        yield f"recipe, {label}, noise 0.004", lambda rng, t=truth: simulate_recipe(rng, t, 0.004)
 
 
 def run(replicates: int, state: Path | None, only: str = "") -> dict[str, dict[str, list[Answer]]]:

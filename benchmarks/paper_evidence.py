@@ -9,9 +9,11 @@ from statistics import mean
 import numpy as np
 from scipy.stats import t
 
-from habitus.laws import response_surface
+from habitus.laws import MeasuredRun
+from habitus.laws.recipe_optimum import recipe_slice
+from habitus.laws.surface_axis import SurfaceRuns
 from habitus.record import Record
-from habitus.store import Correlation, Law, Laws, RunRow
+from habitus.store import SURFACE_AXIS, Correlation, Law, Laws, RunRow
 
 LOSS = "batch/loss"
 INFINITE = math.inf
@@ -49,29 +51,34 @@ class Evidence:
     def __init__(self, laws: Laws, records: Sequence[Record]) -> None:
         self.laws, self.records = laws, list(records)
 
+    def recipe_law(self, metric: str) -> Law:
+        """The law of a metric over all knobs of a recipe; refused with its reason where there is none."""
+        law = self.law("recipe_surface", metric)
+        if "draws" not in law.details:
+            raise NotMeasuredError(f"the recipe's law of {metric} has no refits")
+        return law
+
+    def recipe_optima(self, metric: str) -> dict[float, Law]:
+        """The best recipe of each budget whose size and share lie inside what was tried."""
+        found = self.optima("recipe_optimum", metric)
+        if not found:
+            raise NotMeasuredError(f"no optimum of {metric} over all knobs of a recipe")
+        return found
+
     @cached_property
-    def surface(self) -> Law:
-        """The loss over size, share, batch and rate at once, over all runs of stage 1 with the main optimizer."""
-        optimizer, init = self.laws.definitions.get("optimizer"), self.laws.definitions.get("init")
+    def surface_runs(self) -> SurfaceRuns:
+        """Runs of the surface as the law of a recipe sees them."""
         runs = [
-            r
-            for r in self.records
-            if r.status == "done" and r.params is not None and r.flops_nominal and LOSS in r.metrics
-            and (r.epochs or 0) <= 1.001
-            and (r.recipe.train.stage, r.recipe.train.schedule, r.recipe.train.pool_sequences) == (1, "cosine", None)
-            and (r.recipe.train.optimizer, r.recipe.model.init) == (optimizer, init)
+            MeasuredRun(run.axis, run.cell_id, run.budget, run.learning_rate, run.seed, knobs=run.knobs,
+                        metrics=run.metrics)
+            for run in self.runs(SURFACE_AXIS)
         ]  # fmt: skip
-        if not runs:
-            raise NotMeasuredError("no runs for a surface over size, share, batch and rate")
-        batches = [r.recipe.train.batch_sequences for r in runs]
-        knobs = {
-            "params": [r.params.total for r in runs if r.params],
-            "share": [r.embedder_share or 0.0 for r in runs],
-            "batch": batches,
-            "rate": [r.recipe.train.learning_rate / math.sqrt(b / 512) for r, b in zip(runs, batches, strict=True)],
-        }
-        compute, losses = [r.flops_nominal or 0.0 for r in runs], [r.metrics[LOSS].value for r in runs]
-        return response_surface(knobs, compute, losses)
+        return SurfaceRuns(runs, LOSS)
+
+    def slices(self, budget: float, shares: Sequence[float]) -> np.ndarray:
+        """The loss at shares, all else at its best, by the fit and by each refit [1 + refits, n]."""
+        runs = self.surface_runs
+        return recipe_slice(self.recipe_law(LOSS), budget, runs.cost(), "share", shares, runs.most_slots)
 
     def optima(self, name: str, metric: str) -> dict[float, Law]:
         """Identified optima by budget."""
@@ -137,6 +144,12 @@ class Evidence:
 def of_law(law: Law, name: str, note: str = "") -> Measured:
     low, high = law.interval(name)
     return Measured(float(law[name]), low, high, law.residuals.n, note)
+
+
+def of_refits(rows: np.ndarray, n: int, note: str = "") -> Measured:
+    """The fit's own value, with the 95% interval of its refits."""
+    low, high = np.quantile(rows[1:], [0.025, 0.975])
+    return Measured(float(rows[0]), float(min(low, rows[0])), float(max(high, rows[0])), n, note)
 
 
 def spanning(optima: Iterable[tuple[float, Law]], name: str, what: str) -> Measured:

@@ -23,11 +23,14 @@ from paper_evidence import (
     mean_ratio,
     of_correlation,
     of_law,
+    of_refits,
     spanning,
 )
 
-from habitus.laws import response_optimum
+from habitus.laws.recipe_optimum import OPTIMUM, Budget, exponents_by_refit, recipe_optima
+from habitus.store import SURFACE_AXIS
 
+BY_RECIPE = "by the recipe's law"
 RECALL, NDCG = "batch/recall@10", "batch/ndcg@10"
 FULL_LOSS, FULL_RECALL, FULL_NDCG = "catalogue/loss", "catalogue/recall@10", "catalogue/ndcg@10"
 
@@ -39,21 +42,42 @@ def small_embedder(e: Evidence) -> Measured:
     optima = e.optima("share_optimum", LOSS)
     if optima:
         return spanning(optima.items(), "x_opt", "s*")
-    best = {c: response_optimum(e.surface, c) for c in surface_budgets(e)}
-    return spanning([(c, law) for c, law in best.items() if law.ok], "share", "s* of the surface")
+    return spanning(e.recipe_optima(LOSS).items(), "share", "s*")
 
 
 def constant_share(e: Evidence) -> Measured:
-    return of_law(e.law("share_law", LOSS), "exponent")
+    try:
+        return of_law(e.law("share_law", LOSS), "exponent")
+    except NotMeasuredError:
+        return of_law(e.law("recipe_exponents", LOSS), "share", BY_RECIPE)
 
 
 def share_of_metrics(e: Evidence) -> Measured:
     loss, ranking = e.optima("share_optimum", LOSS), e.optima("share_optimum", RECALL)
+    if not loss and e.runs(SURFACE_AXIS):
+        return share_of_metrics_by_recipe(e)
     return mean_ratio([(of_law(ranking[c], "x_opt"), of_law(loss[c], "x_opt")) for c in ranking if c in loss],
                       "s* of loss and of recall")  # fmt: skip
 
 
+def share_of_metrics_by_recipe(e: Evidence) -> Measured:
+    """At the largest budget, by refits of both laws to the same draws of cells."""
+    top, runs = max(e.recipe_optima(LOSS)), e.surface_runs
+    by_metric = [recipe_optima(e.recipe_law(metric), top, runs.cost(), runs.most_slots)[:, OPTIMUM.index("share")]
+                 for metric in (RECALL, LOSS)]  # fmt: skip
+    shares = ", ".join(f"{rows[0]:.0%}" for rows in by_metric)
+    found = of_refits(by_metric[0] / by_metric[1], len(runs.runs), f"at {top:.0e}: {shares}, paired refits")
+    # An end of what was tried bounds the interval: what lies beyond is not known.
+    tried = np.exp(Budget(e.recipe_law(LOSS), top, runs.cost()).ends[1])
+    beyond = np.quantile(by_metric[0][1:], 0.975) > 0.98 * tried[1]
+    return replace(found, high=INFINITE) if beyond else found
+
+
 def flat_band(e: Evidence) -> Measured:
+    if not e.runs("share") and e.runs(SURFACE_AXIS):
+        top = max(e.recipe_optima(LOSS))
+        rows = e.slices(top, (0.02, 0.03, 0.045, 0.06))
+        return of_refits(np.ptp(rows, axis=1), len(e.surface_runs.runs), f"2% to 6% at {top:.0e}, {BY_RECIPE}")
     error, dof = e.seed_error(LOSS)
     for c, cells in reversed(e.cells("share", LOSS, "embedder_share").items()):
         inside = [loss for share, loss in cells.items() if 0.015 <= share <= 0.07]
@@ -65,6 +89,12 @@ def flat_band(e: Evidence) -> Measured:
 
 
 def large_embedder_costs_less(e: Evidence) -> Measured:
+    if not e.runs("share") and e.runs(SURFACE_AXIS):
+        budgets = e.recipe_optima(LOSS)
+        rows = {c: e.slices(c, (0.06, 0.27)) for c in (min(budgets), max(budgets))}
+        first, last = (row[:, 1] - row[:, 0] for row in rows.values())
+        note = "; ".join(f"{c:.0e}: {row[0, 1] - row[0, 0]:+.3f}" for c, row in rows.items())
+        return of_refits(first - last, len(e.surface_runs.runs), f"{note}, {BY_RECIPE}")
     error, _ = e.seed_error(LOSS)
     costs = {}
     for c, cells in e.cells("share", LOSS, "embedder_share").items():
@@ -133,54 +163,59 @@ def entropy_has_no_plateau(e: Evidence) -> Measured:
     raise NotMeasuredError("no trajectory of the entropy")
 
 
-def surface_budgets(e: Evidence) -> list[float]:
-    """Budgets from the tenth to the nineteenth twentieth of the surface's range."""
-    if not e.surface.ok:
-        raise NotMeasuredError(f"the surface has {e.surface.residuals.n} runs: {e.surface.warnings[0]}")
-    compute = np.log(e.surface.points["compute"])
-    return [float(c) for c in np.exp(np.quantile(compute, (0.1, 0.95)))]
-
-
 def size_exponent(e: Evidence, metric: str = LOSS) -> Measured:
     try:
         return of_law(e.law("size_law", metric), "exponent")
     except NotMeasuredError:
-        if metric != LOSS:
+        if not e.runs(SURFACE_AXIS):
             raise
-    first, last = surface_budgets(e)
-    ends = [response_optimum(e.surface, c) for c in (first, last)]
-    if not all(law.ok for law in ends):
-        raise NotMeasuredError("neither the optima of budgets nor the surface give a law of N*") from None
-    sizes, decades = [of_law(law, "params") for law in ends], math.log(last / first)
-    value = math.log(sizes[1].value / sizes[0].value) / decades
-    half = math.hypot(*(math.log(size.high / size.low) / 2 for size in sizes)) / decades
-    return Measured(value, value - half, value + half, e.surface.residuals.n, "by the surface")
+    return of_law(e.law("recipe_exponents", metric), "params", BY_RECIPE)
 
 
 def data_ratio_falls(e: Evidence) -> Measured:
     size = size_exponent(e)
+    note = size.note
+    if note == BY_RECIPE:
+        law = e.law("recipe_exponents", LOSS)
+        low, high = law.interval("slots_per_param")
+        note += f"; as realised {law['slots_per_param']:.2f} [{low:.2f}, {high:.2f}]"
     # D* = C/(6N*), the paper's: the exponent of D/N is 1 − 2·b.
-    return Measured(1 - 2 * size.value, 1 - 2 * size.high, 1 - 2 * size.low, size.n, size.note)
+    return Measured(1 - 2 * size.value, 1 - 2 * size.high, 1 - 2 * size.low, size.n, note)
 
 
 def data_heavy(e: Evidence) -> Measured:
-    optima = e.optima("size_optimum", LOSS)
+    optima, name, note = e.optima("size_optimum", LOSS), "x_opt", "by C = 6ND"
     if not optima:
-        raise NotMeasuredError("N* is identified at no budget")
+        optima, name = e.recipe_optima(LOSS), "params"
     c = min(optima, key=lambda budget: abs(math.log(budget / 1e15)))
-    size = of_law(optima[c], "x_opt")
+    size = of_law(optima[c], name)
+    if name == "params":
+        note += f"; as realised {optima[c]['slots'] / optima[c]['params']:.0f}"
     low, high = (c / 6 / end**2 if end > 0 else INFINITE for end in (size.high, size.low))
-    return Measured(c / 6 / size.value**2, low, high, size.n, f"at {c:.0e}, by C = 6ND")
+    return Measured(c / 6 / size.value**2, low, high, size.n, f"at {c:.0e}, {note}")
 
 
 def exponent_difference(metric: str) -> Callable[[Evidence], Measured]:
     def measure(e: Evidence) -> Measured:
+        if not e.runs("allocation") and e.runs(SURFACE_AXIS):
+            return exponent_difference_by_recipe(e, metric)
         loss, other = size_exponent(e), of_law(e.law("size_law", metric), "exponent")
         half = math.hypot(loss.smallest_effect, other.smallest_effect)
         value = other.value - loss.value
         return Measured(value, value - half, value + half, other.n)
 
     return measure
+
+
+def exponent_difference_by_recipe(e: Evidence, metric: str) -> Measured:
+    """By refits of both laws to the same draws of cells."""
+    if metric.startswith("train/"):
+        raise NotMeasuredError("the training loss of larger batches has more candidates: it needs sizes at one batch")
+    runs = e.surface_runs
+    ends = min(runs.budgets), max(runs.budgets)
+    rows = [exponents_by_refit(e.recipe_law(name), *ends, runs.cost(), runs.most_slots)[:, 0] for name in
+            (metric, LOSS)]  # fmt: skip
+    return of_refits(rows[0] - rows[1], len(runs.runs), "paired refits of the recipe's laws")
 
 
 def loss_wants_more_negatives(e: Evidence) -> Measured:

@@ -14,16 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from habitus.errors import ConfigError
+from habitus.laws.recipe_cost import SlotCost, slot_cost
+from habitus.laws.recipe_optimum import recipe_optimum
 from habitus.laws.recipe_surface import (
     LossLink,
-    SlotCost,
     columns_of,
     loss_link,
     predict_recipe,
-    recipe_optimum,
     recipe_rate,
     recipe_surface,
-    slot_cost,
 )
 from habitus.planning import register_plan
 from habitus.planning.facts import DatasetProfile

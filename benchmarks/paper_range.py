@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from paper_plan import register_forecasts
 from scipy.stats import qmc
+from surface_manifest import write_surface_manifest
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
@@ -297,6 +298,7 @@ def main() -> None:
     complete = all(steps[piece]() for piece in o.pieces.split(","))
     count = sum(1 for _ in read_records(o.out / "store"))
     if count:
+        write_surface_manifest(o.out / "store")
         pack_store(o.out / "store", o.out / "records.store.xz")
     print(f"{count} Records;", "complete" if complete else "run it again to go on")
     sys.exit(0 if complete else 3)

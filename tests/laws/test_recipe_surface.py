@@ -7,16 +7,15 @@ import pytest
 from scipy.stats import qmc
 
 from habitus.errors import FitError
+from habitus.laws.recipe_cost import SlotCost, slot_cost
+from habitus.laws.recipe_optimum import recipe_optimum
 from habitus.laws.recipe_surface import (
     COLUMNS,
-    SlotCost,
     columns_of,
     loss_link,
     predict_recipe,
-    recipe_optimum,
     recipe_rate,
     recipe_surface,
-    slot_cost,
 )
 
 COST = SlotCost(tokens=24, seq_len=256, quadratic=50, linear=85, constant=0)

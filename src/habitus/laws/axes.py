@@ -85,7 +85,7 @@ def fit_share(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
     optima = {}
     for c in np.unique(data.budget):
         at = data.budget == c
-        optima[float(c)] = judge_fit(two_term(data.x[at], data.y[at], direction_of(metric)), error)
+        optima[float(c)] = judge_fit(two_term(data.x[at], data.y[at], direction_of(metric), error=error), error)
     return AxisLaws(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
 
 
@@ -101,6 +101,7 @@ def fit_negatives(runs: Sequence[MeasuredRun], metric: str, error: PureError | N
                 data.y,
                 direction_of(metric),
                 share=share,  # type: ignore[arg-type]
+                error=error,
             )
         except FitError as why:
             optima = {float(c): _not_fitted(why) for c in np.unique(data.budget)}
@@ -115,7 +116,7 @@ def fit_depth(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
     entries = []
     for c in np.unique(data.budget):
         at = data.budget == c
-        law = judge_fit(depth_optimum(data.x[at], data.y[at], direction_of(metric)), error)
+        law = judge_fit(depth_optimum(data.x[at], data.y[at], direction_of(metric), error=error), error)
         entries.append(_entry("depth_optimum", "depth", metric, law, float(c), data.note))
     return AxisLaws(tuple(entries))
 

@@ -22,11 +22,13 @@ from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
 from habitus.laws.shape_axis import fit_regularisation, fit_shape
 from habitus.laws.size_test import is_loss, size_test
+from habitus.laws.surface_axis import fit_surface
 from habitus.store import (
     CORRELATED_REGIMES,
     EVALUATION_SLICE,
     HISTORY_SLICE,
     LOG_AXIS,
+    SURFACE_AXIS,
     LawEntry,
     LawGroup,
     Laws,
@@ -61,6 +63,7 @@ _FITTERS: dict[str, Callable[..., AxisLaws]] = {
     "context": fit_context,
     "shape": fit_shape,
     "regularisation": fit_regularisation,
+    SURFACE_AXIS: fit_surface,
     LOG_AXIS: fit_log_axis,
 }
 

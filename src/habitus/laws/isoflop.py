@@ -20,6 +20,7 @@ from habitus.laws.checks import (
     sign_of,
 )
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
+from habitus.laws.pure_error import PureError
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = c0 + c1*log(x) + c2*log(x)^2;  x* = exp(-c1/(2*c2))"
@@ -31,10 +32,15 @@ def isoflop_optimum(size: Numbers, metric: Numbers, direction: Direction = "min"
     return _parabola("isoflop_optimum", size, metric, direction)
 
 
-def depth_optimum(share: Numbers, metric: Numbers, direction: Direction = "min", at: float = 0.02) -> Law:
-    """The same in log share for the depth axis, with `gap`: what choosing the share `at` instead costs."""
+def depth_optimum(
+    share: Numbers, metric: Numbers, direction: Direction = "min", at: float = 0.02, error: PureError | None = None
+) -> Law:
+    """The same in log share for the depth axis, with `gap`: what choosing the share `at` instead costs.
+
+    The `error` from seed to seed, known from other cells, is pooled with the scatter about the curve.
+    """
     check_positive_number(at=at)
-    law = _parabola("depth_optimum", share, metric, direction)
+    law = _parabola("depth_optimum", share, metric, direction, error)
     if "x_opt" not in law.values:
         return law
     c2 = law.details["coefficients"][2]
@@ -42,7 +48,7 @@ def depth_optimum(share: Numbers, metric: Numbers, direction: Direction = "min",
     return law.model_copy(update={"details": {**law.details, "gap_at": at, "gap": gap}})
 
 
-def _parabola(name: str, x: Numbers, y: Numbers, direction: Direction) -> Law:
+def _parabola(name: str, x: Numbers, y: Numbers, direction: Direction, error: PureError | None = None) -> Law:
     x, y = as_columns(size=x, metric=y)
     check_positive(size=x)
     check_rows_differ(size=x, metric=y)
@@ -53,7 +59,7 @@ def _parabola(name: str, x: Numbers, y: Numbers, direction: Direction) -> Law:
         return law_without_values(name, FORM, "too_few", len(x), why, direction=direction)
     if all_equal(y):
         return law_without_values(name, FORM, "flat", len(x), "all values are equal", direction=direction)
-    curve = _Curve.fit(np.log(x), sign * y)
+    curve = _Curve.fit(np.log(x), sign * y, error)
     details: dict[str, Any] = {
         "direction": direction,
         "coefficients": list(curve.in_log_x()),
@@ -118,10 +124,12 @@ class _Curve:
     c: np.ndarray  # c0, c1, c2
     inverse: np.ndarray  # inverse Gram matrix
     s2: float
-    dof: int
+    dof: int  # of s2, which may be known from elsewhere too
+    rss: float
+    own_dof: int
 
     @classmethod
-    def fit(cls, u: np.ndarray, v: np.ndarray) -> "_Curve":
+    def fit(cls, u: np.ndarray, v: np.ndarray, error: PureError | None = None) -> "_Curve":
         middle = float(u.mean())
         X = np.vander(u - middle, 3, increasing=True)
         inverse = np.linalg.inv(X.T @ X)
@@ -129,8 +137,10 @@ class _Curve:
         dof = len(u) - 3
         missed = v - X @ c
         # Rounding of the input is a floor for the noise, so that an exact parabola still has an error.
-        s2 = max(float(missed @ missed) / dof, (1e-15 * float(np.abs(v).max())) ** 2)
-        return cls(u, v, middle, c, inverse, s2, dof)
+        rss = max(float(missed @ missed), dof * (1e-15 * float(np.abs(v).max())) ** 2)
+        known, known_dof = (0.0, 0) if error is None else (error.variance(v), error.dof)
+        s2 = (rss + known * known_dof) / (dof + known_dof)
+        return cls(u, v, middle, c, inverse, s2, dof + known_dof, rss, dof)
 
     def at(self, u: np.ndarray) -> np.ndarray:
         return np.vander(u - self.middle, 3, increasing=True) @ self.c
@@ -150,8 +160,8 @@ class _Curve:
             return None
         X = np.vander(self.u - self.middle, 4, increasing=True)
         c, *_ = np.linalg.lstsq(X, self.v, rcond=None)
-        rss, dof = float(((self.v - X @ c) ** 2).sum()), self.dof - 1
-        gain = self.s2 * self.dof - rss
+        rss, dof = float(((self.v - X @ c) ** 2).sum()), self.own_dof - 1
+        gain = self.rss - rss
         return float(stats.f.sf(max(gain, 0.0) / max(rss / dof, 1e-300), 1, dof))
 
     def vertex_range(self, level: float) -> tuple[float, float]:

@@ -28,6 +28,10 @@ class PureError:
     dof: int
     num_cells: int
 
+    def variance(self, values: np.ndarray) -> float:
+        """Of one run, at the level of these values."""
+        return self.relative_variance * float(np.abs(values).mean()) ** 2
+
 
 def pure_error(runs: Iterable[MeasuredRun], metric: str) -> PureError | None:
     """From the cells that have several seeds at one learning rate; None where there are none."""
@@ -58,9 +62,8 @@ def judge_fit(law: Law, error: PureError | None) -> Law:
         within += float(((values - values.mean()) ** 2).sum())
         own_dof += len(values) - 1
     d = dof - own_dof
-    level = float(np.abs(y).mean())
-    variance = error.relative_variance * level**2
-    if d < 1 or (law.residuals.rmse or 0.0) <= _ROUNDING * level:
+    variance = error.variance(y)
+    if d < 1 or (law.residuals.rmse or 0.0) <= _ROUNDING * float(np.abs(y).mean()):
         return law
     p_value = float(stats.f.sf(max(rss - within, 0.0) / d / variance, d, error.dof))
     details = {**law.details, "lack_of_fit_p_value": p_value, "seed_sd": float(np.sqrt(variance))}

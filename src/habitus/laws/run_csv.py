@@ -10,7 +10,7 @@ from typing import Any
 
 from habitus.errors import FitError
 from habitus.laws.runs import KNOBS, MeasuredRun
-from habitus.store import AXES, REGIMES, TRAIN
+from habitus.store import AXES, REGIMES, SURFACE_AXIS, TRAIN
 from habitus.typed import suggest_name
 
 _POSITIVE = ("params", "slots_seen", "batch_sequences")
@@ -60,7 +60,7 @@ class _Row:
             raise FitError(f"{where}: more cells than the header has names", expected="one cell per column")
         if not cells["cell_id"]:
             raise FitError(f"{where}: cell_id is empty", expected="a name that all rates and seeds of a cell share")
-        if cells["axis"] not in AXES:
+        if cells["axis"] not in {*AXES, SURFACE_AXIS}:
             raise FitError(f"{where}: axis {cells['axis']!r}", expected=f"one of {', '.join(AXES)}")
         self.filled = {name for name, text in cells.items() if text not in (None, "")}
 

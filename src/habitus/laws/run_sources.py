@@ -14,6 +14,7 @@ from habitus.store import (
     CONTEXT_SLICE,
     LOG_AXIS,
     QUERY_SECONDS,
+    SURFACE_AXIS,
     TRAIN,
     ManifestRow,
     StoreEvaluation,
@@ -85,7 +86,7 @@ def _read_manifest(path: Path) -> SweepManifest:
         raise FitError(
             error.problem, expected="a sweep manifest", next_step="bring the file back, or remove it"
         ) from None
-    if manifest.axis not in {*AXES, LOG_AXIS}:
+    if manifest.axis not in {*AXES, LOG_AXIS, SURFACE_AXIS}:
         raise FitError(f"{path}: axis {manifest.axis!r} is unknown", expected=f"one of {', '.join(AXES)}")
     return manifest
 

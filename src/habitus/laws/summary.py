@@ -8,7 +8,7 @@ _WORDS = {
     "boundary": "edge", "monotone": "edge", "flat": "flat", "too_few": "few", "not_identified": "open",
     "misfit": "misfit", "disagree": "split",
 }  # fmt: skip
-_ON_REQUEST = ("window", "shape", "dropout")  # columns of axes that a study runs only where they are named
+_ON_REQUEST = ("window", "shape", "dropout", "recipe")  # columns of axes that a study runs only where they are named
 _LEGEND = {
     "no trend": "no trend: the exponent's interval holds zero",
     "edge": "edge: the best value lies at the edge of the sweep, or beyond",

@@ -14,6 +14,7 @@ from scipy import stats
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, all_equal, as_columns, check_rows_differ, num_distinct, sign_of
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
+from habitus.laws.pure_error import PureError
 from habitus.laws.separable import Curve, Curves, Region, SeparableFit, fit_separable, project, region
 from habitus.store import LEVELS, Direction, Law
 
@@ -29,15 +30,17 @@ def two_term(
     direction: Direction = "min",
     bounds: tuple[float, float] = EXPONENTS,
     interior: tuple[float, float] | None = None,
+    error: PureError | None = None,
 ) -> Law:
     """The valley's optimum x_opt with alpha, beta, a, b and floor, or the reason why there is none.
 
     `bounds` limits both exponents. `interior` is the range in which an optimum counts (default: the swept
-    one). A point at x = 0 (no extra negatives) has no logarithm: it is kept apart and compared.
+    one). A point at x = 0 (no extra negatives) has no logarithm: it is kept apart and compared. The `error` from seed
+    to seed, known from other cells, is pooled with the scatter about the curve, which few points hardly show.
     """
     x, y = as_columns(x=x, y=y)
     _check_exponents(bounds)
-    return _fit(x, y, direction, (bounds, bounds), interior)
+    return _fit(x, y, direction, (bounds, bounds), interior, error=error)
 
 
 def two_term_by_budget(
@@ -48,6 +51,7 @@ def two_term_by_budget(
     bounds: tuple[float, float] = EXPONENTS,
     interior: tuple[float, float] | None = None,
     share: Literal["none", "alpha"] = "none",
+    error: PureError | None = None,
 ) -> dict[float, Law]:
     """One valley per budget; with share = "alpha" the rising exponent is one number for all budgets.
 
@@ -58,13 +62,11 @@ def two_term_by_budget(
     _check_exponents(bounds)
     split = {float(c): (x[budget == c], y[budget == c]) for c in np.unique(budget)}
     if share == "none":
-        return {c: _fit(xs, ys, direction, (bounds, bounds), interior) for c, (xs, ys) in split.items()}
+        return {c: _fit(xs, ys, direction, (bounds, bounds), interior, error=error) for c, (xs, ys) in split.items()}
     if share != "alpha":
         raise FitError(f"share = {share!r} is unknown", expected='"none" or "alpha"')
     alpha, low, high = _shared_alpha(split, sign_of(direction), bounds)
-    return {
-        c: _fit(xs, ys, direction, ((low, high), bounds), interior, fixed_alpha=alpha) for c, (xs, ys) in split.items()
-    }
+    return {c: _fit(xs, ys, direction, ((low, high), bounds), interior, alpha, error) for c, (xs, ys) in split.items()}
 
 
 def _check_exponents(bounds: tuple[float, float]) -> None:
@@ -104,6 +106,7 @@ def _fit(
     bounds: Bounds,
     interior: tuple[float, float] | None,
     fixed_alpha: float | None = None,
+    error: PureError | None = None,
 ) -> Law:
     sign = sign_of(direction)
     if (x < 0).any():
@@ -122,8 +125,9 @@ def _fit(
     middle = float(np.log(x).mean())
     curve = Curve(valley_terms, np.log(x) - middle, sign * y, np.ones(len(y)))
     at = ((fixed_alpha, fixed_alpha * (1 + 1e-9)), bounds[1]) if fixed_alpha else bounds
-    best = fit_separable([curve], at)
-    wide = fit_separable([curve], bounds) if fixed_alpha else best
+    known = None if error is None else (error.variance(y), error.dof)
+    best = fit_separable([curve], at, known)
+    wide = fit_separable([curve], bounds, known) if fixed_alpha else best
     valley = _Valley(x, y, sign, middle, best, wide, interior or (float(x.min()), float(x.max())))
     return valley.law(direction, at_zero)
 
@@ -231,8 +235,7 @@ class _Valley:
         spent = _VALUES - 1
         around_mean = float(((self.y - self.y.mean()) ** 2).sum())
         gain = (around_mean - self.best.rss) / spent
-        variance = self.best.rss / max(self.best.dof, 1)
-        return float(stats.f.sf(gain / max(variance, 1e-300), spent, max(self.best.dof, 1)))
+        return float(stats.f.sf(gain / max(self.best.sigma2, 1e-300), spent, max(self.best.dof, 1)))
 
     def _slope(self) -> float | None:
         """Of sign·y on log x, where it stands above the noise: with few points a line shows what five values cannot."""

@@ -19,7 +19,7 @@ from habitus.reporting.format import (
 )
 from habitus.reporting.study import Study
 from habitus.reporting.tally import RECIPE_FACTS
-from habitus.store import AXES
+from habitus.store import AXES, SURFACE_AXIS
 from habitus.units import format_seconds
 
 _NOT_VARIED = (
@@ -33,7 +33,7 @@ _NOT_VARIED = (
 def study_map(study: Study) -> Exhibit:
     """Axes against budgets: cells done, failed and not run."""
     budgets = study.budgets
-    axes = [a for a in AXES if any(run.axis == a for run in study.runs)]
+    axes = [a for a in (*AXES, SURFACE_AXIS) if any(run.axis == a for run in study.runs)]
     rows, raw = [], []
     for axis in axes:
         cells = []

@@ -6,9 +6,9 @@ from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Point
 from habitus.reporting.format import power_of_ten, reason, sentence, significant
 from habitus.reporting.runs import best_row, better, make_views, run_points, run_sheet
 from habitus.reporting.study import Study
-from habitus.store import LOG_AXIS, Prediction, RunRow, direction_of
+from habitus.store import LOG_AXIS, SURFACE_AXIS, Prediction, RunRow, direction_of
 
-_AXES = ("allocation", "share", "depth", LOG_AXIS)  # of stage 1, the first that was run
+_AXES = ("allocation", "share", "depth", SURFACE_AXIS, LOG_AXIS)  # of stage 1, the first that was run
 
 
 def opening(study: Study) -> Exhibit | None:

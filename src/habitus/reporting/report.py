@@ -21,6 +21,7 @@ from habitus.reporting import (
     shape,
     share,
     summary,
+    surface,
     surrogates,
     trust,
 )
@@ -40,7 +41,7 @@ from habitus.reporting.valleys import (
     law_over_compute,
     optimum_table,
 )
-from habitus.store import Laws, Plan, open_store
+from habitus.store import SURFACE_AXIS, Laws, Plan, open_store
 
 LIVE_FOLDER = "data"  # of the sheets beside a page that is served
 _Make = Callable[[Study], Exhibit | list[Exhibit] | None]
@@ -108,6 +109,11 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
         ("metrics against regularisation", finite.regularisation, "passes"),
         ("the value of more data", finite.value_of_data, "passes on shares of the users"),
         ("how far this log goes", finite.limits_table, "passes"),
+    )),
+    ("one-law", "One law of the recipe", (
+        ("size, share and batch as slices of one law", surface.slices, "surface"),
+        ("best recipe by budget and cost", surface.optimum_table, "surface"),
+        ("how the best recipe moves", surface.exponent_table, "surface"),
     )),
     ("embedder-share", "Embedder share", (
         ("metrics against share", _of(SHARE, curves), "share"),
@@ -227,6 +233,8 @@ def _list_contents(study: Study) -> Contents:
 def _command(axis: str) -> str:
     """The command that would measure an axis."""
     sweep = "habitus sweep {} --data DATASET --store STORE"
+    if axis == SURFACE_AXIS:
+        return "python benchmarks/paper_range.py --out OUT --pieces surface"
     if axis == "both regimes":
         return sweep.format("allocation") + '  (recipes with evaluate.regimes = ["batch", "catalogue"])'
     if axis.endswith("slices"):

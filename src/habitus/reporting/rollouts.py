@@ -10,7 +10,7 @@ from habitus.reporting.valleys import compute_axis
 from habitus.store import Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}
-_LETTERS = {"size_law": "N*", "loss_law": "L*", "surface": "L(N, D)"}
+_LETTERS = {"size_law": "N*", "loss_law": "L*", "surface": "L(N, D)", "recipe_surface": "the recipe's law"}
 
 
 def rollout_figure(study: Study) -> Exhibit | None:

@@ -23,6 +23,8 @@ class StudyAxis:
 
 # Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
 LOG_AXIS = "passes"
+# Of cells spread over size, share, batch and rate at once. `benchmarks/paper_range.py` runs them; `sweep` does not.
+SURFACE_AXIS = "surface"
 # How cells of the shape axis are called that no surface is fitted to.
 HELD_OUT = "held-out"
 
@@ -47,4 +49,5 @@ AXES = {
 
 def correlated_axes(stage: CorrelationStage) -> tuple[str, ...]:
     """The axes whose runs enter the correlation tables of a stage."""
-    return tuple(axis.name for axis in AXES.values() if axis.correlations == stage)
+    spread = (SURFACE_AXIS,) if stage == "stage1" else ()
+    return (*(axis.name for axis in AXES.values() if axis.correlations == stage), *spread)

@@ -1,0 +1,183 @@
+"""Cells spread over size, share, batch and rate at once: the law of a recipe, its optima by both costs, its roll-out.
+
+Runs of this axis are not sweeps of one knob: what the paper shows knob by knob are slices of one law here, everything
+else at its best.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from habitus.errors import FitError
+from habitus.laws.axes import AxisLaws
+from habitus.laws.checks import sign_of
+from habitus.laws.pure_error import PureError
+from habitus.laws.recipe_cost import SlotCost, executed_cost, slot_cost
+from habitus.laws.recipe_optimum import (
+    OPTIMUM,
+    Budget,
+    recipe_exponents,
+    recipe_optimum,
+    recipe_slice,
+)
+from habitus.laws.recipe_surface import COLUMNS, predict_recipe, recipe_surface
+from habitus.laws.rollout import hold_against
+from habitus.laws.runs import MeasuredRun
+from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntry, NamedRollout, Rollout, direction_of
+
+_SLICE_PLACES, _SLICE_REFITS = 9, 40
+_KNOBS = (*COLUMNS[:5], "joint_dim", "seq_len", "flops_nominal")
+
+
+def fit_surface(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
+    """The law of a recipe, the best recipe of each budget by nominal and executed FLOPs, how it moves, a roll-out."""
+    if metric.startswith(f"{TRAIN}/"):
+        return AxisLaws()  # batches of other sizes have other candidates
+    cells = SurfaceRuns([run for run in runs if metric in run.metrics and all(k in run.knobs for k in _KNOBS)], metric)
+    if not cells.runs:
+        raise FitError(f"no run of the surface has {metric!r} and its knobs", expected="runs that measured it")
+    law = cells.law(error)
+    entries = [LawEntry(name="recipe_surface", axis=SURFACE_AXIS, metric=metric, law=law)]
+    if not law.values:
+        return AxisLaws(tuple(entries))
+    cost, budgets = cells.cost(), cells.budgets
+    for budget in budgets:
+        best = _with_slices(recipe_optimum(law, budget, cost, cells.most_slots), law, budget, cost, cells.most_slots)
+        entries.append(LawEntry(name="recipe_optimum", axis=SURFACE_AXIS, metric=metric, budget=budget, law=best))
+        by_executed = cells.executed_optimum(law, best, budget)
+        if by_executed is not None:
+            entries.append(LawEntry(name="recipe_optimum_executed", axis=SURFACE_AXIS, metric=metric, budget=budget,
+                                    law=by_executed))  # fmt: skip
+    if len(budgets) > 1:
+        moves = recipe_exponents(law, budgets[0], budgets[-1], cost, cells.most_slots)
+        entries.append(LawEntry(name="recipe_exponents", axis=SURFACE_AXIS, metric=metric, law=moves))
+    none = Rollout(law="recipe_surface", forecasts=(), warnings=())
+    told = Rollout(law="recipe_surface", forecasts=tuple(cells.forecasts(error)), warnings=())
+    rollouts = (NamedRollout(name="recipe_surface", metric=metric, rollout=told, leave_one_out=none),)
+    return AxisLaws(tuple(entries), rollouts if told.forecasts else ())
+
+
+class SurfaceRuns:
+    """Runs of the axis as columns, for one metric."""
+
+    def __init__(self, runs: Sequence[MeasuredRun], metric: str, draws: int = 200) -> None:
+        self.runs, self.metric, self.draws = list(runs), metric, draws
+
+    @property
+    def direction(self) -> Direction:
+        return direction_of(self.metric)
+
+    @property
+    def budgets(self) -> list[float]:
+        return sorted({run.budget for run in self.runs})
+
+    @property
+    def table(self) -> dict[str, np.ndarray]:
+        rows = [recipe_columns(run) for run in self.runs]
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.array([run.metrics[self.metric] for run in self.runs])
+
+    @property
+    def cells(self) -> np.ndarray:
+        """A number for each cell; its seeds share it."""
+        names = [f"{run.budget} {run.cell_id} {run.learning_rate}" for run in self.runs]
+        return np.unique(names, return_inverse=True)[1]
+
+    @property
+    def most_slots(self) -> float:
+        """Slots of one pass."""
+        passes = [run.knobs["slots_seen"] / run.knobs["epochs"] for run in self.runs if run.knobs.get("epochs")]
+        return float(np.median(passes)) if passes else math.inf
+
+    def law(self, error: PureError | None = None) -> Law:
+        law = recipe_surface(self.table, self.values, self.cells, self.direction, draws=self.draws)
+        return law if error is None or not law.values else _with_seeds(law, error, self.values)
+
+    def cost(self) -> SlotCost:
+        return slot_cost(self.table)
+
+    def executed_optimum(self, law: Law, best: Law, budget: float) -> Law | None:
+        """The best recipe for the executed FLOPs that the nominal optimum takes; None where runs do not say them."""
+        table = self.table
+        if "executed" not in table:
+            return None
+        cost = executed_cost(table)
+        N, s = best["params"], best["share"]
+        C = cost.of(budget, s * N, (1 - s) * N, best["batch"])
+        law = recipe_optimum(law, C, cost, self.most_slots)
+        return law.model_copy(update={"details": {**law.details, "nominal": budget}})
+
+    def below(self, budget: float) -> "SurfaceRuns":
+        return SurfaceRuns([run for run in self.runs if run.budget < 0.9 * budget], self.metric, self.draws)
+
+    def best(self, budget: float) -> tuple[MeasuredRun, float]:
+        """The best cell of a budget, a mean over its seeds."""
+        numbers, values, sign = self.cells, self.values, sign_of(self.direction)
+        at = [k for k, run in enumerate(self.runs) if run.budget == budget]
+        means = {int(c): float(values[numbers == c].mean()) for c in {numbers[k] for k in at}}
+        cell = min(means, key=lambda c: sign * means[c])
+        return self.runs[int(np.flatnonzero(numbers == cell)[0])], means[cell]
+
+    def forecasts(self, error: PureError | None = None) -> list[Forecast]:
+        """Every budget from the third up by the law of those below alone, at the recipe of its best cell.
+
+        The best cell is chosen after the fact, as what a forecast is held against; neither it nor anything else of its
+        budget enters the law.
+        """
+        made = []
+        for budget in self.budgets[2:]:
+            below = self.below(budget)
+            law = below.law(error)
+            if not law.values:
+                continue
+            run, observed = self.best(budget)
+            value = tuple(float(v[0]) for v in predict_recipe(law, {k: [v] for k, v in recipe_columns(run).items()}))
+            (far_c, near_c), fitted = below.budgets[-2:], np.array(below.budgets)
+            far, near = below.best(far_c)[1], below.best(near_c)[1]
+            line = near + (near - far) * math.log(budget / near_c) / math.log(near_c / far_c)
+            forecast = hold_against(observed, (value[0], value[1], value[2]), fitted, budget, law.residuals.r2)
+            made.append(forecast.model_copy(update={"last": near, "log_line": line}))
+        return made
+
+
+def recipe_columns(run: MeasuredRun) -> dict[str, float]:
+    """The knobs of a run as the law names them."""
+    knobs = run.knobs
+    batch = knobs["batch_sequences"]
+    row = {name: knobs[name] for name in (*COLUMNS[:5], "joint_dim", "seq_len")}
+    row |= {"rate_at_512": run.learning_rate / math.sqrt(batch / 512), "compute": knobs["flops_nominal"]}
+    return row | ({"executed": knobs["flops_executed"]} if "flops_executed" in knobs else {})
+
+
+def _with_slices(best: Law, law: Law, budget: float, cost: SlotCost, most_slots: float) -> Law:
+    """The optimum with the metric over each knob, the others at their best."""
+    fewer = law.model_copy(update={"details": {**law.details, "draws": law.details["draws"][:_SLICE_REFITS]}})
+    ends = Budget(law, budget, cost, most_slots).ends
+    slices: dict[str, Any] = {}
+    for name, (low, high) in zip(OPTIMUM, ends, strict=False):
+        places = sorted({*map(float, np.exp(np.linspace(low, high, _SLICE_PLACES))), float(best[name])})
+        rows = recipe_slice(fewer, budget, cost, name, places, most_slots)
+        low95, high95 = np.quantile(rows[1:], [0.025, 0.975], axis=0)
+        slices[name] = {"x": places, "y": rows[0].tolist(), "low": np.minimum(low95, rows[0]).tolist(),
+                        "high": np.maximum(high95, rows[0]).tolist()}  # fmt: skip
+    return best.model_copy(update={"details": {**best.details, "slices": slices}})
+
+
+def _with_seeds(law: Law, error: PureError, values: np.ndarray) -> Law:
+    """The law with what seeds differ by: cells that scatter more hold something that the law does not know.
+
+    Cells, not seeds, are what refits draw, so that intervals have it in them.
+    """
+    seeds = math.sqrt(error.relative_variance) * (
+        float(np.median(values)) if law.details["direction"] == "min" else 1.0
+    )
+    law = law.model_copy(update={"details": {**law.details, "seed_error": seeds}})
+    if law.details["scatter"] < 2 * seeds:
+        return law
+    told = f"{law.details['scatter']:.2g} near the best, where seeds differ by {seeds:.2g}"
+    return law.with_warnings(f"cells scatter about the law by {told}: what it does not know counts as noise of cells")

@@ -1,0 +1,140 @@
+"""Cells spread over all knobs of a recipe: what `fit` makes of them, and what a roll-out may not have seen."""
+
+import csv
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from habitus.laws import MeasuredRun, fit
+from habitus.laws.recipe_cost import executed_cost, slot_cost
+from habitus.laws.recipe_optimum import recipe_exponents, recipe_optimum, recipe_slice
+from habitus.laws.recipe_surface import recipe_surface
+from habitus.laws.surface_axis import SurfaceRuns
+
+LOSS = "batch/loss"
+
+
+@pytest.fixture(scope="module")
+def planted() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        return importlib.import_module("planted_recipes")
+
+
+def executed_flops(row: dict[str, float]) -> float:
+    """Half of the slots need an item of their own, whatever the batch."""
+    scores = 3 * row["batch_sequences"] * 256 * row["joint_dim"]
+    return 6 * row["slots_seen"] * (12 * row["embedder_params"] + row["contextualizer_params"] + 0.5 * scores)
+
+
+def measured_runs(planted: Any, seed: int = 0) -> list[MeasuredRun]:
+    rows, numbers = planted.planted_rows(seed)
+    losses = planted.planted_losses(planted.TRUTHS["scarcest decides"], rows, 0.004, seed)
+    runs = []
+    for k, (row, number, loss) in enumerate(zip(rows, numbers, losses, strict=True)):
+        rate = row["rate_at_512"] * math.sqrt(row["batch_sequences"] / 512)
+        knobs = {**row, "flops_nominal": row["compute"], "flops_executed": executed_flops(row)}
+        metrics = {LOSS: loss, "train/loss": loss, "batch/recall@10": math.exp(-0.5 * loss)}
+        runs.append(MeasuredRun("surface", f"c{number}", row["compute"], rate, k, knobs=knobs, metrics=metrics))
+    return runs
+
+
+@pytest.fixture(scope="module")
+def cells(planted: Any) -> SurfaceRuns:
+    return SurfaceRuns(measured_runs(planted), LOSS, draws=8)
+
+
+def test_a_forecast_knows_nothing_of_the_budget_it_is_of(cells: SurfaceRuns) -> None:
+    (before,) = cells.forecasts()
+    best, _ = cells.best(1e15)
+    # Whatever else the largest budget measured, the law of those below says the same of its best recipe.
+    moved = [
+        run if run.budget < 1e15 or run.cell_id == best.cell_id
+        else MeasuredRun(run.axis, run.cell_id, run.budget, 3 * run.learning_rate, run.seed, knobs=run.knobs,
+                         metrics={LOSS: run.metrics[LOSS] + 0.7})
+        for run in cells.runs
+    ]  # fmt: skip
+    (after,) = SurfaceRuns(moved, LOSS, draws=8).forecasts()
+    assert (after.predicted, after.low, after.high) == (before.predicted, before.low, before.high)
+    assert before.fitted_budgets == (1e14, 3e14) and before.last == cells.best(3e14)[1]
+    # A line in log C through the best cells of the two budgets below, worked by hand.
+    far, near = cells.best(1e14)[1], cells.best(3e14)[1]
+    assert before.log_line == pytest.approx(near + (near - far) * math.log(10 / 3) / math.log(3))
+    error, line = before.error_of_gain(), before.error_of_gain(before.log_line)
+    assert error is not None and line is not None and abs(error) < 0.25
+
+
+def test_the_best_cell_is_a_mean_over_its_seeds(cells: SurfaceRuns) -> None:
+    _, value = cells.best(1e15)
+    numbers = cells.cells
+    at = np.array([run.budget == 1e15 for run in cells.runs])
+    assert value == min(cells.values[numbers == c].mean() for c in np.unique(numbers[at]))
+
+
+def test_executed_flops_that_charge_items_once_want_a_larger_embedder(cells: SurfaceRuns) -> None:
+    law, cost = cells.law(), cells.cost()
+    nominal = recipe_optimum(law, 1e15, cost)
+    executed = cells.executed_optimum(law, nominal, 1e15)
+    assert executed is not None and executed["share"] > 1.15 * nominal["share"]
+    table = cells.table
+    found = executed_cost(table)
+    slots = found.slots(1.0, *(table[name] for name in ("embedder_params", "contextualizer_params", "batch_sequences")))
+    assert np.abs(np.log(slots * table["executed"] / table["slots_seen"])).max() < 1e-3
+
+
+def test_slices_lie_above_the_optimum_and_touch_it(cells: SurfaceRuns) -> None:
+    law, cost = cells.law(), cells.cost()
+    best = recipe_optimum(law, 1e15, cost)
+    shares = [0.03, best["share"], 0.5]
+    small, at, large = recipe_slice(law, 1e15, cost, "share", shares)[0]
+    assert small > at and large > at and at == pytest.approx(best["metric"], abs=1e-3)
+
+
+def test_an_end_of_what_was_tried_leaves_the_interval_open(planted: Any) -> None:
+    truth = planted.Planted(heights=(0.02, 0.4, 0.5, 0.3, 0.3))  # the smallest embedder is enough
+    rows, numbers = planted.planted_rows(1)
+    losses = planted.planted_losses(truth, rows, 0.004, 1)
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    law = recipe_surface(table, losses, numbers, draws=8)
+    best = recipe_optimum(law, 1e15, slot_cost(table))
+    assert best.status == "boundary" and best.interval("share")[0] == 0.0 and "share" in best.warnings[0]
+    assert recipe_exponents(law, 1e14, 1e15, slot_cost(table)).status == "boundary"
+
+
+def test_runs_of_two_text_depths_have_no_one_cost(cells: SurfaceRuns) -> None:
+    from habitus.errors import FitError
+
+    table = dict(cells.table)
+    table["compute"] = table["compute"] * np.where(np.arange(len(cells.runs)) % 2, 1.0, 1.3)
+    with pytest.raises(FitError, match="Equation 1"):
+        slot_cost(table)
+
+
+@pytest.mark.slow
+def test_fit_reads_a_surface_and_finds_what_was_planted(planted: Any, tmp_path: Path) -> None:
+    truth = planted.TRUTHS["scarcest decides"]
+    runs = measured_runs(planted)
+    knobs = [name for name in runs[0].knobs if name not in ("compute", "rate_at_512")]
+    with (tmp_path / "runs.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        metrics = list(runs[0].metrics)
+        writer.writerow(["axis", "cell_id", "flops_budget", "learning_rate", "seed", *knobs, *metrics])
+        for run in runs:
+            values = [run.axis, run.cell_id, run.budget, run.learning_rate, run.seed]
+            writer.writerow([*values, *(run.knobs[k] for k in knobs), *(run.metrics[m] for m in metrics)])
+    laws = fit(tmp_path / "runs.csv", [LOSS, "batch/recall@10"])
+    for budget in (1e14, 3e14, 1e15):
+        best, true = laws.find("recipe_optimum", LOSS, budget), truth.best(budget)
+        size = true["embedder_params"] + true["contextualizer_params"]
+        for name, value in (("params", size), ("share", true["embedder_params"] / size)):
+            low, high = best.interval(name)
+            assert low < value < high, (budget, name)
+    assert laws.find("recipe_exponents", LOSS).interval("params")[1] < 0.617
+    ranked = laws.find("recipe_exponents", "batch/recall@10")
+    assert ranked["params"] == pytest.approx(laws.find("recipe_exponents", LOSS)["params"], abs=0.05)
+    assert [r.name for r in laws.rollouts] == ["recipe_surface"] * 2
+    assert any(table.name == "stage1" for table in laws.correlations)
