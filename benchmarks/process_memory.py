@@ -5,8 +5,8 @@ Every process trains a few steps in the plain way (gloo). `held` are the bytes t
 in stage 1, vectors in stage 2. `candidates` are the rows that it scores. Memory is the peak of the steps: `private`,
 which no other process shares, sampled every few milliseconds, and `resident`, in which the mapped files of the dataset
 are counted once in every process. Both are also given without what the process had before it read an item. Shown is
-the largest over the processes. Prints a table, ends with one JSON line, kept in
-benchmarks/results/several-processes-cpu.json.
+the largest over the processes, and the processor time of a step, added up over them. Prints a table, ends with one
+JSON line, kept in benchmarks/results/several-processes-cpu.json.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from train import make_data
 
+TIMED = 6  # further steps, for their processor time
 STEPS, BATCH, NUM_NEGATIVES = 3, 8, 65_536
 MODEL = {"joint_dim": 64, "text_len": 16, "text_depth": 1, "width": 64, "depth": 2, "head_dim": 32}
 
@@ -52,6 +53,7 @@ def main() -> None:
             rows = in_processes(stage, world, arguments)
             row = {name: max(one[name] for one in rows) for name in rows[0]}
             row["cpu_s"] = round(sum(one["cpu_s"] for one in rows), 1)
+            row["step_cpu_s"] = round(sum(one["step_cpu_s"] for one in rows), 4)
             result["rows"].append({"stage": int(stage), "processes": world, **row})
             print(json.dumps(result["rows"][-1]), flush=True)
     result["seconds"] = round(time.perf_counter() - began, 1)
@@ -62,12 +64,12 @@ def main() -> None:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print("\nstage processes   held MB  candidates  private MB (peak, added)  resident MB (peak, added)")
+    print("\nstage processes   held MB  candidates  private MB (peak, added)  resident MB (peak, added)  cpu s/step")
     for row in rows:
         held, candidates = row["held_bytes"] / 1e6, row["candidates"]
         memory = [row[name] / 1e6 for name in ("private_peak", "private_added", "resident_peak", "resident_added")]
         print(f"{row['stage']:5} {row['processes']:9} {held:9.1f} {candidates:11,}", end="")
-        print("    {:10.0f} {:10.0f}    {:11.0f} {:10.0f}".format(*memory))
+        print("    {:10.0f} {:10.0f}    {:11.0f} {:10.0f}".format(*memory), f"  {row['step_cpu_s']:10.3f}")
 
 
 def in_processes(part: str, world: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -115,7 +117,7 @@ def child(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def recipe_of(dataset: Any, **train: Any) -> Any:
     from habitus.recipe import Recipe
 
-    values = {"batch_sequences": BATCH, "steps": STEPS, "learning_rate": 3e-3, "precision": "fp32"} | train
+    values = {"batch_sequences": BATCH, "steps": STEPS + TIMED, "learning_rate": 3e-3, "precision": "fp32"} | train
     evaluate = {"queries": 100, "regimes": ["batch"]}
     recipe = {"data": {"seq_len": dataset.seq_len}, "model": MODEL, "train": values, "evaluate": evaluate}
     return Recipe.parse(recipe, "the benchmark's recipe")
@@ -149,6 +151,10 @@ def measure(stage: int, dataset: Any, parent: Path, ranks: Any) -> dict[str, Any
         engine = EagerEngine(model, dataset, recipe, batches, vectors)
         for step in range(STEPS):
             engine.step(step)
+    began = time.process_time()
+    for step in range(STEPS, STEPS + TIMED):
+        engine.step(step)
+    step_cpu = (time.process_time() - began) / TIMED
     problems = [result.problem for result in engine.results() if result.problem]
     assert not problems, problems
     first = batches.read(0)
@@ -168,6 +174,7 @@ def measure(stage: int, dataset: Any, parent: Path, ranks: Any) -> dict[str, Any
         "private_added": peaks.private - before[0],
         "resident_peak": peaks.resident,
         "resident_added": peaks.resident - before[1],
+        "step_cpu_s": step_cpu,
         "cpu_s": time.process_time(),
     }
 

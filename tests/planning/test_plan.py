@@ -260,6 +260,13 @@ def test_hours_are_a_range_and_buy_a_budget_back() -> None:
         gpu_named("h20")
     with pytest.raises(ConfigError, match="positive number of hours"):
         affordable_flops(gpu_named("h200"), 1, 0.0)
+    both = plan(1e17, METRIC, PlanOptions(gpu="h200", gpus=8))["hours"]
+    assert hours.low / 8 < both.low < 1.2 * hours.low / 8  # NVLink costs little at best
+    assert both.high > hours.high / 8 and both.high / both.low > 1.5 * hours.high / hours.low
+    assert "NVLink (450 GB/s one way, datasheet)" in both.how and "not measured" in both.how
+    # Twice as many machines are no slower, and the budget that hours buy grows with them.
+    budgets = [affordable_flops(gpu_named("h200"), gpus, 1.0) for gpus in (1, 2, 8, 16, 64)]
+    assert budgets[:3] == sorted(budgets[:3])
     other = plan(1e17, METRIC, PlanOptions(gpu="a100", gpus=2))
     assert any("hours are estimated" in w and "not measured" in w for w in other.warnings)
 

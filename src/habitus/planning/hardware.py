@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from habitus.errors import ConfigError
 from habitus.planning.facts import StoreFacts
-from habitus.sizing import H200_RATES, NEAR_FACTOR, Cell, nearest_speeds, step_rate
+from habitus.planning.several_gpus import SharedStep, Sharing
+from habitus.sizing import H200_RATES, NEAR_FACTOR, SHARD_ABOVE, Cell, nearest_speeds, step_rate
 from habitus.store import Gpu, MemoryEstimate, Quantity
 from habitus.units import format_seconds
 
@@ -18,7 +19,6 @@ _GIB = 1024**3
 # A run reaches between half and all of the step's own rate: data, evaluation, checkpoints and start-up.
 _LOWER, _UPPER = 0.5, 1.0
 _SCALED_LOWER = 0.3  # another GPU than the measured one
-_SEVERAL_LOWER = 0.6  # several GPUs: exchange of gradients and candidates; not measured
 # Bytes that the driver, the allocator's gaps and the compiler's buffers take; and headroom for what the count by
 # structure leaves out.
 _USABLE = 0.88
@@ -35,18 +35,28 @@ class RateRange:
     measured: bool
 
 
-def rate_on(gpu: Gpu, gpus: int, flops: float) -> RateRange:
-    """The rate of so many GPUs at a budget: the H200's measured steps, scaled where it is another GPU."""
+def rate_on(gpu: Gpu, gpus: int, flops: float, stages: Sequence[tuple[float, Cell]] = ()) -> RateRange:
+    """The rate of so many GPUs at a budget: the H200's measured steps, scaled where it is another GPU.
+
+    Several GPUs exchange what the steps of the stages, (FLOPs, cell) each, send; without stages, those of the measured
+    step of the nearest budget.
+    """
     rate = step_rate(gpu, flops)
     measured = gpu.name == "h200"
     lower = _LOWER if measured else _SCALED_LOWER
     how = "steps measured on one H200" if measured else "an H200's measured steps, scaled by the vendor's peak"
+    slow = fast = rate * gpus
     if gpus > 1:
-        lower *= _SEVERAL_LOWER
-        how += f"; {gpus} devices are taken at 60 to 100% of their sum, not measured"
+        shares = [(spent, SharedStep.of_cell(cell)) for spent, cell in stages if spent > 0]
+        shares = shares or [(flops, SharedStep.measured_near(flops))]
+        parts = [(spent, Sharing(step, gpu, gpus, rate)) for spent, step in shares]
+        total = math.fsum(spent for spent, _ in parts)
+        slow = total / math.fsum(spent / part.step.flops * part.slow_seconds for spent, part in parts)
+        fast = total / math.fsum(spent / part.step.flops * part.fast_seconds for spent, part in parts)
+        how += f"; {parts[0][1].describe()}"
     if flops > 10 * max(H200_RATES) or flops < min(H200_RATES) / 10:
         how += "; no step of this budget was measured"
-    return RateRange(lower * rate * gpus, _UPPER * rate * gpus, how, measured and gpus == 1)
+    return RateRange(lower * slow, _UPPER * fast, how, measured and gpus == 1)
 
 
 def affordable_flops(gpu: Gpu, gpus: int, hours: float) -> float:
@@ -101,14 +111,16 @@ def busy_note(hours: Quantity, slowdown: float) -> str | None:
 
 
 def memory_of(cell: Cell, gpu: Gpu | None, gpus: int) -> MemoryEstimate:
-    """The step's bytes against one GPU. Several GPUs share the batch and, sharded, weights and optimizer."""
+    """The step's bytes against one GPU. Several share the batch, candidates and items, and weights that are sharded."""
     parts = dict(cell.bytes)
     cache = parts.get("item_cache", 0) if cell.stage == 2 else 0
     stage = cell.stage
     if gpu is None:
         return MemoryEstimate(stage=stage, bytes=parts)
     room = int(gpu.gibibytes * _GIB * _USABLE)
-    needed = (parts["total"] + cache) / gpus
+    fixed = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    divided = parts["total"] - fixed + cache
+    needed = divided / gpus + (fixed / gpus if cell.params + cell.vocabulary_params > SHARD_ABOVE else fixed)
     fits = needed <= room
     change = None if fits else _change(parts, cache, room * gpus)
     return MemoryEstimate(stage=stage, bytes=parts, device=gpu.name, device_bytes=room, fits=fits, change=change)

@@ -83,7 +83,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     passes = passes_quantity(cells.stage1, dataset, stopped=flops < asked)
     dropout = dropout_quantity(passes, facts)
     gpu = None if options.gpu is None else gpu_named(options.gpu)
-    rate = None if gpu is None else rate_on(gpu, options.gpus, flops)
+    rate = None if gpu is None else rate_on(gpu, options.gpus, flops, [(c.flops, c) for c in cells.cells()])
     hours = hours_at(rate, flops) if rate is not None else hours_of_runs(cells.stages(C, C2), facts)
     memory = tuple(memory_of(cell, gpu, options.gpus) for cell in cells.cells())
     printed = printed_recipe(flops)

@@ -2,7 +2,7 @@
 
 from habitus.sizing.cell import Cell, cell_of, cell_of_recipe, ladder_batch_sequences
 from habitus.sizing.executed import Workload, executed_step_flops
-from habitus.sizing.memory import training_bytes
+from habitus.sizing.memory import SHARD_ABOVE, training_bytes
 from habitus.sizing.nominal import (
     attention_term,
     embedder_flop_share,
@@ -49,6 +49,7 @@ __all__ = [
     "NUMBER_FEATURES",
     "NUMBER_FREQUENCIES",
     "ONE_HOT_ROWS",
+    "SHARD_ABOVE",
     "TYPICAL_INPUTS",
     "Cell",
     "CellRequest",

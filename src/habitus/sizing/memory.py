@@ -13,6 +13,9 @@ _BFLOAT16 = 2
 # Elements kept for the backward pass per token and unit of width, in one layer: the inputs of both norms and
 # their outputs (4), queries, keys and values (3), attention's output (1), the MLP before and after GELU (8).
 _KEPT_PER_TEXT_LAYER = 16
+# Trained parameters above which several processes shard weights, gradients and moments (16 bytes each) rather than
+# hold all of them each.
+SHARD_ABOVE = 500_000_000
 # The contextualizer also keeps its rotated queries and keys.
 _KEPT_PER_CONTEXT_LAYER = 18
 _KEPT_PER_PAIR = 4

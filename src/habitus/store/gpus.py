@@ -15,6 +15,12 @@ class Gpu:
     model: str  # as it stands in the name that torch reports
     gibibytes: float
     peak_tflops: float  # dense bfloat16, the vendor's figure
+    # One way, by the vendors' datasheets: half of NVLink's or PCIe's figure for both ways, and a port of the network
+    # for each GPU (InfiniBand NDR has 400 Gb/s, HDR 200; 100 Gb/s where such GPUs are usually rented).
+    link: str = "PCIe 4.0"  # to GPUs of the same machine
+    link_gbytes: float = 32
+    network: str = "a 100 Gb/s network"  # to other machines
+    network_gbytes: float = 12.5
 
     @property
     def peak_flops(self) -> float:
@@ -26,10 +32,10 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("h200", "H200", 139, 989),
-        Gpu("h100", "H100", 79, 989),
-        Gpu("b200", "B200", 178, 2250),
-        Gpu("a100", "A100", 79, 312),
+        Gpu("h200", "H200", 139, 989, "NVLink", 450, "InfiniBand NDR", 50),
+        Gpu("h100", "H100", 79, 989, "NVLink", 450, "InfiniBand NDR", 50),
+        Gpu("b200", "B200", 178, 2250, "NVLink", 900, "InfiniBand NDR", 50),
+        Gpu("a100", "A100", 79, 312, "NVLink", 300, "InfiniBand HDR", 25),
         Gpu("l40s", "L40S", 44, 362),
         Gpu("a10g", "A10G", 22, 70),
         Gpu("l4", "L4", 22, 121),

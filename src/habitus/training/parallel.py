@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from habitus.errors import ModelError
 from habitus.evaluation import Ranks
 from habitus.model import BehaviorModel
+from habitus.sizing import SHARD_ABOVE
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# Trained parameters above which weights, gradients and moments (16 bytes each) are sharded rather than replicated.
-SHARD_ABOVE = 500_000_000
 _MESSAGE_ENTRIES = 1 << 23  # from which on gradients go into the next message: 32 MB
 
 
