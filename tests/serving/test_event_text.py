@@ -128,6 +128,45 @@ def test_windows_longer_than_any_history_hold_many_users(searches: Dataset, tmp_
         Recipe.parse(values, "test")
 
 
+def test_a_search_stands_among_pairs_of_item_and_type(tmp_path: Path) -> None:
+    kinds = ["search", "view", "purchase", "view"] * 100
+    events: dict[str, list[Any]] = {
+        "user_id": [n // 10 for n in range(400)],
+        "position": list(range(400)),
+        "event_type": kinds,
+        "item_id": [None if kind == "search" else n % 6 for n, kind in enumerate(kinds)],
+        "query": ["shoes" if kind == "search" else None for kind in kinds],
+    }
+    pq.write_table(pa.table(events), tmp_path / "events.parquet")
+    pq.write_table(pa.table({"item_id": list(range(6)), "title": WORDS[:6]}), tmp_path / "items.parquet")
+    roles = {"user": "user_id", "item": ["item_id", "event_type"], "timestamp": "position", "time_unit": "order"}
+    schema = Schema.parse(
+        {
+            "events": {**roles, "no_item": -1, "fields": {"query": "text"}},
+            "items": {"item": "item_id", "fields": {"title": "text"}},
+            "targets": {"column": "event_type", "weights": {"purchase": 1.0}},
+        },
+        "test",
+    )
+    options = PrepareOptions(seq_len=8, text_len=4, vocabulary_size=300, test_share=0, threads=1)
+    prepare(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", schema, tmp_path / "dataset", options)
+    values: dict[str, Any] = {
+        "data": {"seq_len": 8},
+        "model": {"joint_dim": 16, "text_len": 4, "text_depth": 1, "width": 16, "depth": 1, "head_dim": 16},
+        "train": {"batch_sequences": 4, "steps": 2, "learning_rate": 1e-2, "precision": "fp32"},
+        "evaluate": {"regimes": ["catalogue"]},
+    }
+    dataset = Dataset.open(tmp_path / "dataset")
+    train(Recipe.parse(values, "test"), dataset, tmp_path / "run", options=TrainOptions(device="cpu"))
+    retriever = Retriever.open(tmp_path / "run", data=dataset.path, device="cpu")
+    history = [{"item_id": 1, "event_type": "view"}, {"event_type": "search", "query": "words of today"}]
+    (answer,) = retriever.recommend([RecommendRequest(history=history, k=20)])
+    assert {item.item_id["item_id"] for item in answer.items} == {0, 2, 4}  # those that were bought
+    assert {item.item_id["event_type"] for item in answer.items} == {"purchase"}
+    with pytest.raises(RequestError, match=r"history\[1\]\.item_id, event_type is None"):
+        retriever.recommend([RecommendRequest(history=[history[0], {"query": "shoes"}], k=1)])
+
+
 def test_what_a_request_cannot_say_is_refused(retriever: Retriever) -> None:
     first = {"item_id": "i1"}
     for event, message in (
