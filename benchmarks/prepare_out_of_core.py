@@ -8,7 +8,8 @@
 Every measurement is a process of its own. Disk is sampled twice a second: scratch files and the dataset, without the
 input. CPU seconds stand beside wall seconds, since a machine may have other work. With --against-ray every log is
 prepared in both ways, plain and on a cluster of this machine's processes (a head and two nodes of one CPU each) that
-was started before; CPU seconds of Ray are those of all processes. The last line is JSON.
+was started before; CPU seconds are those of prepare and its tasks, without the cluster's own services. The last line
+is JSON.
 """
 
 import argparse
@@ -95,8 +96,9 @@ def compare(command: list[str], repeats: int) -> list[dict]:
                     environment = {**os.environ, "RAY_ADDRESS": address}
                     options = {"stdout": subprocess.PIPE, "text": True, "check": True, "env": environment}
                     row = last_line(subprocess.run([*command, "--backend", backend], **options))
-                cpu = row["cpu_seconds"] if backend == "local" else watch.cpu_seconds()  # not that of an idle cluster
-                rows.append({"backend": backend, **row, "cpu_seconds": cpu, **watch.peaks_gib()})
+                measures = watch.summary()
+                row["cpu_seconds"] = round(measures["driver_cpu_seconds"] + measures["task_cpu_seconds"], 1)
+                rows.append({"backend": backend, **row, **measures})
                 print(json.dumps(rows[-1]), file=sys.stderr)
                 shutil.rmtree(Path(command[command.index("--folder") + 1], "work"))
     checksums = {row["checksum"] for rows in measured.values() for row in rows}
@@ -121,34 +123,42 @@ def local_cluster() -> Iterator[str]:
 
 
 class ProcessWatch:
-    """CPU seconds and memory of this process's descendants, sampled."""
+    """CPU seconds and memory of this process's descendants, sampled: of prepare, of its tasks, and of the cluster's
+    own services, which run whether there is work or not."""
 
     def __init__(self) -> None:
-        self.cpu: dict[tuple[int, float], tuple[float, float]] = {}  # by process: first and last seen
+        self.first: dict[tuple[int, float], float] | None = None  # CPU seconds by process as the watch began
+        self.cpu: dict[str, dict[tuple[int, float], float]] = {"driver": {}, "task": {}, "cluster": {}}
         self.peaks = {"driver": 0, "task": 0}
 
     def sample(self) -> None:
         import psutil
 
+        seen = {}
         for process in psutil.Process().children(recursive=True):
             try:
                 with process.oneshot():
-                    times, rss = process.cpu_times(), process.memory_info().rss
-                    key, words = (process.pid, process.create_time()), process.cmdline()
+                    times, rss, words = process.cpu_times(), process.memory_info().rss, " ".join(process.cmdline())
+                    key = process.pid, process.create_time()
             except psutil.Error:  # gone meanwhile
                 continue
-            seconds = times.user + times.system
-            is_new = self.cpu and key not in self.cpu  # it began after the first sample
-            self.cpu[key] = (0.0 if is_new else self.cpu.get(key, (seconds,))[0], seconds)
-            kind = "driver" if "--one" in words else "task" if words and words[0].startswith("ray::") else ""
-            if kind:
+            kind = kind_of_process(words)
+            seen[key] = times.user + times.system
+            self.cpu["task" if key in self.cpu["task"] else kind][key] = seen[key] - (self.first or {}).get(key, 0.0)
+            if kind in self.peaks:
                 self.peaks[kind] = max(self.peaks[kind], rss)
+        if self.first is None:
+            self.first, self.cpu = seen, {kind: {} for kind in self.cpu}
 
-    def cpu_seconds(self) -> float:
-        return round(sum(last - first for first, last in self.cpu.values()), 1)
+    def summary(self) -> dict[str, float]:
+        peaks = {f"peak_{kind}_gib": round(rss / GIB, 2) for kind, rss in self.peaks.items()}
+        return {**{f"{kind}_cpu_seconds": round(sum(cpu.values()), 1) for kind, cpu in self.cpu.items()}, **peaks}
 
-    def peaks_gib(self) -> dict[str, float]:
-        return {f"peak_{kind}_gib": round(rss / GIB, 2) for kind, rss in self.peaks.items()}
+
+def kind_of_process(words: str) -> str:
+    if "--one" in words or "ray_driver import serve" in words:
+        return "driver"
+    return "task" if words.startswith("ray::") or "default_worker.py" in words else "cluster"
 
 
 @contextmanager
