@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -43,11 +43,7 @@ class OneProcess:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def connect() -> Iterator[OneProcess]:
-        yield OneProcess()
-
-    monkeypatch.setattr(sys.modules["habitus.data.prepare"], "ray_driver", connect)
+    monkeypatch.setattr(sys.modules["habitus.data.prepare"], "ray_driver", lambda: nullcontext(OneProcess()))
 
 
 def write_log(folder: Path, num_users: int, bad_rows: bool = False) -> dict[str, str]:
@@ -145,6 +141,27 @@ def test_files_that_differ_in_types_make_the_same_bytes(one_process: None, tmp_p
     assert prepare(*tables, SCHEMA, tmp_path / "ray", ON_RAY) == manifest
 
 
+class Elsewhere(OneProcess):
+    """A cluster whose nodes do not see the folder of the driver."""
+
+    def run(
+        self, function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], memory: int, ahead: int | None = None
+    ) -> Iterator[Any]:
+        for task, inputs, *job in jobs:
+            gone = Path("/nowhere") / inputs.scratch.name
+            tables = tuple(gone / path.name for path in inputs.tables)
+            yield function(task, replace(inputs, scratch=gone, tables=tables), *job)
+
+
+def test_a_node_that_does_not_see_the_output_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_log(tmp_path, 10)
+    monkeypatch.setattr(sys.modules["habitus.data.prepare"], "ray_driver", lambda: nullcontext(Elsewhere()))
+    with pytest.raises(DataError, match="does not see /nowhere") as error:
+        prepare(paths["events"], paths["items"], SCHEMA, tmp_path / "out", ON_RAY)
+    assert "storage that all nodes see" in error.value.expected
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
+
+
 def test_a_cluster_that_does_not_answer_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     paths = write_log(tmp_path, 10)
@@ -234,19 +251,20 @@ def test_three_nodes_two_killed_workers_a_full_disk_and_a_lost_head(
     store = {"object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **store})
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    disk = tmp_path / "small-disk"
+    spill, disk = tmp_path / "spill", tmp_path / "small-disk"
+    spill.mkdir()
     disk.mkdir()
     is_mounted = not subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]).returncode
     try:
-        cluster.add_node(num_cpus=1, **store)
-        node = cluster.add_node(num_cpus=1, **store)
+        nodes = [cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(spill)}, **store) for _ in range(2)]
         with killed_tasks(2) as killed:
             assert run("numbers", "numbers") == plain["numbers"]
         assert len(killed) == 2
         for name in ("users", "pairs"):
             assert run(name, name) == plain[name]
+        assert not list(spill.glob("*habitus*")), "what a killed worker left goes with the next task of its node"
         if is_mounted:  # parts too large for the memory are sorted on the node's disk
-            cluster.remove_node(node)
+            cluster.remove_node(nodes[1])
             cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)}, **store)
             with pytest.raises(DataError, match="a disk is full on node"):
                 run("numbers", "full", parts=2)
