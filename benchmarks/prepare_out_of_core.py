@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -293,11 +293,10 @@ def watched_disk(folder: Path) -> Iterator[list[int]]:
     def watch() -> None:
         while not stop.wait(0.5):
             sizes = []
-            for path in folder.rglob("*"):
-                try:
-                    sizes.append(path.stat().st_blocks * 512)
-                except FileNotFoundError:  # gone meanwhile
-                    continue
+            for directory, _, names in os.walk(folder):  # which passes over folders that are gone meanwhile
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        sizes.append(Path(directory, name).stat().st_blocks * 512)
             most[0] = max(most[0], sum(sizes))
 
     thread = threading.Thread(target=watch, daemon=True)
