@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from habitus.data import Dataset
+    from habitus.evaluation import Ranks
     from habitus.progress import Progress
     from habitus.recipe import Recipe
     from habitus.record import Record
@@ -105,6 +106,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the Records as JSON.")] = False,
 ) -> None:
     from habitus.data import Dataset
+    from habitus.evaluation import join_ranks
     from habitus.training import TrainOptions, check_best
 
     files: list[str | Recipe] = [one for one in recipes or [] if "=" not in one]
@@ -149,17 +151,31 @@ def train(
         recipe = _read_recipe(file, overrides, unknown, continues=parent is not None)
         _check_order(recipe, file, number, len(files))
         check_best(recipe, best)
-    dataset = Dataset.open(data)
     if dry_run:
+        dataset = Dataset.open(data)
         for file in files:
             _print_size(_read_recipe(file, overrides, "0" * 64), dataset, as_json)
         return
     if out is None:
         raise ConfigError("no --out was given", expected="the run folder to write, as in --out run")
     folders = [out] if len(files) == 1 else [out / "stage1", out / "stage2"]
-    failed = _train_all(files, overrides, dataset, folders, parent, options, as_json)
+    with join_ranks(options.device) as (ranks, _):
+        dataset = _open_dataset(data, ranks)
+        failed = _train_all(files, overrides, dataset, folders, parent, options, ranks, as_json)
     if failed:
         raise typer.Exit(1)
+
+
+def _open_dataset(path: Path, ranks: "Ranks") -> "Dataset":
+    """The dataset. On every machine one process checks its files, or fetches them, and the others wait for it."""
+    from habitus.data import Dataset
+
+    dataset = None
+    with ranks.together():
+        if ranks.is_first_here:
+            dataset = Dataset.open(path)
+    with ranks.together():
+        return Dataset.open(path, verify=False) if dataset is None else dataset
 
 
 def _stage_one(folder: Path) -> Path:
@@ -192,45 +208,41 @@ def _train_all(
     folders: list[Path],
     parent: Path | None,
     options: "TrainOptions",
+    ranks: "Ranks",
     as_json: bool,
 ) -> bool:
     """Train the recipes in order; whether one of them ended in a failed Record."""
     from shlex import quote
 
     from habitus.cards import add_plan
-    from habitus.evaluation import join_ranks
     from habitus.training import train as train_one
 
-    with join_ranks(options.device) as (ranks, _):
+    def note(text: str) -> None:
+        if ranks.is_first:
+            typer.echo(text, err=True)
 
-        def note(text: str) -> None:
-            if ranks.is_first:
-                typer.echo(text, err=True)
-
-        for number, (file, folder) in enumerate(zip(files, folders, strict=True)):
-            before = parent if number == 0 else folders[0]
-            parent_hash = None if before is None else _read_parent_hash(before)
-            recipe = _read_recipe(file, overrides, parent_hash, continues=before is not None)
-            if options.resume and not any((folder / name).exists() for name in ("record.json", "checkpoints")):
-                holds = "holds no checkpoint" if folder.exists() else "does not exist"
-                note(f"{folder} {holds}: nothing to resume, so training starts at step 0")
-            with phases() as bar:
-                show = _progress_bar(bar, f"stage {recipe.train.stage}") if ranks.is_first else None
-                try:
-                    record = train_one(
-                        recipe, dataset, folder, parent=before, options=options, progress=show, note=note
-                    )
-                except Interrupted as stopped:
-                    note(f"habitus: {stopped}")
-                    raise typer.Exit(143) from stopped
-            if ranks.is_first:
-                if isinstance(file, str):
-                    add_plan(folder, Path(file))
-                _print_record(record, folder, as_json)
-            if record.status == "failed":
-                return True
-        if not as_json and "test" in dataset.manifest.sides():
-            note(f"Next: habitus card {quote(str(folders[-1]))} --data {quote(str(dataset.path))}")
+    for number, (file, folder) in enumerate(zip(files, folders, strict=True)):
+        before = parent if number == 0 else folders[0]
+        parent_hash = None if before is None else _read_parent_hash(before)
+        recipe = _read_recipe(file, overrides, parent_hash, continues=before is not None)
+        if options.resume and not any((folder / name).exists() for name in ("record.json", "checkpoints")):
+            holds = "holds no checkpoint" if folder.exists() else "does not exist"
+            note(f"{folder} {holds}: nothing to resume, so training starts at step 0")
+        with phases() as bar:
+            show = _progress_bar(bar, f"stage {recipe.train.stage}") if ranks.is_first else None
+            try:
+                record = train_one(recipe, dataset, folder, parent=before, options=options, progress=show, note=note)
+            except Interrupted as stopped:
+                note(f"habitus: {stopped}")
+                raise typer.Exit(143) from stopped
+        if ranks.is_first:
+            if isinstance(file, str):
+                add_plan(folder, Path(file))
+            _print_record(record, folder, as_json)
+        if record.status == "failed":
+            return True
+    if not as_json and "test" in dataset.manifest.sides():
+        note(f"Next: habitus card {quote(str(folders[-1]))} --data {quote(str(dataset.path))}")
     return False
 
 
