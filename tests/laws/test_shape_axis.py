@@ -66,6 +66,22 @@ def test_a_centre_that_is_the_optimum_lies_inside_the_region() -> None:
     assert low == 0 < high < 0.01  # nothing may be lost: no drawn surface has its best point just there
 
 
+@pytest.mark.parametrize("end", [5.0, 8.0, 10.0])  # of which some are not what the exponential of their logarithm is
+def test_the_same_end_of_a_range_is_inside_the_joint_interval(end: float) -> None:
+    runs = make_runs()
+    least = min(run.knobs["width"] for run in runs)
+    tilted = []
+    for run in runs:
+        loss = run.metrics["batch/loss"] + 2 * math.log(run.knobs["width"])  # the narrower the better
+        knobs = {**run.knobs, "width": end * (run.knobs["width"] / least)}
+        tilted.append(MeasuredRun(**{**run.__dict__, "knobs": knobs, "metrics": {"batch/loss": loss}}))
+    laws = laws_of(tilted)
+    assert "width" in laws["shape_optimum"].details["at_end"]
+    centre = laws["shape_centre"].details
+    assert centre["one_at_a_time"]["width"] == pytest.approx(end)
+    assert centre["inside_interval"]["width"]
+
+
 def test_noise_is_no_surface() -> None:
     rng = np.random.default_rng(2)
     runs = [

@@ -116,7 +116,7 @@ def _centre_law(surface: Law, best: Law, centre: dict[str, float], budget: float
     inside = {}
     for name, value in one_at_a_time.items():
         low, high = best.interval(name)
-        inside[name] = bool(low <= value <= high)
+        inside[name] = bool(low * (1 - 1e-9) <= value <= high * (1 + 1e-9))  # ends of the range differ by rounding
     return Law(
         law="shape_centre",
         form="metric at the centre less metric at the joint optimum, in the direction of worse",
