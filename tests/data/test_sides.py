@@ -1,7 +1,6 @@
 """Three sides: which events train, validate and test, and windows of any length over each of them."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,7 @@ def test_small_chunks_make_the_same_arrays(
 ) -> None:
     options = replace(WITH_TEST, split=split)
     expected = prepared(tmp_path / "one", options=options)
-    monkeypatch.setattr(sys.modules["habitus.data.prepare"], "EVENT_CHUNK_ROWS", rows)
+    monkeypatch.setattr("habitus.data.sorted_events.EVENT_CHUNK_ROWS", rows)
     dataset = prepared(tmp_path / "many", options=options)
     assert dataset.manifest.sides() == expected.manifest.sides()
     for name, entry in expected.manifest.files.items():  # ids are written, and moments summed, chunk by chunk

@@ -16,7 +16,8 @@ from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
 from habitus.data.earlier import Earlier
 from habitus.data.event_checks import EventCheck, check_types, list_checks
-from habitus.data.event_contents import CONTENT_KINDS, EventContent, content_sql
+from habitus.data.event_contents import CONTENT_KINDS, EventContent
+from habitus.data.event_sql import event_columns, select_events
 from habitus.data.kinds import KINDS
 from habitus.data.partitions import EventQuery
 from habitus.data.problems import EXAMPLES_SHOWN, Problem, quote_value, refuse
@@ -24,13 +25,9 @@ from habitus.data.sources import SourceTable, quoted_path, require_columns
 from habitus.data.sql import (
     are_comparable,
     id_sql,
-    name_sql,
-    no_item_sql,
     origin_sql,
-    printable_sql,
     scan_sql,
     time_in_range_sql,
-    time_sql,
 )
 from habitus.data.users_table import UserRows, UsersTable
 from habitus.errors import DataError
@@ -328,9 +325,10 @@ class EventLog:
     def _create_views(self) -> None:
         schema = self.schema
         source, origin = self._scan_events()
+        columns = [*select_events(schema, self.events.types, self._same_item_types, self._field), f"{origin} AS origin"]
         self.con.execute(
             f"CREATE TEMP VIEW events_view AS SELECT *, {time_in_range_sql('t_parsed', schema.events.time_unit)} AS t "
-            f"FROM (SELECT {', '.join(self._select_events(origin))} FROM {source})"
+            f"FROM (SELECT {', '.join(columns)} FROM {source})"
         )
         item = id_sql(schema.items.item, self.items.types[schema.items.item], self._same_item_types)
         self.con.execute(
@@ -347,40 +345,6 @@ class EventLog:
     def _scan_events(self) -> tuple[str, str]:
         """The event table in SQL, and the row of the log that each event is."""
         return scan_sql(self.events), origin_sql(self.events)
-
-    def _select_events(self, origin: str) -> list[str]:
-        """Roles and fields under names of our own, so that no column of the log can stand in for another."""
-        roles, types = self.schema.events, self.events.types
-        time = name_sql(roles.timestamp)
-        selected = [
-            f"{id_sql(roles.user, types[roles.user], True)} AS u",
-            f"{self._event_item()} AS i",
-            *(f"CAST({name_sql(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
-            f"{printable_sql(time, types[roles.timestamp])} AS t_raw",
-            f"{time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
-            f"{origin} AS origin",
-        ]
-        for name, kind in roles.fields.items():
-            column, alias = name_sql(name), self._field(name)
-            number = KINDS[kind].event_sql(column, types[name])
-            if kind in CONTENT_KINDS:
-                selected.append(f"{content_sql(kind, column, types[name])} AS {alias}")
-            elif number is None:
-                selected.append(f"{column} AS {alias}")
-            else:
-                selected += [f"{column} AS {alias}_raw", f"{number} AS {alias}"]
-        if self.schema.targets is not None:
-            column = name_sql(self.schema.targets.column)
-            selected += [f"CAST({column} AS VARCHAR) AS w_raw", f"{_weight_sql(column, self.schema.targets)} AS w"]
-        return selected
-
-    def _event_item(self) -> str:
-        """The item of an event in SQL; where it has none, what the schema says stands for that."""
-        name, no_item = self.schema.events.item_column, self.schema.events.no_item
-        item = id_sql(name, self.events.types[name], self._same_item_types)
-        if no_item is None:
-            return item
-        return f"coalesce({item}, {no_item_sql(no_item, self.events.types[name], self._same_item_types)})"
 
     def read_users(self, drop: bool) -> None:
         """Read the users table, if there is one; refuse what is wrong with it, or leave it out as `drop` allows."""
@@ -407,24 +371,6 @@ class EventLog:
         if self.users is not None:
             joined = self.users.join_sql(joined)
         self.con.execute(f"CREATE TEMP VIEW joined AS {joined}")
-
-
-def event_columns(schema: Schema) -> list[str]:
-    """The columns of the event table that are read."""
-    roles = schema.events
-    weighted = [schema.targets.column] if schema.targets else []
-    return list(
-        dict.fromkeys([roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *roles.fields, *weighted])
-    )
-
-
-def _weight_sql(column: str, targets: Targets) -> str:
-    """The weight of an event as a target."""
-    if targets.weights is None:
-        return f"coalesce(CAST({column} AS FLOAT), 0)"
-    quoted = {value.replace("'", "''"): weight for value, weight in targets.weights.items()}
-    cases = " ".join(f"WHEN '{value}' THEN {weight!r}" for value, weight in quoted.items())
-    return f"CAST(CASE CAST({column} AS VARCHAR) {cases} ELSE 0 END AS FLOAT)"
 
 
 def plain_strings(column: pa.ChunkedArray) -> pa.Array:

@@ -18,7 +18,8 @@ from habitus.data.column_surveys import MAX_CATEGORIES, too_many_categories
 from habitus.data.columns import to_categories
 from habitus.data.connection import duckdb_memory
 from habitus.data.event_checks import EventCheck
-from habitus.data.log import EventLog, event_columns, plain_strings
+from habitus.data.event_sql import event_columns
+from habitus.data.log import EventLog, plain_strings
 from habitus.data.partitions import choose_bounds, count_parts, rows_within
 from habitus.data.problems import EXAMPLES_SHOWN, Problem
 from habitus.data.ray_driver import RayDriver
