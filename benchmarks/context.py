@@ -12,6 +12,7 @@ a report are left in --store. Prints tables and ends with one JSON line.
 
 import argparse
 import json
+import math
 import os
 import tempfile
 import time
@@ -162,7 +163,7 @@ def sweep_contexts(dataset: Any, given: argparse.Namespace, store: Path, budgets
     entries = []
     for entry in laws.entries:
         if entry.metric in METRICS and entry.name.startswith("context"):
-            values = {name: [entry.law[name], *entry.law.interval(name)] for name in entry.law.values}
+            values = {name: [entry.law[name], *_finite(entry.law.interval(name))] for name in entry.law.values}
             said = describe_history(entry.law, entry.metric) if entry.name == "context_gain" else ""
             entries.append({
                 "name": entry.name, "metric": entry.metric, "budget": entry.budget, "status": entry.law.status,
@@ -172,6 +173,11 @@ def sweep_contexts(dataset: Any, given: argparse.Namespace, store: Path, budgets
             optimum = f" {entry.law['x_opt']:.0f}" if "x_opt" in entry.law.values else ""
             print(f"{entry.name} of {entry.metric}{at}: {entry.law.status}{optimum} {said}")
     return {"runs": rows, "laws": entries}
+
+
+def _finite(interval: tuple[float, float]) -> list[float | None]:
+    """The ends of an interval; None where it has none."""
+    return [end if math.isfinite(end) else None for end in interval]
 
 
 def _preset(given: argparse.Namespace) -> Any:
