@@ -89,6 +89,7 @@ WITHOUT_COMMANDS = {
     "CONTRIBUTING.md",
     "docs/api.md",
     "docs/architecture.md",
+    "docs/cluster.md",  # sbatch and ray up; tests/test_cluster_examples.py runs the script
     "docs/concepts.md",
     "docs/finite-log.md",
     "docs/index.md",
