@@ -29,6 +29,7 @@ class Measured:
     high: float
     n: int
     note: str = ""
+    figure: str = ""  # of report.html, where it is another than the finding's
 
     @property
     def smallest_effect(self) -> float:

@@ -42,14 +42,14 @@ def small_embedder(e: Evidence) -> Measured:
     optima = e.optima("share_optimum", LOSS)
     if optima:
         return spanning(optima.items(), "x_opt", "s*")
-    return spanning(e.recipe_optima(LOSS).items(), "share", "s*")
+    return replace(spanning(e.recipe_optima(LOSS).items(), "share", "s*"), figure="surface-table")
 
 
 def constant_share(e: Evidence) -> Measured:
     try:
         return of_law(e.law("share_law", LOSS), "exponent")
     except NotMeasuredError:
-        return of_law(e.law("recipe_exponents", LOSS), "share", BY_RECIPE)
+        return replace(of_law(e.law("recipe_exponents", LOSS), "share", BY_RECIPE), figure="surface-exponents")
 
 
 def share_of_metrics(e: Evidence) -> Measured:
@@ -70,14 +70,15 @@ def share_of_metrics_by_recipe(e: Evidence) -> Measured:
     # An end of what was tried bounds the interval: what lies beyond is not known.
     tried = np.exp(Budget(e.recipe_law(LOSS), top, runs.cost()).ends[1])
     beyond = np.quantile(by_metric[0][1:], 0.975) > 0.98 * tried[1]
-    return replace(found, high=INFINITE) if beyond else found
+    return replace(found, high=INFINITE if beyond else found.high, figure="surface-table")
 
 
 def flat_band(e: Evidence) -> Measured:
     if not e.runs("share") and e.runs(SURFACE_AXIS):
         top = max(e.recipe_optima(LOSS))
         rows = e.slices(top, (0.02, 0.03, 0.045, 0.06))
-        return of_refits(np.ptp(rows, axis=1), len(e.surface_runs.runs), f"2% to 6% at {top:.0e}, {BY_RECIPE}")
+        found = of_refits(np.ptp(rows, axis=1), len(e.surface_runs.runs), f"2% to 6% at {top:.0e}, {BY_RECIPE}")
+        return replace(found, figure="surface-slices")
     error, dof = e.seed_error(LOSS)
     for c, cells in reversed(e.cells("share", LOSS, "embedder_share").items()):
         inside = [loss for share, loss in cells.items() if 0.015 <= share <= 0.07]
@@ -94,7 +95,9 @@ def large_embedder_costs_less(e: Evidence) -> Measured:
         rows = {c: e.slices(c, (0.06, 0.27)) for c in (min(budgets), max(budgets))}
         first, last = (row[:, 1] - row[:, 0] for row in rows.values())
         note = "; ".join(f"{c:.0e}: {row[0, 1] - row[0, 0]:+.3f}" for c, row in rows.items())
-        return of_refits(first - last, len(e.surface_runs.runs), f"{note}, {BY_RECIPE}")
+        return replace(
+            of_refits(first - last, len(e.surface_runs.runs), f"{note}, {BY_RECIPE}"), figure="surface-slices"
+        )
     error, _ = e.seed_error(LOSS)
     costs = {}
     for c, cells in e.cells("share", LOSS, "embedder_share").items():
@@ -169,7 +172,7 @@ def size_exponent(e: Evidence, metric: str = LOSS) -> Measured:
     except NotMeasuredError:
         if not e.runs(SURFACE_AXIS):
             raise
-    return of_law(e.law("recipe_exponents", metric), "params", BY_RECIPE)
+    return replace(of_law(e.law("recipe_exponents", metric), "params", BY_RECIPE), figure="surface-exponents")
 
 
 def data_ratio_falls(e: Evidence) -> Measured:
@@ -180,7 +183,7 @@ def data_ratio_falls(e: Evidence) -> Measured:
         low, high = law.interval("slots_per_param")
         note += f"; as realised {law['slots_per_param']:.2f} [{low:.2f}, {high:.2f}]"
     # D* = C/(6N*), the paper's: the exponent of D/N is 1 − 2·b.
-    return Measured(1 - 2 * size.value, 1 - 2 * size.high, 1 - 2 * size.low, size.n, note)
+    return Measured(1 - 2 * size.value, 1 - 2 * size.high, 1 - 2 * size.low, size.n, note, size.figure)
 
 
 def data_heavy(e: Evidence) -> Measured:
@@ -192,7 +195,8 @@ def data_heavy(e: Evidence) -> Measured:
     if name == "params":
         note += f"; as realised {optima[c]['slots'] / optima[c]['params']:.0f}"
     low, high = (c / 6 / end**2 if end > 0 else INFINITE for end in (size.high, size.low))
-    return Measured(c / 6 / size.value**2, low, high, size.n, f"at {c:.0e}, {note}")
+    figure = "surface-table" if name == "params" else ""
+    return Measured(c / 6 / size.value**2, low, high, size.n, f"at {c:.0e}, {note}", figure)
 
 
 def exponent_difference(metric: str) -> Callable[[Evidence], Measured]:
@@ -215,7 +219,8 @@ def exponent_difference_by_recipe(e: Evidence, metric: str) -> Measured:
     ends = min(runs.budgets), max(runs.budgets)
     rows = [exponents_by_refit(e.recipe_law(name), *ends, runs.cost(), runs.most_slots)[:, 0] for name in
             (metric, LOSS)]  # fmt: skip
-    return of_refits(rows[0] - rows[1], len(runs.runs), "paired refits of the recipe's laws")
+    found = of_refits(rows[0] - rows[1], len(runs.runs), "paired refits of the recipe's laws")
+    return replace(found, figure="surface-exponents")
 
 
 def loss_wants_more_negatives(e: Evidence) -> Measured:
@@ -360,6 +365,7 @@ def judge(evidence: Evidence) -> list[dict[str, object]]:
         except NotMeasuredError as error:
             rows.append({**row, "verdict": "not decided", "why": str(error)})
             continue
+        row["figure"] = found.figure or finding.figure
         verdict = found.verdict(finding.low, finding.high)
         why = f"an interval of half of ±{found.smallest_effect:.3g} or less" if verdict == "not decided" else ""
         if not math.isfinite(found.smallest_effect) and verdict == "not decided":
