@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -36,7 +37,8 @@ FIXED_STEP = 3
 
 
 def main(jobs: Path) -> None:
-    """Each job: recipe, dataset, out, parent, options, double_loss, stop_at (step after which a save is given up).
+    """Each job: recipe, dataset, out, parent, options, double_loss, stop_at (step after which a save is given up),
+    killed_at (step at whose save the second process is killed).
 
     A job with `fixed_shapes` computes one step in the way of a captured one instead. In one with `even_candidates` only
     every second item is ever drawn. One that asks to `meet` has the processes fail and wait for each other.
@@ -58,7 +60,11 @@ def main(jobs: Path) -> None:
                 continue
             options = TrainOptions(device="cpu", threads=1, **job.get("options", {}))
 
-            def fence(step: int, limit: int | None = job.get("stop_at")) -> None:
+            def fence(
+                step: int, limit: int | None = job.get("stop_at"), killed_at: int | None = job.get("killed_at")
+            ) -> None:
+                if step == killed_at and Ranks().rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if limit is not None and step > limit:
                     raise InterruptedError
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -203,3 +204,22 @@ def test_a_checkpoint_goes_on_at_another_world_size(
         assert furthest(losses(tmp_path / name), losses(tmp_path / "alone")) < 1e-5, name
         one, two = (load_file(tmp_path / run / "bundle" / "model.safetensors") for run in (name, "alone"))
         assert all(torch.allclose(one[key], two[key], atol=1e-4) for key in two), name
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The second process kills itself when it would save; torchrun is done long before anybody's patience ends."""
+    job = {"recipe": recipe_of(steps=5000).to_values(), "dataset": str(dataset.path), "out": str(tmp_path / "run")}
+    path = tmp_path / "jobs.json"
+    path.write_text(json.dumps([{**job, "options": {"save_every": 5}, "killed_at": 5}]))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(path)], capture_output=True, text=True, timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1 and "SIGKILL" in done.stderr, done.stderr[-3000:]
+    assert time.monotonic() - began < 180
+    assert not (tmp_path / "run" / "record.json").exists()
