@@ -27,6 +27,7 @@ from .tables import SCHEMA, SMALL, make_events, make_items, write_tables
 ON_RAY = replace(SMALL, backend="ray", parts=3)
 USERS = {"users": {"user": "user_id", "fields": {"plan": "category"}}}
 PAIRS = {"events": {**SCHEMA.to_values()["events"], "item": ["item_id", "event_type"], "fields": {"paid": "number"}}}
+TEXTS = {"events": {**SCHEMA.to_values()["events"], "fields": {"event_type": "text"}}}
 TARGETS = {"targets": {"column": "event_type", "weights": {"buy": 1.0}}}
 
 
@@ -67,7 +68,9 @@ def write_log(folder: Path, num_users: int, bad_rows: bool = False) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    ("extra", "split"), [({**USERS, **TARGETS}, "time"), (PAIRS, "last")], ids=["users and targets", "pairs"]
+    ("extra", "split"),
+    [({**USERS, **TARGETS}, "time"), (PAIRS, "last"), (TEXTS, "user")],
+    ids=["users and targets", "pairs", "texts of events"],
 )
 def test_shares_and_parts_make_the_same_bytes(
     one_process: None, tmp_path: Path, extra: dict[str, Any], split: Any
