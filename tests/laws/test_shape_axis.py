@@ -54,6 +54,9 @@ def test_the_planted_optimum_comes_back_within_its_region() -> None:
     low, high = centre.interval("lost")
     assert 0 < low <= loss_at(CENTRE) - 7.0 <= high
     assert not centre.details["inside_region"]  # the gap is several times the noise
+    low, high = centre.interval("lost_one_at_a_time")
+    assert low <= loss_at(centre.details["one_at_a_time"]) - 7.0 <= high  # the planted loss is 7 at its optimum
+    assert centre["lost_one_at_a_time"] < centre["lost"]
     assert centre.details["inside_interval"]["depth"]
 
 

@@ -54,6 +54,12 @@ def _describe(metric: str, budget: float, best: Law, surface: Law, centre: Law |
             f"the centre loses {significant(centre['lost'], 2)} [{significant(low, 2)}, {significant(high, 2)}] "
             f"to it and lies {where} the region of the optimum (p = {centre['p_value']:.2g})"
         )
+        if "lost_one_at_a_time" in centre.values:
+            low, high = centre.interval("lost_one_at_a_time")
+            parts.append(
+                f"the best values alone, put together, lose {significant(centre['lost_one_at_a_time'], 2)} "
+                f"[{significant(low, 2)}, {significant(high, 2)}]"
+            )
     if "held_out_rmse" in surface.values:
         parts.append(
             f"{surface.details['held_out']} cells held out are missed by {significant(surface['held_out_rmse'], 2)}, "
