@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws import fit, two_term
+from habitus.laws import depth_optimum, fit, two_term
 from habitus.laws.pure_error import PureError, judge_fit, pure_error
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.size_test import size_test
@@ -111,3 +112,36 @@ def test_a_metric_wants_another_size_only_beyond_chance() -> None:
     unsure = size_test([cell_of_size(*one, se=0.01) for one in sizes], "catalogue/recall@10")
     assert unsure is not None and unsure.status == "flat"
     assert size_test([cell_of_size(1e5, 4.0, 0.2, 0.01)], "batch/ndcg@10") is None
+
+
+def test_seeds_of_other_cells_identify_a_valley_of_six_shares() -> None:
+    """Five numbers through six points leave one degree of freedom: hardly any valley stands above the noise by itself.
+    Seeds of other cells know that noise, and the intervals still cover."""
+    rng = np.random.default_rng(0)
+    x, sd, best, alpha, beta = np.array([0.03, 0.06, 0.1, 0.18, 0.3, 0.5]), 0.012, 0.12, 0.9, 0.5
+    curve = 5.4 + 0.35 * (x**alpha + alpha / beta * best ** (alpha + beta) * x**-beta)
+    alone, known = [], []
+    for _ in range(30):
+        y = curve + sd * rng.standard_normal(len(x))
+        error = PureError((sd / 5.6) ** 2 * rng.chisquare(12) / 12, 12, 12)
+        alone.append(two_term(x, y))
+        known.append(judge_fit(two_term(x, y, error=error), error))
+    assert sum(law.ok for law in alone) <= 6
+    identified = [law for law in known if law.ok]
+    assert len(identified) >= 22
+    assert sum(low <= best <= high for low, high in (law.interval("x_opt") for law in identified)) >= 0.85 * len(
+        identified
+    )
+
+
+def test_seeds_of_other_cells_count_in_the_parabola_of_the_depth_axis() -> None:
+    """Four points, one degree of freedom of their own: the error is the mean of both, by degrees of freedom."""
+    x, y = np.exp([-2.0, -1.0, 0.0, 1.0]), np.array([5.3, 5.1, 5.11, 5.32])
+    rss = 4 * y.var() - (np.polyfit([-2, -1, 0, 1], y, 2)[0] ** 2) * 4 - (np.polyfit([-2, -1, 0, 1], y, 1)[0] ** 2) * 5
+    known = PureError((0.004 / 5.2) ** 2, 9, 9)
+    (low, high), level = depth_optimum(x, y, error=known).interval("y_opt"), float(np.abs(y).mean())
+    vertex_se = (high - low) / 2 / float(stats.t.ppf(0.975, 10))
+    own = depth_optimum(x, y).interval("y_opt")
+    own_se = (own[1] - own[0]) / 2 / float(stats.t.ppf(0.975, 1))
+    pooled = (rss + 9 * (0.004 / 5.2 * level) ** 2) / 10
+    assert vertex_se / own_se == pytest.approx(np.sqrt(pooled / rss), rel=1e-6)

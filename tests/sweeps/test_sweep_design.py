@@ -352,6 +352,35 @@ def test_three_sizes_are_repeated_and_at_the_top_run_at_more_rates(facts: Datase
     assert len(design_axis("allocation", facts, changed, request=asked).cells) == len(plain.cells)
 
 
+def test_of_six_sizes_the_inner_ones_are_repeated_and_no_embedder_is_below_the_least() -> None:
+    """The outermost sizes cost most and say least of the optimum; joint_dim 4 is a cliff beside the valley."""
+    quick = load_preset("quick")
+    design = design_axis("allocation", own_world(quick), quick)
+    for budget in design.budgets:
+        cells = [p for p in design.cells if p.row.flops_budget == budget]
+        sizes = sorted({p.cell.params for p in cells})
+        assert {p.cell.params for p in cells if p.row.seed == 1} == {sizes[1], sizes[3], sizes[4]}
+    swept = [*design.cells, *design_axis("share", own_world(quick), quick).cells]
+    assert min(p.recipe.model.joint_dim for p in swept) == 8
+    shares = Counter(p.row.flops_budget for p in design_axis("share", own_world(quick), quick).cells)
+    assert len(shares) == 3 and min(shares.values()) >= 6  # what a valley of five numbers needs
+    common = quick.common.model_copy(update={"min_joint_dim": 4})
+    lower = design_axis("allocation", own_world(quick), quick.model_copy(update={"common": common}))
+    assert min(p.recipe.model.joint_dim for p in lower.cells) == 4
+
+
+def test_three_counts_of_negatives_are_repeated() -> None:
+    quick = load_preset("quick")
+    cells = design_axis("negatives", own_world(quick), quick).cells
+    for budget in quick.negatives.budgets:
+        at = [p for p in cells if p.row.flops_budget == budget]
+        counts = sorted({p.recipe.train.num_negatives for p in at} - {0})
+        repeated = {p.recipe.train.num_negatives for p in at if p.row.seed == 1}
+        assert repeated == {counts[0], counts[len(counts) // 2], counts[-1]}
+    asked = design_axis("negatives", own_world(quick), quick, request=SweepRequest(seeds=1)).cells
+    assert {p.row.seed for p in asked} == {0}
+
+
 def test_every_preset_affords_six_negative_counts_at_three_budgets_as_a_law_of_k_needs() -> None:
     for name in ("quick", "standard", "paper"):
         preset = load_preset(name)

@@ -30,7 +30,8 @@ from habitus.sweeps import (
 
 PROBES = "probes"
 _RATES = (0.5, 1.0, 2.0)  # of the preset's rule; extended where the best is at an edge
-_SHAPES = 3
+_SHAPES = {"cpu": 2, "cuda": 3}  # sizes per budget; half or twice the rate costs 0.01 nats in `quick`, so two will do
+_LARGE_SHAPES = 3
 _STEEPEST = -0.5  # of the learning rate's exponent; the summary says where the probes asked for a steeper one
 # Of the largest shapes: enough to time a step, far too few to learn anything. On a GPU workers slow each other, so that
 # there must be one run for each of them, and long enough to overlap.
@@ -60,8 +61,8 @@ def probe(
     note: Note,
     hours_left: Callable[[], float | None],
 ) -> ProbeResults:
-    """Three sizes × three rates at the smallest budget and at a middle one, and a few steps of the largest sizes: on
-    as many workers at once as the study will have."""
+    """A few sizes × three rates at the smallest budget and at a middle one, and a few steps of the largest sizes:
+    on as many workers at once as the study will have."""
     began = time.monotonic()
     common: dict[str, Any] = {
         "workers": options.workers,
@@ -78,7 +79,7 @@ def probe(
     workers = options.workers or usual_workers(kind)
     large_preset, budget = _large_sizes(preset, DatasetFacts.of(dataset), kind, workers)
     results = []
-    for one, at in ((_small_sizes(preset), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
+    for one, at in ((_small_sizes(preset, kind), tuple(sorted({smallest, middle}))), (large_preset, (budget,))):
         results.append(
             sweep("allocation", dataset, out / PROBES, budgets=at, preset=one, max_hours=hours_left(), **common)
         )
@@ -107,11 +108,11 @@ def _evaluation(result: SweepResult, store: Store, speeds: SpeedModel) -> float:
     return median([r.seconds.evaluate for r in records if r is not None and r.seconds] or [speeds.evaluate])
 
 
-def _small_sizes(preset: Preset) -> Preset:
-    """The preset with three shapes and the probe's rates on its allocation axis."""
+def _small_sizes(preset: Preset, kind: str) -> Preset:
+    """The preset with a few shapes and the probe's rates on its allocation axis."""
     allocation = preset.allocation.model_copy(
         update={
-            "num_shapes": _SHAPES,
+            "num_shapes": _SHAPES[kind],
             "widen": 0,
             "learning_rates": _RATES,
             "regimes": ("batch",),
@@ -127,7 +128,7 @@ def _large_sizes(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -
     """The preset with the top budget's shapes, and a budget that pays a few steps of them."""
     top = max(preset.budgets_of("allocation"))
     shapes, _ = centred_shapes(preset, PriorResults(), top, preset.common.share)
-    ladder = tuple(shapes[-_SHAPES:])
+    ladder = tuple(shapes[-_LARGE_SHAPES:])
     width, depth = ladder[len(ladder) // 2]
     p = 12 * depth * width * width
     h = max(4.0, math.sqrt(preset.common.share * p / (12 * preset.common.text_depth + 2)))
@@ -135,9 +136,9 @@ def _large_sizes(preset: Preset, facts: DatasetFacts, kind: str, workers: int) -
     step = 6 * slots * (p + facts.text_len * preset.common.share * p + 3 * slots * h)
     allocation = preset.allocation.model_copy(
         update={
-            "ladder": ladder, "num_shapes": _SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
+            "ladder": ladder, "num_shapes": _LARGE_SHAPES, "widen": 0, "learning_rates": (1.0,), "extend": 0,
             "replicates": 1, "top_rates": (), "regimes": ("batch", "catalogue"),
-            "seeds": 1 if kind == "cpu" else -(-workers // _SHAPES),
+            "seeds": 1 if kind == "cpu" else -(-workers // _LARGE_SHAPES),
         }
     )  # fmt: skip
     common = preset.common.model_copy(update={"min_steps": 2})

@@ -104,6 +104,7 @@ def _negatives(draft: Draft) -> None:
         if parent is not None:
             for count in sorted(draft.preset.negatives.num_negatives):
                 draft.add_stage_two(budget, parent, count)
+            draft.repeat_counts(budget)
 
 
 def _init(draft: Draft) -> None:

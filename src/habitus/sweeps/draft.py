@@ -87,7 +87,8 @@ class Draft:
         self, budget: float, batch: int, depth: int, head_dim: int, joint_dim: int | None
     ) -> Iterator[Cell]:
         """For each joint_dim the cell of that depth whose D/N is nearest to the preset's, while within a factor 1.5."""
-        for h in [joint_dim] if joint_dim else joint_dims():
+        every = [h for h in joint_dims() if h >= self.preset.common.min_joint_dim]
+        for h in [joint_dim] if joint_dim else every:
             best, best_distance = None, math.log(1.5)
             for width in range(head_dim, 4096, head_dim):
                 model = ModelRecipe(
@@ -110,17 +111,25 @@ class Draft:
                     break
             if best is not None:
                 yield best
-            elif h > 4 and h != joint_dim:
+            elif h > every[0] and h != joint_dim:
                 return
 
     def add_shape(self, budget: float, shape: Shape, share: float) -> None:
         """Add the allocation cell of a (width, depth), or list why not."""
         width, depth = shape
         wanted = {"width": width, "depth": depth, "embedder_share": share}
-        self.add_solved(budget, f"{width}x{depth}", wanted, share=share, width=width, depth=depth)
+        least, sizes = self.preset.common.min_joint_dim, {"width": width, "depth": depth}
+        cell = self.solve_cell(budget, self.preset.batch_sequences(budget), wanted, share=share, **sizes)
+        if cell is not None and cell.model.joint_dim < least:
+            cell = self.solve_cell(budget, self.preset.batch_sequences(budget), wanted, joint_dim=least, **sizes)
+        if cell is not None:
+            self._add(cell, budget, f"{width}x{depth}", wanted)
 
     def repeat_sizes(self, budget: float) -> None:
-        """Run the smallest, middle and largest size of a budget with more seeds, and of the largest with more rates."""
+        """Run a small, the middle and a large size of a budget with more seeds, and of the largest with more rates.
+
+        Of six sizes and more the outermost are left out: they cost most and say least about where the best one is.
+        """
         settings = self.preset.allocation
         sizes: dict[str, PlannedRun] = {}
         for planned in self.cells:
@@ -130,6 +139,7 @@ class Draft:
         ordered = sorted(sizes.values(), key=lambda planned: planned.cell.params)
         if len(ordered) < 3 or self.request.learning_rates is not None or self.request.seeds is not None:
             return  # the user says how often cells are run
+        ordered = ordered[1:-1] if len(ordered) >= 6 else ordered
         top = budget == max(self.budgets())
         for planned in (ordered[0], ordered[len(ordered) // 2], ordered[-1]):
             rule = self.preset.rule_rate(planned.cell.batch_sequences, budget)
@@ -138,6 +148,16 @@ class Draft:
             for multiple in settings.top_rates if top else ():
                 rate = float(f"{multiple * rule:.12g}")
                 self.cells.append(planned.with_learning_rate(rate, self.facts))
+
+    def repeat_counts(self, budget: float) -> None:
+        """Run the fewest, the middle and the most extra negatives of a budget with more seeds."""
+        counts = {p.row.cell_id: p for p in self.cells if p.row.flops_budget == budget and p.recipe.train.num_negatives}
+        ordered = sorted(counts.values(), key=lambda planned: planned.recipe.train.num_negatives)
+        if len(ordered) < 3 or self.request.learning_rates is not None or self.request.seeds is not None:
+            return
+        for planned in (ordered[0], ordered[len(ordered) // 2], ordered[-1]):
+            for seed in range(1, self.preset.negatives.replicates):
+                self.cells.append(planned.with_seed(seed, self.facts))
 
     def _off_rule(self, planned: PlannedRun) -> float:
         """How far a run's rate is from the rule's, in logarithms."""

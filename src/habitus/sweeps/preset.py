@@ -40,6 +40,12 @@ class CommonSettings(Typed):
     share: float = Field(0.02, gt=0, lt=1, description="Embedder share where the store knows no better.")
     data_ratio: float = Field(15.0, gt=0, description="D/N where an axis fixes it.")
     min_steps: int = Field(100, ge=1, description="Stage-1 cells with fewer steps are not affordable.")
+    min_joint_dim: int = Field(
+        4,
+        ge=4,
+        exclude_if=lambda h: h == 4,
+        description="Of shares and sizes; smaller embedders hardly tell items apart.",
+    )
     copying: bool = Field(False, exclude_if=not_, description="Score the items of a user's own past by its events too.")
     log_q: bool = Field(
         False, exclude_if=not_, description="Correct logits by -log q, the chance of a candidate to be drawn."
@@ -127,7 +133,7 @@ class AllocationAxis(AxisSettings):
     widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size lies, at most.")
     replicates: int = Field(
         1, ge=1, exclude_if=lambda n: n == 1,
-        description="Seeds of the smallest, middle and largest size of each budget, by which misfits are known.",
+        description="Seeds of a small, the middle and a large size of each budget, by which noise is known.",
     )  # fmt: skip
     top_rates: tuple[float, ...] = Field(
         (), exclude_if=not_,
@@ -139,6 +145,10 @@ class NegativesAxis(AxisSettings):
     num_negatives: tuple[int, ...] = Field(min_length=2)
     batch_sequences: int = Field(64, ge=1, description="One stage-2 batch for the whole store.")
     min_steps: int = Field(200, ge=1, description="A K that leaves fewer steps is not affordable.")
+    replicates: int = Field(
+        1, ge=1, exclude_if=lambda n: n == 1,
+        description="Seeds of the fewest, the middle and the most negatives of each budget, by which noise is known.",
+    )  # fmt: skip
 
 
 class InitRow(Typed):
