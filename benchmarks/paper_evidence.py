@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean
 
@@ -123,6 +123,19 @@ class Evidence:
             raise NotMeasuredError(f"fewer than three seeds of {metric} to judge a difference by")
         return float(t.ppf(0.975, dof)) * math.sqrt(sum(float(np.var(v) * len(v)) for v in several) / dof), dof
 
+    def reliability(self, metric: str) -> float:
+        """The share of a metric's variance between cells of a budget that is no noise from seed to seed."""
+        cells: dict[tuple[float, str], list[float]] = {}
+        for run in (run for run in self.laws.runs if metric in run.metrics and run.metrics[metric] > 0):
+            cells.setdefault((run.budget, run.cell_id), []).append(math.log(run.metrics[metric]))
+        dof = sum(len(values) - 1 for values in cells.values())
+        if not dof:
+            return 1.0
+        noise = sum(float(np.var(values) * len(values)) for values in cells.values()) / dof
+        budgets = {budget for budget, _ in cells}
+        spread = mean(float(np.var([mean(v) for (b, _), v in cells.items() if b == c], ddof=1)) for c in budgets)
+        return max(0.05, 1 - noise / spread)
+
     def correlation(self, name: str, first: str, second: str) -> dict[str, Correlation]:
         """ρ of two metrics by the label of the budget, at the best rate of each cell."""
         tables = [table for named in self.laws.correlations if named.name == name and named.runs.startswith("best")
@@ -197,6 +210,14 @@ def mean_correlation(pairs: Sequence[Correlation], what: str) -> Measured:
     half = Z * 1.03 / math.sqrt(sum(weights))
     n, note = sum(pair.n for pair in usable), f"{len(usable)} budgets"
     return Measured(math.tanh(middle), math.tanh(middle - half), math.tanh(middle + half), n, note)
+
+
+def without_noise(found: Measured, reliabilities: Sequence[float]) -> Measured:
+    """A correlation as it would be without noise from seed to seed, by Spearman's correction for attenuation."""
+    most = math.sqrt(math.prod(reliabilities))
+    value, low, high = (max(-1.0, min(1.0, v / most)) for v in (found.value, found.low, found.high))
+    note = f"{found.note}; {found.value:+.2f} before the correction for noise, which allows {most:.2f} at most"
+    return replace(found, value=value, low=low, high=high, note=note)
 
 
 def least_critical_batch(batches: Sequence[float], steps: Sequence[float]) -> float:

@@ -25,6 +25,7 @@ from paper_evidence import (
     of_law,
     of_refits,
     spanning,
+    without_noise,
 )
 
 from habitus.laws.recipe_optimum import OPTIMUM, Budget, exponents_by_refit, recipe_optima
@@ -91,6 +92,7 @@ def flat_band(e: Evidence) -> Measured:
 
 def large_embedder_costs_less(e: Evidence) -> Measured:
     if not e.runs("share") and e.runs(SURFACE_AXIS):
+        e.law("recipe_exponents", LOSS)  # a difference between budgets is as good as how optima move
         budgets = e.recipe_optima(LOSS)
         rows = {c: e.slices(c, (0.06, 0.27)) for c in (min(budgets), max(budgets))}
         first, last = (row[:, 1] - row[:, 0] for row in rows.values())
@@ -215,6 +217,8 @@ def exponent_difference_by_recipe(e: Evidence, metric: str) -> Measured:
     """By refits of both laws to the same draws of cells."""
     if metric.startswith("train/"):
         raise NotMeasuredError("the training loss of larger batches has more candidates: it needs sizes at one batch")
+    for name in (LOSS, metric):
+        e.law("recipe_exponents", name)
     runs = e.surface_runs
     ends = min(runs.budgets), max(runs.budgets)
     rows = [exponents_by_refit(e.recipe_law(name), *ends, runs.cost(), runs.most_slots)[:, 0] for name in
@@ -251,7 +255,8 @@ def more_negatives_still_help(e: Evidence) -> Measured:
 
 def stage1_locked(e: Evidence) -> Measured:
     pairs = e.correlation("stage1", LOSS, RECALL)
-    return mean_correlation([pair for label, pair in pairs.items() if label[:1].isdigit()], "stage 1")
+    found = mean_correlation([pair for label, pair in pairs.items() if label[:1].isdigit()], "stage 1")
+    return without_noise(found, [e.reliability(metric) for metric in (LOSS, RECALL)])
 
 
 def stage2_flips(e: Evidence) -> Measured:
@@ -278,7 +283,10 @@ def regime_agreement(metric: str) -> Callable[[Evidence], Measured]:
 def history_slices(e: Evidence) -> Measured:
     tables = [t for named in e.laws.correlations if named.name == f"slices:{RECALL}" and named.runs.startswith("best")
               for t in named.tables]  # fmt: skip
-    return mean_correlation([pair for t in tables for pair in [t.worst()] if pair is not None], "slices by history")
+    pairs = [pair for t in tables for pair in [t.worst()] if pair is not None]
+    names = [f"{RECALL}/{name}" if name != "all" else RECALL for pair in pairs for name in (pair.first, pair.second)]
+    noise = [mean(map(e.reliability, names))] * 2 if names else [1.0]
+    return without_noise(mean_correlation(pairs, "slices by history"), noise)
 
 
 def mup_is_no_better(e: Evidence) -> Measured:

@@ -18,7 +18,8 @@ _UNIQUE = (0.0, -0.3, -0.6)  # powers of the batch by which each slot needs fewe
 class Cost(Protocol):
     """What a budget pays of slots."""
 
-    seq_len: float
+    @property
+    def seq_len(self) -> float: ...
 
     def slots(self, compute: float, p_e: np.ndarray, p: np.ndarray, B: np.ndarray) -> np.ndarray:
         """D of models of so many parameters and windows per step."""

@@ -15,7 +15,7 @@ from habitus.errors import FitError
 from habitus.laws.checks import check_positive_number
 from habitus.laws.law_builders import make_intervals, widen_to_values
 from habitus.laws.recipe_cost import Cost
-from habitus.laws.recipe_surface import FORM, Surface, centre_of, fitted_surfaces, from_target
+from habitus.laws.recipe_surface import FORM, Surface, centre_of, fitted_surfaces, from_target, misfit
 from habitus.store import LEVELS, Law, Residuals
 
 OPTIMUM = ("params", "share", "batch", "rate", "slots", "metric")
@@ -126,7 +126,7 @@ def recipe_optimum(law: Law, compute: float, cost: Cost, most_slots: float = np.
         values=values,
         intervals=make_intervals(by_level),
         residuals=Residuals(n=law.residuals.n, dof=law.residuals.dof),
-        warnings=(f"the best {', '.join(at_end)} is an end of what was tried",) if at_end else (),
+        warnings=_ends_words(at_end),
         details={"compute": compute, "at_end": at_end},
     )
 
@@ -135,16 +135,17 @@ def recipe_exponents(law: Law, first: float, last: float, cost: Cost, most_slots
     """How the best size, share, batch, rate, slots and slots per parameter move from one budget to another."""
     rows = exponents_by_refit(law, first, last, cost, most_slots)
     at_end = {name for c in (first, last) for name in recipe_optimum(law, c, cost, most_slots).details["at_end"]}
+    why = misfit(law)
     by_level = {level: _intervals(EXPONENTS, rows, level) for level in LEVELS}
     values = dict(zip(EXPONENTS, map(float, rows[0]), strict=True))
     return Law(
         law="recipe_exponents",
         form="x* of the recipe's law as C^b between two budgets",
-        status="boundary" if {"params", "share"} & at_end else law.status,
+        status="boundary" if {"params", "share"} & at_end else "misfit" if why else law.status,
         values=values,
         intervals=make_intervals(widen_to_values(by_level, values)),
         residuals=Residuals(n=law.residuals.n, dof=law.residuals.dof),
-        warnings=(f"the best {', '.join(sorted(at_end))} is an end of what was tried",) if at_end else (),
+        warnings=(*((why,) if why else ()), *(_ends_words(sorted(at_end)))),
         details={"first": first, "last": last},
     )
 
@@ -152,7 +153,9 @@ def recipe_exponents(law: Law, first: float, last: float, cost: Cost, most_slots
 def exponents_by_refit(law: Law, first: float, last: float, cost: Cost, most_slots: float = np.inf) -> np.ndarray:
     """EXPONENTS by the fit and by each refit, [1 + refits, 6]."""
     near, far = (_with_ratio(recipe_optima(law, c, cost, most_slots)) for c in (first, last))
-    return np.asarray(np.log(far / near) / np.log(last / first))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rows = np.log(far / near) / np.log(last / first)
+    return np.asarray(rows[np.isfinite(rows).all(axis=1)])
 
 
 def recipe_slice(
@@ -182,6 +185,10 @@ def _with_ratio(rows: np.ndarray) -> np.ndarray:
 def _intervals(names: Sequence[str], rows: np.ndarray, level: float) -> dict[str, tuple[float, float]]:
     low, high = np.quantile(rows[1:], [0.5 - level / 2, 0.5 + level / 2], axis=0)
     return {n: (float(a), float(b)) for n, a, b in zip(names, low, high, strict=True)}
+
+
+def _ends_words(at_end: Sequence[str]) -> tuple[str, ...]:
+    return (f"the best {', '.join(at_end)} is an end of what was tried",) if at_end else ()
 
 
 def _check(law: Law) -> None:

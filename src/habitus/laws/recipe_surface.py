@@ -20,6 +20,7 @@ from scipy import optimize, stats
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, as_columns, check_positive
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
+from habitus.laws.pure_error import SIGNIFICANT
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "L = E + (sum over p_e, p, D, S, B of (A*x^-alpha)^q)^(1/q) + k*(log r - log r*)^2"
@@ -113,6 +114,7 @@ def recipe_surface(
     error = error * _scale(Surface.of(first).metric(u) - y, error)
     best = _fit(u, y, error, [first])
     surface = Surface.of(best)
+    scatter = _scatter(surface.metric(u) - y, error)
     refits = _refits(u, y, error, groups, best, draws, seed)
     names = ("floor", "power", *PARTS, "rate_by_contextualizer", "rate_by_embedder")
 
@@ -138,7 +140,8 @@ def recipe_surface(
             "direction": direction,
             "theta": best.tolist(),
             "draws": [[float(f"{v:.8g}") for v in theta] for theta in refits],
-            "scatter": _scatter(surface.metric(u) - y, error),
+            "scatter": scatter,
+            **_against_seeds(scatter, y, groups),
             "cells": num_cells,
         },
     )
@@ -178,6 +181,18 @@ def recipe_losses(law: Law, table: Mapping[str, Numbers]) -> np.ndarray:
     places = np.broadcast_to(u, (*rates.shape, len(COLUMNS))).copy()
     places[..., 5] = rates
     return from_target(law, surfaces.metric(places))
+
+
+def misfit(law: Law) -> str:
+    """Why what moves with compute is not to be trusted: cells scatter about the law by more than seeds differ."""
+    p_value = law.details.get("lack_of_fit_p_value", 1.0)
+    if p_value >= SIGNIFICANT:
+        return ""
+    seeds, scatter = law.details["seed_error"], law.details["scatter"]
+    return (
+        f"cells near the best scatter about the law by {scatter:.2g}, where seeds differ by {seeds:.2g} "
+        f"(p = {p_value:.2g}): optima count that as noise of cells, exponents are not to be trusted"
+    )
 
 
 def fitted_surfaces(law: Law) -> Surface:
@@ -225,6 +240,18 @@ def _scatter(missed: np.ndarray, error: np.ndarray) -> float:
     dof = max(1, len(missed) - _NUM_VALUES)
     by_half = 1.4826 * float(np.median(np.abs(missed[near]))) * np.sqrt(len(missed) / dof)
     return float(max(_scale(missed, error) * error.min(), by_half))
+
+
+def _against_seeds(scatter: float, y: np.ndarray, groups: np.ndarray) -> dict[str, float]:
+    """What seeds of a cell differ by, and the p value of cells near the best scattering about the law no more."""
+    within = [y[groups == group] - y[groups == group].mean() for group in np.unique(groups)]
+    dof = sum(len(missed) - 1 for missed in within)
+    squares = sum(float(missed @ missed) for missed in within)
+    if not dof or not squares:
+        return {}
+    # The scatter is that of the better half of the runs.
+    p_value = float(stats.f.sf(scatter**2 * dof / squares, max(1, (len(y) - _NUM_VALUES) // 2), dof))
+    return {"seed_error": float(np.sqrt(squares / dof)), "seed_dof": dof, "lack_of_fit_p_value": p_value}
 
 
 def _starts(y: np.ndarray, seed: int) -> list[np.ndarray]:

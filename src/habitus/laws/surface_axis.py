@@ -22,7 +22,7 @@ from habitus.laws.recipe_optimum import (
     recipe_optimum,
     recipe_slice,
 )
-from habitus.laws.recipe_surface import COLUMNS, predict_recipe, recipe_surface
+from habitus.laws.recipe_surface import COLUMNS, misfit, predict_recipe, recipe_surface
 from habitus.laws.rollout import hold_against
 from habitus.laws.runs import MeasuredRun
 from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntry, NamedRollout, Rollout, direction_of
@@ -31,14 +31,14 @@ _SLICE_PLACES, _SLICE_REFITS = 9, 40
 _KNOBS = (*COLUMNS[:5], "joint_dim", "seq_len", "flops_nominal")
 
 
-def fit_surface(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
+def fit_surface(runs: Sequence[MeasuredRun], metric: str, _error: PureError | None = None) -> AxisLaws:
     """The law of a recipe, the best recipe of each budget by nominal and executed FLOPs, how it moves, a roll-out."""
     if metric.startswith(f"{TRAIN}/"):
         return AxisLaws()  # batches of other sizes have other candidates
     cells = SurfaceRuns([run for run in runs if metric in run.metrics and all(k in run.knobs for k in _KNOBS)], metric)
     if not cells.runs:
         raise FitError(f"no run of the surface has {metric!r} and its knobs", expected="runs that measured it")
-    law = cells.law(error)
+    law = cells.law()
     entries = [LawEntry(name="recipe_surface", axis=SURFACE_AXIS, metric=metric, law=law)]
     if not law.values:
         return AxisLaws(tuple(entries))
@@ -54,7 +54,7 @@ def fit_surface(runs: Sequence[MeasuredRun], metric: str, error: PureError | Non
         moves = recipe_exponents(law, budgets[0], budgets[-1], cost, cells.most_slots)
         entries.append(LawEntry(name="recipe_exponents", axis=SURFACE_AXIS, metric=metric, law=moves))
     none = Rollout(law="recipe_surface", forecasts=(), warnings=())
-    told = Rollout(law="recipe_surface", forecasts=tuple(cells.forecasts(error)), warnings=())
+    told = Rollout(law="recipe_surface", forecasts=tuple(cells.forecasts()), warnings=())
     rollouts = (NamedRollout(name="recipe_surface", metric=metric, rollout=told, leave_one_out=none),)
     return AxisLaws(tuple(entries), rollouts if told.forecasts else ())
 
@@ -94,9 +94,9 @@ class SurfaceRuns:
         passes = [run.knobs["slots_seen"] / run.knobs["epochs"] for run in self.runs if run.knobs.get("epochs")]
         return float(np.median(passes)) if passes else math.inf
 
-    def law(self, error: PureError | None = None) -> Law:
+    def law(self) -> Law:
         law = recipe_surface(self.table, self.values, self.cells, self.direction, draws=self.draws)
-        return law if error is None or not law.values else _with_seeds(law, error, self.values)
+        return law.with_warnings(why) if (why := misfit(law)) else law
 
     def cost(self) -> SlotCost:
         return slot_cost(self.table)
@@ -123,7 +123,7 @@ class SurfaceRuns:
         cell = min(means, key=lambda c: sign * means[c])
         return self.runs[int(np.flatnonzero(numbers == cell)[0])], means[cell]
 
-    def forecasts(self, error: PureError | None = None) -> list[Forecast]:
+    def forecasts(self) -> list[Forecast]:
         """Every budget from the third up by the law of those below alone, at the recipe of its best cell.
 
         The best cell is chosen after the fact, as what a forecast is held against; neither it nor anything else of its
@@ -132,7 +132,7 @@ class SurfaceRuns:
         made = []
         for budget in self.budgets[2:]:
             below = self.below(budget)
-            law = below.law(error)
+            law = below.law()
             if not law.values:
                 continue
             run, observed = self.best(budget)
@@ -166,18 +166,3 @@ def _with_slices(best: Law, law: Law, budget: float, cost: SlotCost, most_slots:
         slices[name] = {"x": places, "y": rows[0].tolist(), "low": np.minimum(low95, rows[0]).tolist(),
                         "high": np.maximum(high95, rows[0]).tolist()}  # fmt: skip
     return best.model_copy(update={"details": {**best.details, "slices": slices}})
-
-
-def _with_seeds(law: Law, error: PureError, values: np.ndarray) -> Law:
-    """The law with what seeds differ by: cells that scatter more hold something that the law does not know.
-
-    Cells, not seeds, are what refits draw, so that intervals have it in them.
-    """
-    seeds = math.sqrt(error.relative_variance) * (
-        float(np.median(values)) if law.details["direction"] == "min" else 1.0
-    )
-    law = law.model_copy(update={"details": {**law.details, "seed_error": seeds}})
-    if law.details["scatter"] < 2 * seeds:
-        return law
-    told = f"{law.details['scatter']:.2g} near the best, where seeds differ by {seeds:.2g}"
-    return law.with_warnings(f"cells scatter about the law by {told}: what it does not know counts as noise of cells")

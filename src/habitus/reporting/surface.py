@@ -22,7 +22,7 @@ _SHEET = (
     "params", "embedder_share", "batch_sequences", "slots_seen", "steps", "joint_dim", "width", "depth",
     "flops_nominal", "flops_executed",
 )  # fmt: skip
-_ABOVE = 4.0  # a panel shows runs up to so many times what its lines span
+_ABOVE = 1.0  # a panel shows runs up to half as much again as its lines span
 
 
 def slices(study: Study) -> Exhibit | None:
@@ -95,9 +95,9 @@ def optimum_table(study: Study) -> Exhibit | None:
                     raw.append((metric, budget, cost, knob, law[knob], *law.interval(knob), law.status))
         if not rows:
             return None
-        law = study.law("recipe_surface", metric)
-        told = "" if law is None else f"one law of {law.residuals.n} runs, {law.details.get('cells', 0)} cells"
-        notes = () if law is None else law.warnings
+        whole = study.law("recipe_surface", metric)
+        told = "" if whole is None else f"one law of {whole.residuals.n} runs, {whole.details.get('cells', 0)} cells"
+        notes = () if whole is None else whole.warnings
         header = ("nominal FLOPs", "cost", *_WORDS.values(), "D*/N*", metric)
         how = "under executed FLOPs each row spends what the nominal optimum of its budget executes"
         return View(sentence(told, how), metric, table=Table(header, tuple(rows), tuple(notes)))
