@@ -37,10 +37,11 @@ def test_seconds_of_a_step_by_hand() -> None:
     assert math.ceil(4 * 30e9 / 2**25) == 3577
     expected = reached(4e14) / reached(1e14) + 2 * (gradients + rows) + 3589 * 25e-6
     assert on_four.slow_seconds == pytest.approx(expected)
-    # Sixteen leave the machine: 50 GB/s, and gradients of 225 GB show.
+    # Sixteen leave the machine: the 225 GB of gradients pass its links at 450 GB/s and its eight ports at 400.
     on_sixteen = Sharing(step, H200, 16, 1e14)
-    late = 2 * 15 / 16 * 4 * 30e9 / 50e9 - 2 / 3 * 0.25
-    assert on_sixteen.fast_seconds == pytest.approx(0.25 + late + step.row_bytes(16) / 50e9)
+    assert on_sixteen.send_seconds(225e9) == pytest.approx(0.5 + 0.5625)
+    late = 1.0625 - 2 / 3 * 0.25
+    assert on_sixteen.fast_seconds == pytest.approx(0.25 + late + step.row_bytes(16) * (1 / 450e9 + 1 / 400e9))
 
 
 def test_smaller_steps_reach_less_and_the_smallest_take_as_long() -> None:

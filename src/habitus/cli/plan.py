@@ -79,7 +79,15 @@ def plan(
         seed=seed,
     )
     try:
-        next_plan = make_plan(_find_budget(flops, hours, gpu, gpus), metric, options)
+        budget = _find_budget(flops, hours, gpu, gpus)
+        next_plan = make_plan(budget, metric, options)
+        if flops is None and hours is not None and gpus > 1:
+            # What several GPUs exchange depends on the planned sizes, and those on the budget.
+            for _ in range(_REFINEMENTS):
+                if next_plan.flops < budget:  # the log ends before the hours do
+                    break
+                budget *= hours / next_plan["hours"].value
+                next_plan = make_plan(budget, metric, options)
     except (ArithmeticError, ValueError) as error:
         raise ConfigError(
             f"no plan can be computed: {' '.join(str(error).split())}",
@@ -156,6 +164,7 @@ def _find_budget(flops: float | None, hours: float | None, gpu: str | None, gpus
     )
 
 
+_REFINEMENTS = 3  # of a budget that hours on several GPUs pay
 # Label, name, format of the value or kind of number; in the order in which people decide.
 _ROWS = (
     ("N  params", "params", "count"),

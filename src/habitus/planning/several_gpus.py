@@ -88,38 +88,42 @@ class Sharing:
     gpus: int
     rate: float
 
-    @property
-    def bandwidth(self) -> float:
-        """Bytes per second that a GPU can send: to others of its machine, or through its port of the network."""
-        return 1e9 * (self.gpu.link_gbytes if self.gpus <= GPUS_PER_MACHINE else self.gpu.network_gbytes)
+    def send_seconds(self, sent: float) -> float:
+        """For bytes that each GPU sends: within a machine by its link; between machines, each of which sends them once,
+        through the ports of all of its GPUs."""
+        within = sent / (1e9 * self.gpu.link_gbytes)
+        if self.gpus <= GPUS_PER_MACHINE:
+            return within
+        return within + sent / GPUS_PER_MACHINE / (1e9 * self.gpu.network_gbytes)
 
     @cached_property
     def fast_seconds(self) -> float:
         """Every GPU as fast as alone; gradients leave during backward; rows at the full bandwidth."""
         compute = self.step.flops / self.gpus / self.rate
-        late = self.step.gradient_bytes(self.gpus) / self.bandwidth - _BACKWARD * compute
-        return compute + self.step.row_bytes(self.gpus) / self.bandwidth + max(0.0, late)
+        late = self.send_seconds(self.step.gradient_bytes(self.gpus)) - _BACKWARD * compute
+        return compute + self.send_seconds(self.step.row_bytes(self.gpus)) + max(0.0, late)
 
     @cached_property
     def slow_seconds(self) -> float:
         """A smaller step reaches less; nothing overlaps; half the bandwidth; every message takes a while."""
         alone = reached(self.step.flops / self.gpus) / reached(self.step.flops)
         compute = self.step.flops / self.gpus / (self.rate * min(1.0, alone))
-        gradients, rows = self.step.gradient_bytes(self.gpus), self.step.row_bytes(self.gpus)
+        sent = self.step.gradient_bytes(self.gpus) + self.step.row_bytes(self.gpus)
         messages = _ROW_MESSAGES * self.step.pools + math.ceil(4 * self.step.trained / _GRADIENT_MESSAGE)
-        return compute + (gradients + rows) / (_REACHED * self.bandwidth) + messages * _MESSAGE_SECONDS
+        return compute + self.send_seconds(sent) / _REACHED + messages * _MESSAGE_SECONDS
 
     def describe(self) -> str:
         """What is assumed, in a sentence."""
         rows, gradients = self.step.row_bytes(self.gpus) / 1e6, self.step.gradient_bytes(self.gpus) / 1e6
-        link = self.gpu.link if self.gpus <= GPUS_PER_MACHINE else self.gpu.network
+        link = f"{self.gpu.link} ({self.gpu.link_gbytes:g} GB/s one way, datasheet)"
+        if self.gpus > GPUS_PER_MACHINE:
+            link += f" and between machines of eight {self.gpu.network} ({self.gpu.network_gbytes:g} GB/s per device)"
         single = self.step.flops / self.gpus / self.rate
         low, high = single / self.slow_seconds, single / self.fast_seconds
         return (
             f"{self.gpus} devices at {low:.0%} to {high:.0%} of their sum, not measured: each sends {rows:.3g} MB of "
-            f"rows and {gradients:.3g} MB of gradients per step by {link} ({self.bandwidth / 1e9:g} GB/s one way, "
-            "datasheet); at best gradients hide behind backward, at worst nothing does, half the bandwidth is "
-            "reached and a smaller step is slower, as measured on one H200"
+            f"rows and {gradients:.3g} MB of gradients per step by {link}; at best gradients hide behind backward, "
+            "at worst nothing does, half the bandwidth is reached and a smaller step is slower, as measured on one H200"
         )
 
 
