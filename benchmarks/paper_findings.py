@@ -43,7 +43,8 @@ def small_embedder(e: Evidence) -> Measured:
     optima = e.optima("share_optimum", LOSS)
     if optima:
         return spanning(optima.items(), "x_opt", "s*")
-    return replace(spanning(e.recipe_optima(LOSS).items(), "share", "s*"), figure="surface-table")
+    found = spanning(e.recipe_optima(LOSS).items(), "share", "s*")
+    return replace(found, n=len(e.surface_runs.runs), figure="surface-table")
 
 
 def constant_share(e: Evidence) -> Measured:
@@ -256,7 +257,8 @@ def more_negatives_still_help(e: Evidence) -> Measured:
 def stage1_locked(e: Evidence) -> Measured:
     pairs = e.correlation("stage1", LOSS, RECALL)
     found = mean_correlation([pair for label, pair in pairs.items() if label[:1].isdigit()], "stage 1")
-    return without_noise(found, [e.reliability(metric) for metric in (LOSS, RECALL)])
+    found = without_noise(found, [e.reliability(metric) for metric in (LOSS, RECALL)])
+    return of_architectures(e, found)
 
 
 def stage2_flips(e: Evidence) -> Measured:
@@ -286,7 +288,15 @@ def history_slices(e: Evidence) -> Measured:
     pairs = [pair for t in tables for pair in [t.worst()] if pair is not None]
     names = [f"{RECALL}/{name}" if name != "all" else RECALL for pair in pairs for name in (pair.first, pair.second)]
     noise = [mean(map(e.reliability, names))] * 2 if names else [1.0]
-    return without_noise(mean_correlation(pairs, "slices by history"), noise)
+    return of_architectures(e, without_noise(mean_correlation(pairs, "slices by history"), noise))
+
+
+def of_architectures(e: Evidence, found: Measured) -> Measured:
+    """A correlation over cells, unless their batches and rates vary too: the paper's are of architectures."""
+    if e.runs("share") or e.runs("allocation") or not e.runs(SURFACE_AXIS):
+        return found
+    told = f"{found.value:+.2f} [{found.low:.2f}, {found.high:.2f}] ({found.note})"
+    raise NotMeasuredError(f"{told} over cells whose batch and rate vary too; it takes sizes or shares at tuned rates")
 
 
 def mup_is_no_better(e: Evidence) -> Measured:
