@@ -12,7 +12,8 @@ around the generated part of README.md stays.
 import argparse
 import json
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -66,7 +67,9 @@ def write_study(
     evidence = Evidence(laws, records)
     rows, told = judge(evidence), forecasts(evidence, [RegisteredPlan.read(path) for path in plans])
     write_atomic(out / "findings.json", (json.dumps({"findings": rows, "forecasts": told}, indent=1) + "\n").encode())
-    text = readme(rows, told, title or out.name, num_records)
+    page = out / "report.html"
+    figures = set(re.findall(r'\bid="([^"]+)"', page.read_text(encoding="utf-8"))) if page.exists() else set()
+    text = readme(rows, told, title or out.name, num_records, figures)
     write_atomic(out / "README.md", keep_written(out / "README.md", text).encode())
     return rows
 
@@ -124,8 +127,14 @@ def _best_by_budget(evidence: Evidence, metric: str, below: float) -> dict[float
     return best
 
 
-def readme(rows: Sequence[dict[str, object]], told: Sequence[dict[str, object]], title: str, num_records: int) -> str:
-    """README.md of the study's folder."""
+def readme(
+    rows: Sequence[dict[str, object]],
+    told: Sequence[dict[str, object]],
+    title: str,
+    num_records: int,
+    figures: Collection[str] = (),
+) -> str:
+    """README.md of the study's folder; `figures` are those that the page has."""
     decided = sum(row["verdict"] != "not decided" for row in rows)
     lines = [
         f"# {title}", "", BEGIN, "",
@@ -138,7 +147,7 @@ def readme(rows: Sequence[dict[str, object]], told: Sequence[dict[str, object]],
         "| | the paper's finding | claimed | ours [95%], n | smallest effect | verdict | figure |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    lines += [_row(row) for row in rows]
+    lines += [_row(row, figures) for row in rows]
     if told:
         lines += ["", "## Forecasts, registered before the runs", "",
                   "Misses are shares of the gain since the largest budget below; persistence is no gain at all.", "",
@@ -156,14 +165,15 @@ def readme(rows: Sequence[dict[str, object]], told: Sequence[dict[str, object]],
     return "\n".join([*lines, "", END]) + "\n"
 
 
-def _row(row: dict[str, object]) -> str:
+def _row(row: dict[str, object], figures: Collection[str]) -> str:
     claimed = row["claimed"]
     assert isinstance(claimed, list)
     low, high = (_number(end) for end in claimed)
     region = (
         f"at least {low}" if claimed[1] is None else f"at most {high}" if claimed[0] is None else f"{low} to {high}"
     )
-    verdict = f"**{row['verdict']}**"
+    verdict, figure = f"**{row['verdict']}**", str(row["figure"])
+    figure = f"[{figure}](report.html#{figure})" if figure in figures else f"{figure}, not on the page"
     if "value" not in row:
         ours, effect, verdict = "–", "–", f"{verdict}: {row['why']}"
     else:
@@ -172,8 +182,7 @@ def _row(row: dict[str, object]) -> str:
         effect = _number(row["smallest_effect"])
         verdict += f"; would take {row['why']}" if row["why"] else ""
     return (
-        f"| {row['number']} | {row['claim']} | {row['quantity']} {region} | {ours} | {effect} | {verdict} | "
-        f"[{row['figure']}](report.html#{row['figure']}) |"
+        f"| {row['number']} | {row['claim']} | {row['quantity']} {region} | {ours} | {effect} | {verdict} | {figure} |"
     )
 
 

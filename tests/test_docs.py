@@ -490,6 +490,8 @@ def test_every_relative_link_points_to_a_file_and_a_heading_that_exist() -> None
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors of a page, as GitHub makes them from its headings."""
+    """The anchors of a page, as GitHub makes them from its headings; of HTML, its ids."""
+    if page.suffix == ".html":
+        return set(re.findall(r'\bid="([^"]+)"', page.read_text(encoding="utf-8")))
     lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
