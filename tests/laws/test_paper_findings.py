@@ -112,7 +112,7 @@ def test_a_store_becomes_a_folder_with_every_finding(study: Any, findings: Any, 
     study.write_study(store, tmp_path / "out", title="Planted")
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert text.startswith("# Planted") and text.count("| [") + text.count(", not on the page |") == 23
-    assert "(report.html#share-table)" in text and "| negatives-table, not on the page |" not in text
+    assert "[frontiers](report.html#frontiers)" in text and "| init-table, not on the page |" in text
     assert {finding.figure for finding in findings.FINDINGS} <= set(ORDER)
     assert "Planted" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     written = json.loads((tmp_path / "out" / "findings.json").read_text(encoding="utf-8"))
