@@ -97,7 +97,8 @@ def compare(command: list[str], repeats: int) -> list[dict]:
                     options = {"stdout": subprocess.PIPE, "text": True, "check": True, "env": environment}
                     row = last_line(subprocess.run([*command, "--backend", backend], **options))
                 measures = watch.summary()
-                row["cpu_seconds"] = round(measures["driver_cpu_seconds"] + measures["task_cpu_seconds"], 1)
+                tasks = measures["task_cpu_seconds"] if backend == "ray" else 0.0  # workers that wait for work
+                row["cpu_seconds"] = round(measures["driver_cpu_seconds"] + tasks, 1)
                 rows.append({"backend": backend, **row, **measures})
                 print(json.dumps(rows[-1]), file=sys.stderr)
                 shutil.rmtree(Path(command[command.index("--folder") + 1], "work"))
