@@ -138,3 +138,32 @@ def test_fit_reads_a_surface_and_finds_what_was_planted(planted: Any, tmp_path: 
     assert ranked["params"] == pytest.approx(laws.find("recipe_exponents", LOSS)["params"], abs=0.05)
     assert [r.name for r in laws.rollouts] == ["recipe_surface"] * 2
     assert any(table.name == "stage1" for table in laws.correlations)
+
+
+def test_exponents_are_refused_where_cells_scatter_by_more_than_seeds(planted: Any, cells: SurfaceRuns) -> None:
+    right = recipe_exponents(cells.law(), 1e14, 1e15, cells.cost())
+    assert right.ok and "params" in right.values
+    # A step of 0.15 nats at small contextualizers, which no fitted form has.
+    rows, numbers = planted.planted_rows(1)
+    losses = planted.planted_losses(planted.TRUTHS["small models starve"], rows, 0.004, 1)
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    law = recipe_surface(table, losses, numbers, draws=8)
+    wrong = recipe_exponents(law, 1e14, 1e15, slot_cost(table))
+    assert wrong.status == "misfit" and "seeds differ" in wrong.warnings[0]
+    assert recipe_optimum(law, 1e15, slot_cost(table)).ok  # optima hold there, with wider intervals
+
+
+@pytest.mark.slow
+def test_intervals_of_optima_hold_what_was_planted(planted: Any) -> None:
+    truth = planted.TRUTHS["parts add"]
+    best = truth.best(1e15)
+    size = best["embedder_params"] + best["contextualizer_params"]
+    held = []
+    for seed in range(12):
+        rows, numbers = planted.planted_rows(seed)
+        table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        law = recipe_surface(table, planted.planted_losses(truth, rows, 0.004, seed), numbers, draws=60)
+        found = recipe_optimum(law, 1e15, slot_cost(table))
+        held += [found.interval("params")[0] < size < found.interval("params")[1]]
+        held += [found.interval("share")[0] < best["embedder_params"] / size < found.interval("share")[1]]
+    assert sum(held) >= 20  # of 24 at 95%: fewer are seen once in 300 times
