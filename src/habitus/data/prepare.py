@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from habitus.data.assemble import Assembly, assemble
 from habitus.data.category_lists import split_texts
-from habitus.data.connection import connect
+from habitus.data.connection import connect, leave_room
 from habitus.data.dataset import Dataset
 from habitus.data.earlier import Batches, Earlier
 from habitus.data.event_columns import EventPlan
@@ -196,6 +196,7 @@ def _read(
     progress("opening files", 0.0)
     tables = open_table("events", inputs.events, con, scratch), open_table("items", inputs.items, con, scratch)
     tables = tables[0], add_no_item(tables[1], schema, con, scratch)
+    leave_room(con, options.memory, tables[1].num_rows)
     users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
     if driver is not None:
         work = RayWork(driver, scratch, options.memory, options.parts, progress)
