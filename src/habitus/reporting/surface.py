@@ -121,16 +121,16 @@ def exponent_table(study: Study) -> Exhibit | None:
             low, high = law.interval(name)
             cells.append(f"{law[name]:.2f} [{low:.2f}, {high:.2f}]")
             raw.append((metric, name, law[name], low, high, law.status))
-        rows.append((metric, *cells))
+        rows.append((metric, describe_status(law), *cells))
         printed = {name: study.paper_law(_PAPER[name], metric) for name in _PAPER}
         if any(paper is not None for paper in printed.values()):
             shown = ["–" if paper is None else f"{paper['exponent']:.2f}" for paper in printed.values()]
-            rows.append((f"{metric}, the paper", *shown, *["–"] * (len(_EXPONENTS) - len(shown))))
+            rows.append((f"{metric}, the paper", "–", *shown, *["–"] * (len(_EXPONENTS) - len(shown))))
     if not rows:
         return None
     first, last = law_ends(study)
     reading = f"between {power_of_ten(first)} and {power_of_ten(last)} FLOPs, x* as C to the power of"
-    table = Table(("metric", *_EXPONENTS.values()), tuple(rows))
+    table = Table(("metric", "status", *_EXPONENTS.values()), tuple(rows))
     sheet = Sheet(("metric", "quantity", "exponent", "low95", "high95", "status"), tuple(raw))
     view = View(sentence(reading), table=table)
     return Exhibit("surface-exponents", "How the best recipe moves with compute", (view,), sheet)
