@@ -11,10 +11,13 @@ import datetime
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
 from planted_recipes import BUDGETS as PLANTED_BUDGETS
 from planted_recipes import TRUTHS, Planted, planted_losses, planted_rows
 
