@@ -55,6 +55,12 @@ SUBSTITUTIONS = {
     "--port 8080": "--port 0",
     "--host 0.0.0.0": "--host 127.0.0.1",
     "make_store planted": "make_store tiny",  # a dozen runs instead of 600
+    # tests/data/test_ray_prepare.py has a cluster, test_remote.py a bucket.
+    "RAY_ADDRESS=head:6379 habitus": "habitus",
+    "'/shared/log/*.parquet' /shared/items.parquet": "'log/*.parquet' items.parquet",
+    "--backend ray --out /shared/": "--out ray-",
+    "'s3://bucket/log/day=*/*.parquet' s3://bucket/items.parquet": "'log/*.parquet' items.parquet",
+    "s3://bucket/dataset": "bucket-dataset",
 }
 
 # What lies in the folder before the first command of a page is run; the fixture `prepared` makes all of it.
@@ -74,7 +80,7 @@ STARTS = {
     "docs/http.md": "dataset run current token",
     "docs/laws.md": "STORE runs.csv",
     "docs/plan.md": "out",
-    "docs/prepare.md": "log items.parquet",
+    "docs/prepare.md": "log items.parquet stage1.toml",
     "docs/probe.md": "dataset run labels.parquet times.parquet",
     "docs/report.md": "STORE plan.json runs.csv",
     "docs/serve.md": "dataset run RUN DATASET log.parquet",
