@@ -27,7 +27,8 @@ from .make_store import HOSTILE, planted_rows, small_plan, write_store
 from .reading import Page, read_page
 
 ORDER = """opening plan test-users answer map passes regularisation value-of-data log-limits
-    surface-slices surface-table surface-exponents share share-law share-table batch batch-table batch-targets isoflop frontiers allocation-table exponents
+    surface-slices surface-table surface-exponents
+    share share-law share-table batch batch-table batch-targets isoflop frontiers allocation-table exponents
     negatives negatives-table correlations loss-recall regimes recipe accounting share-zoom flop-share proxy why-small
     depth
     depth-metrics depth-summary depth-grid depth-evaluation trajectories channels negatives-law train-surrogate
