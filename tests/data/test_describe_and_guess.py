@@ -74,6 +74,34 @@ def test_what_only_one_user_ever_has_is_left_out_and_said(tmp_path: Path) -> Non
     ]
 
 
+def test_words_that_differ_from_event_to_event_are_a_text(tmp_path: Path) -> None:
+    events = make_events(60)
+    rows = range(len(events["user_id"]))
+    events |= {
+        "query": [f"red shoes {'abc'[n % 3]}{n // 6}" if n % 2 else None for n in rows],
+        "shop": [f"north side {n % 60}" for n in rows],  # words, and the same ones again and again
+        "seen_at": [f"2026-11-{n % 28 + 1:02d} 10:{n // 60 % 60:02d}:{n % 60:02d}" for n in rows],
+    }
+    write_tables(tmp_path, events, make_items())
+    schema = guess_schema(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet")
+    kinds = {"event_type": "category", "paid": "number", "query": "text", "shop": "category"}  # no text of times
+    assert schema.events.fields == kinds
+    dataset = prepared(tmp_path, events, schema=schema)
+    assert dataset.event_texts["query"][0].as_py() == events["query"][1]
+
+
+def test_events_without_an_item_are_said(tmp_path: Path) -> None:
+    events = make_events(30)
+    num_events = len(events["item_id"])
+    events["item_id"][:7] = [None] * 7
+    write_tables(tmp_path, events, make_items())
+    notes: list[str] = []
+    schema = guess_schema(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet", note=notes.append)
+    assert notes[0].startswith(f"7 of the first {num_events} events have no item_id: name them with no_item")
+    with pytest.raises(DataError, match=r"7 rows with no item id .* or no_item in \[events\]"):
+        prepared(tmp_path, events, schema=schema)
+
+
 def test_names_of_roles_are_known_however_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "ratings.csv").write_text("userId,Movie ID,rating,timestamp\n1,10,5.0,964980499\n1,11,4.0,964980500\n")
     (tmp_path / "movies.csv").write_text("MovieID,title\n10,Toy Story\n11,Jumanji\n")

@@ -58,6 +58,25 @@ def test_texts_of_any_script_and_length_are_stored_once_and_read_with_their_even
     assert dataset.fields.event[0].size == dataset.fields.item[0].size == dataset.tokenizer.get_vocab_size()
 
 
+@pytest.mark.parametrize("split", ["user", "time", "last"])
+def test_the_tokenizer_reads_texts_of_training_events_only(tmp_path: Path, split: str) -> None:
+    """Ten users of ten events, each with one word of its own: it becomes a token where its event trains."""
+    letters = np.random.default_rng(0).integers(97, 123, (100, 8))
+    words = ["".join(map(chr, row)) for row in letters.tolist()]
+    options = PrepareOptions(**{**SMALL.__dict__, "split": split, "validation_share": 0.3, "vocabulary_size": 8192})
+    log = log_of(query=[f"{word} {word}" for word in words])
+    log["position"] = [n % 10 for n in range(100)]
+    schema = schema_of({"query": "text"}, events={"time_unit": "s"})
+    dataset = prepared(tmp_path, log, schema=schema, options=options)
+    _, ends = dataset.user_parts.part("train")
+    rows = [row for start, end in zip(dataset.user_offsets, ends, strict=False) for row in range(start, start + end)]
+    texts, numbers = dataset.event_texts["query"].to_pylist(), np.asarray(dataset.event_fields["query"])
+    assert 50 < len(rows) < 95
+    trained = {texts[number - 1] for number in numbers[rows]}
+    for text in texts:
+        assert (len(dataset.tokenizer.encode(text).ids) == 2) == (text in trained), text
+
+
 def test_windows_of_any_length_carry_the_same_texts(tmp_path: Path) -> None:
     dataset = prepared(tmp_path, log_of(query=[f"word {n}" for n in range(20)]), schema=schema_of({"query": "text"}))
     for seq_len in (2, 500):  # the second is longer than any history

@@ -1,6 +1,10 @@
 """Tables and datasets in an object store: moto's server of S3's interface, on loopback."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +157,40 @@ def test_a_bucket_without_permission_is_a_clear_error(store: fs.S3FileSystem, se
         _post(f"{server}/moto-api/reset-auth", b"inf")
     assert not (tmp_path / "d").exists()
     assert not list(tmp_path.glob("habitus-*"))
+
+
+KILLED = """
+import os, signal, sys
+from habitus.data import prepare
+from tests.data.tables import SCHEMA, SMALL
+
+def die(phase, done):
+    if phase == "computing checksums":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+prepare(sys.argv[1], sys.argv[2], SCHEMA, "s3://logs/d", SMALL, die)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_call_left_goes_with_the_next(store: fs.S3FileSystem, tmp_path: Path) -> None:
+    upload(store, tmp_path / "in")
+    inputs = str(tmp_path / "in/events.parquet"), str(tmp_path / "in/items.parquet")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    root = Path(__file__).parents[2]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *inputs], cwd=root, env=environment, check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert names_below(store, "logs/d") == ["logs/d/.habitus-writing"]
+    assert list(scratch.iterdir())
+    with pytest.raises(DataError, match=r"s3://logs/d holds no manifest\.json"):
+        Dataset.open("s3://logs/d")
+    tempfile.tempdir = str(scratch)  # as the fixture does, which puts it back
+    prepare(*inputs, SCHEMA, "s3://logs/d", SMALL)
+    assert "logs/d/.habitus-writing" not in names_below(store, "logs/d")
+    assert not list(scratch.iterdir())
+    assert Dataset.open("s3://logs/d").num_events == len(make_events()["user_id"])
 
 
 def test_a_dataset_that_cannot_be_copied_is_kept(store: fs.S3FileSystem, server: str, tmp_path: Path) -> None:

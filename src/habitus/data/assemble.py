@@ -62,7 +62,7 @@ def assemble(parts: Assembly, chunks: Iterable[EventChunk], stage: Path, progres
     """Fill `stage` with the arrays, encoders and manifest of a dataset."""
     events = write_events(chunks, parts.plan, stage)
     encoders = parts.encoders(events.fields)
-    encoders = write_items(parts.survey, encoders, stage, progress, parts.earlier, parts.plan.contents)
+    encoders = write_items(parts.survey, encoders, stage, progress, parts.earlier, events.contents)
     encoders.write(stage / "encoders.json")
     parts.schema.write(stage / "schema.toml")
     _write_ids(parts.item_ids(), stage)

@@ -336,10 +336,10 @@ class Dataset:
         }
 
     @cached_property
-    def event_texts(self) -> dict[str, pa.Array]:
+    def event_texts(self) -> dict[str, pa.ChunkedArray]:
         """The distinct texts of the event fields that are texts, as the log has them, from number 1 on."""
         return {
-            spec.name: pq.read_table(self.path / texts_file(number))["text"].combine_chunks()
+            spec.name: pq.read_table(self.path / texts_file(number))["text"]
             for number, spec in enumerate(self.fields.event)
             if spec.kind == "text"
         }
@@ -383,20 +383,20 @@ class Dataset:
 
     def gather(self, split: SplitName, windows: np.ndarray) -> Batch:
         """The given windows of a split as a batch, in the given order."""
-        layout = self._side(split).table.layout(windows)
+        side = self._side(split)
+        layout = side.table.layout(windows)
         shape = len(windows), self.seq_len
         lengths, begin, within = layout.lengths, layout.begin, layout.within
-        is_tail = layout.users < 0
-        empty = np.flatnonzero(np.repeat(is_tail, lengths)) if is_tail.any() else None
-        records = self.records.take(layout.rows(), mode="clip")  # an empty tail may be longer than the log
+        records = layout.take(self.records)
         items = np.ascontiguousarray(records[ITEM])
         targets = np.empty_like(items)
-        targets[:-1] = items[1:]
+        # Not from `items`: where the two arrays lie a multiple of 4 KiB apart, as they often do, a copy that is shifted
+        # by one place takes several times as long.
+        targets[:-1] = records[ITEM][1:]
         targets[begin + lengths - 1] = -1
-        positions = np.arange(items.size, dtype=np.int32) - np.repeat(begin.astype(np.int32), lengths)
-        first_target = layout.first_target
-        if first_target.max(initial=1) > 1:  # the query at a place predicts the event after it
-            targets[positions + 1 < np.repeat(first_target, lengths)] = -1
+        positions = layout.positions()
+        if side.table.has_context:  # the query at a place predicts the event after it
+            targets[positions + 1 < np.repeat(layout.first_target, lengths)] = -1
         weights = None
         if self.target_weight is not None:
             weights = self.target_weight.take(layout.rows() + 1, mode="clip")
@@ -405,17 +405,17 @@ class Dataset:
             spec.name: read_content(spec, records[record_field(number)], self.event_contents)
             for number, spec in enumerate(self.fields.event)
         }
-        within[is_tail] = -1
-        segments = np.repeat(within.astype(np.int32), lengths)
-        if empty is not None:
+        real = layout.users >= 0
+        segments = np.repeat(np.where(real, within, -1).astype(np.int32), lengths)
+        empty = np.flatnonzero(segments < 0)
+        if len(empty):
             items[empty], targets[empty], positions[empty] = 0, -1, 0
             for spec in self.fields.event:
                 fields[spec.name][empty] = spec.missing
-        max_segments = self._side(split).counts.max_segments
+        max_segments = side.counts.max_segments
         boundaries = np.full(len(windows) * (max_segments + 1) + 1, items.size, np.int32)
         boundaries[: len(begin)] = begin
         users = np.full((len(windows), max_segments), -1, np.int64)
-        real = ~is_tail
         users[layout.windows[real], within[real]] = layout.users[real]
         return Batch(
             items=items.reshape(shape),

@@ -32,7 +32,13 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
     roles = schema.events
     checks = [
         EventCheck(roles.user, "u IS NULL", "NULL", "no user id", "an id in every row"),
-        EventCheck(roles.item_column, "i IS NULL", "NULL", "no item id", "an id in every row"),
+        EventCheck(
+            roles.item_column,
+            "i IS NULL",
+            "NULL",
+            "no item id",
+            "an id in every row, or no_item in [events] where events such as searches have none (docs/event-text.md)",
+        ),
         EventCheck(
             roles.item_column,
             "i IS NOT NULL AND item_row IS NULL",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,7 @@ class WrittenEvents:
     num_events: int
     filled: dict[str, int]
     time_span: tuple[int, int]
+    contents: tuple[EventContent, ...] = ()  # with what training events hold of them
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class _EventWriter:
         self.moments = {spec.name: Moments() for spec in self.specs if spec.kind == "number"}
         self.filled = {spec.name: 0 for spec in self.specs}
         self.filled |= {content.name: content.filled for content in self.plan.contents}
+        self.trains = {content.name: np.zeros(content.num_rows, bool) for content in self.plan.contents}
         self.item_counts = np.zeros(self.plan.num_items, np.int64)
         self.last_user_side = TRAIN  # of the last user of the chunk before
         self.last_user_events = 0  # so far
@@ -214,6 +216,8 @@ class _EventWriter:
             self.filled[spec.name] += int(np.count_nonzero(~np.isnan(values)))
         elif spec.rows is None:
             self.filled[spec.name] += int(np.count_nonzero(values))
+        else:
+            self.trains[spec.name][values[trains]] = True
 
     def finish(self) -> WrittenEvents:
         starts = np.concatenate(self.starts).astype(np.int64)
@@ -234,7 +238,8 @@ class _EventWriter:
             self.target_weights.close()
             targets = TargetRows.of(map_array(self.stage / WEIGHT_FILE))
         users = UserParts(starts, lengths, train_lengths, validation_lengths, targets)
-        return WrittenEvents(users, specs, self.num_events, self.filled, (self.first_time, self.last_time))
+        contents = tuple(replace(content, trains=self.trains[content.name]) for content in self.plan.contents)
+        return WrittenEvents(users, specs, self.num_events, self.filled, (self.first_time, self.last_time), contents)
 
 
 def clock_fields(times: np.ndarray, previous: np.ndarray, is_first: np.ndarray) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ The number 0 stands for a missing value, whose row has no tokens, or is NaN.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,26 +50,28 @@ def content_sql(kind: str, column: str, type_: pa.DataType) -> str:
 
 @dataclass(frozen=True)
 class EventContent:
-    """The distinct values of one event field, in the order of their numbers from 1 on."""
+    """The distinct values of one event field, in the order of their numbers from 1 on.
+
+    They stay in a file, a chunk of which is read at a time: there may be as many as events.
+    """
 
     name: str
     kind: str
-    values: pa.Array
-    origins: np.ndarray  # int64: the row of the log in which each occurs first
-    times: np.ndarray  # int64: the events that hold it
+    path: Path  # Parquet: value; origin, the row of the log in which it occurs first; times, the events that hold it
     survey: TextSurvey | VectorSurvey
+    trains: np.ndarray | None = None  # bool [num_rows]: whether a training event holds it; None: not known yet
 
     @classmethod
-    def of(cls, name: str, kind: str, values: pa.Array, origins: np.ndarray, times: np.ndarray) -> "EventContent":
+    def of(cls, name: str, kind: str, path: Path) -> "EventContent":
         """The content with what a look at every value finds."""
         survey = VectorSurvey() if kind == "vector" else TextSurvey()
-        for start, chunk in _chunks(values):
-            survey.add(start, chunk, times[start : start + len(chunk)])
-        return cls(name, kind, values, origins, times, survey)
+        for start, chunk, times in _chunks(path):
+            survey.add(start, chunk, times)
+        return cls(name, kind, path, survey)
 
     def problems(self, place: Callable[[int], str]) -> list[Problem]:
         """What is wrong with the values; `place` says where a row of the log stands."""
-        found = self.survey.problems(self.name, lambda row: place(int(self.origins[row])))
+        found = self.survey.problems(self.name, lambda row: place(self._origin(row)))
         return [replace(problem, table="events") for problem in found]
 
     def field(self) -> Field:
@@ -76,39 +79,58 @@ class EventContent:
         size = self.survey.size if isinstance(self.survey, VectorSurvey) else 2
         return Field(name=self.name, kind="vector" if self.kind == "vector" else "text", size=size, rows=self.num_rows)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Rows of the table, that of a missing value included."""
-        return len(self.values) + 1
+        return int(pq.read_metadata(self.path).num_rows) + 1
 
     @property
     def filled(self) -> int:
         """Events whose value is not missing: neither white space alone nor a vector that was left out."""
-        present = [
-            is_present(self.survey.repair(chunk))
-            if self.kind == "vector"
-            else pc.not_equal(join_texts([chunk]), "").to_numpy(zero_copy_only=False)
-            for _, chunk in _chunks(self.values)
-        ]
-        return int(self.times[np.concatenate(present)].sum()) if present else 0
+        return sum(int(times[self._is_present(chunk)].sum()) for _, chunk, times in _chunks(self.path))
 
     def training_texts(self, text_len: int) -> Iterator[str]:
-        """The beginnings of the texts, for the tokenizer: the first ones where there are very many."""
-        for _, chunk in _chunks(self.values.slice(0, MAX_TRAINING_TEXTS)) if self.kind == "text" else ():
-            yield from cut_for_training(join_texts([chunk]), text_len)
+        """The beginnings of the texts of training events, for the tokenizer: the first ones where there are very many.
+
+        Texts that only validation or test events hold are not among them, as their users are not trained on.
+        """
+        assert self.trains is not None
+        left = MAX_TRAINING_TEXTS
+        for start, chunk, _ in _chunks(self.path) if self.kind == "text" else ():
+            chosen = chunk.filter(pa.array(self.trains[start + 1 : start + 1 + len(chunk)])).slice(0, left)
+            yield from cut_for_training(join_texts([chosen]), text_len)
+            left -= len(chosen)
+            if not left:
+                return
 
     def write(self, stage: Path, number: int, spec: Field, text_len: int, tokenizer: "Tokenizer | None") -> None:
         """The table of the encoded values, and the texts as they are."""
         with ArrayWriter(stage / content_file(number), spec.stored_dtype, spec.row_shape(text_len)) as writer:
             writer.append(np.full((1, *spec.row_shape(text_len)), spec.missing, spec.stored_dtype))
-            for _, chunk in _chunks(self.values):
+            for _, chunk, _ in _chunks(self.path):
                 if self.kind == "vector":
                     writer.append(to_vectors(self.survey.repair(chunk), spec.size))
                 else:
                     assert tokenizer is not None
                     writer.append(encode_texts(tokenizer, join_texts([chunk]).to_pylist(), text_len))
         if self.kind == "text":
-            pq.write_table(pa.table({"text": self.values}), stage / texts_file(number), compression="zstd")
+            schema = pa.schema({"text": pa.string()})
+            with pq.ParquetWriter(stage / texts_file(number), schema, compression="zstd") as texts:
+                for _, chunk, _ in _chunks(self.path):
+                    texts.write_table(pa.table({"text": chunk}))
+
+    def _is_present(self, chunk: pa.Array) -> np.ndarray:
+        if self.kind == "vector":
+            return is_present(self.survey.repair(chunk))
+        return pc.not_equal(join_texts([chunk]), "").to_numpy(zero_copy_only=False)
+
+    def _origin(self, row: int) -> int:
+        """The row of the log in which a value occurs first."""
+        for origins in pq.ParquetFile(self.path).iter_batches(CHUNK_ROWS, columns=["origin"]):
+            if row < len(origins):
+                return int(origins.column(0)[row].as_py())
+            row -= len(origins)
+        raise IndexError(row)
 
 
 def with_token_count(fields: Fields, num_tokens: int) -> Fields:
@@ -137,6 +159,10 @@ def read_content(spec: Field, codes: np.ndarray, tables: Mapping[str, np.ndarray
     return tables[spec.name].take(codes, axis=0).astype(spec.dtype, copy=False)
 
 
-def _chunks(values: pa.Array) -> Iterator[tuple[int, pa.Array]]:
-    for start in range(0, len(values), CHUNK_ROWS):
-        yield start, values.slice(start, CHUNK_ROWS)
+def _chunks(path: Path) -> Iterator[tuple[int, pa.Array, np.ndarray]]:
+    """The place of the first value, values, and how many events hold each, in the order of their numbers."""
+    start = 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(CHUNK_ROWS, columns=["value", "times"]):
+            yield start, batch.column("value"), batch.column("times").to_numpy()
+            start += batch.num_rows

@@ -21,6 +21,7 @@ _BARE_TIMES = tuple(name.replace("_", "") for name in _TIME)
 _NAMES = ("title", "name", "itemname", "productname", "label", "description")
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
+_EVENT_KINDS = (*USER_KINDS, "text")  # lists of numbers may be anything: vectors are for a person to name
 
 
 def guess_schema(
@@ -44,12 +45,19 @@ def guess_schema(
     event_fields = {
         name: kind
         for name in event_rows.column_names
-        if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], USER_KINDS))
+        if name not in {user, item, time} | reserved and (kind := _kind(name, event_rows[name], _EVENT_KINDS))
     }
-    of_one_user = [name for name in event_fields if _values_have_one_user(event_rows, name, user)]
+    of_one_user = [
+        name for name, kind in event_fields.items() if kind != "text" and _values_have_one_user(event_rows, name, user)
+    ]
     for name in of_one_user:  # such as the number of a basket
         del event_fields[name]
     _note_left_out(note, "events", event_table, {user, item, time, *event_fields}, of_one_user)
+    if without_item := event_rows[item].null_count:
+        note(
+            f"{without_item:,} of the first {event_rows.num_rows:,} events have no {item}: name them with no_item "
+            "under [events], and say in [targets] what is predicted (docs/event-text.md)"
+        )
     item_fields = {
         name: _with_separator(name, kind, item_rows[name])
         for name in item_rows.column_names
@@ -152,7 +160,7 @@ def _time_unit(column: pa.ChunkedArray) -> Any:
 
 def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str | None:
     """The first of the allowed kinds that the column looks like; None for a column that is better left out."""
-    sample = ColumnSample(name, values, of_events=allowed == USER_KINDS)
+    sample = ColumnSample(name, values, of_events=allowed != ITEM_KINDS)
     return next((name for name, kind in KINDS.items() if name in allowed and kind.looks_like(sample)), None)
 
 

@@ -33,6 +33,7 @@ from habitus.data.fields import EncodedKind, Field
 from habitus.data.sources import is_list
 
 _MAX_EVENT_VALUES = 5_000  # more distinct values than this in a sample look like ids, not like a category
+_WORDS = r"\p{L}{2,}\s+\p{L}"  # one word and the beginning of another
 _COUNTS = ("quantity", "qty", "count", "amount", "price", "num_", "age", "year")
 
 
@@ -98,8 +99,13 @@ class Text(FieldKind):
         return _is_plain(type_) and not _is_opaque(type_)
 
     def looks_like(self, sample: ColumnSample) -> bool:
-        is_text = pa.types.is_string(sample.type)
-        return is_text and sample.distinct > 0.3 * len(sample.values) and sample.distinct > 50
+        if not pa.types.is_string(sample.type) or sample.distinct <= 50:
+            return False
+        if sample.of_events:  # few events may have one, and what differs without being words is an id or a time
+            num_filled = len(sample.values) - sample.values.null_count
+            has_words = pc.mean(pc.match_substring_regex(sample.values, _WORDS).cast(pa.int8())).as_py()
+            return sample.distinct > 0.3 * num_filled and bool(has_words > 0.3)
+        return sample.distinct > 0.3 * len(sample.values)
 
     def survey(self) -> ColumnSurvey:
         return TextSurvey()

@@ -36,6 +36,8 @@ from habitus.events import Schema, Targets, user_field
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+_VALUES_AT_ONCE = 1 << 14  # distinct texts or vectors in a group of their file: vectors may be long
+
 
 class EventLog:
     """Views over the two tables, and the questions that preparation asks of them."""
@@ -194,8 +196,11 @@ class EventLog:
                 values[name] = self.earlier.event_values(name, strings)
         return values
 
-    def number_contents(self, drop: bool) -> tuple[EventContent, ...]:
-        """Number the distinct texts and vectors of the events in the order in which they first occur."""
+    def number_contents(self, drop: bool, scratch: Path) -> tuple[EventContent, ...]:
+        """Number the distinct texts and vectors of the events in the order in which they first occur.
+
+        They are written to `scratch`, and never all in memory.
+        """
         contents = []
         for name in self._contents():
             column = self._field(name)
@@ -204,10 +209,12 @@ class EventLog:
                 f"(SELECT {column} AS value, min(origin) AS origin, count(*) AS times FROM joined "
                 f"WHERE {column} IS NOT NULL AND {self._usable()} GROUP BY 1)"
             )
-            found = self.con.sql(f"SELECT value, origin, times FROM content_{column} ORDER BY number").to_arrow_table()
-            values, kind = plain_strings(found["value"]), self.schema.events.fields[name]
-            numbers = found["origin"].to_numpy(), found["times"].to_numpy()
-            contents.append(EventContent.of(name, kind, values, *numbers))
+            path = scratch / f"content_{column}.parquet"
+            self.con.execute(
+                f"COPY (SELECT value, origin, times FROM content_{column} ORDER BY number) TO '{quoted_path(path)}' "
+                f"(FORMAT parquet, ROW_GROUP_SIZE {_VALUES_AT_ONCE})"
+            )
+            contents.append(EventContent.of(name, self.schema.events.fields[name], path))
         self._settle([problem for content in contents for problem in content.problems(self.events.place)], drop)
         return tuple(contents)
 

@@ -234,7 +234,7 @@ def _read(
         split, num_items = before.split, num_items + before.num_items
         dropped.update(before.dropped)
         item_ids, item_display = earlier.ids_with(item_ids), earlier.display_with(item_display)
-    contents = log.number_contents(drop)
+    contents = log.number_contents(drop, scratch)
     dropped.update({key: count for key, count in log.dropped.items() if key not in dropped})
     plan = EventPlan(schema.event_fields, log.event_values(), schema.events.time_unit, num_items, split, contents)
     parts = Assembly(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from habitus.data.manifest import MANIFEST_FILE, DatasetManifest, verify_files
 from habitus.data.remote import explained, fetch_file, is_remote, named_as, open_store, plain_url
 from habitus.errors import DataError
-from habitus.files import staged_folder
+from habitus.files import scratch_folder, staged_folder
 from habitus.units import format_bytes
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def publish_dataset(url: str | Path, write: Callable[[Path], DatasetManifest]) -
     """Let `write` fill a local folder, then copy it to a URL, the manifest last: it is what makes a dataset of files.
 
     Whether the URL can be written is found out first. A dataset that cannot be copied stays, and the error says where.
+    What a killed call left goes with the next one: its folder here, and under the same URL its marker.
     """
     from pyarrow import fs
 
@@ -104,23 +105,20 @@ def publish_dataset(url: str | Path, write: Callable[[Path], DatasetManifest]) -
             )
         with store.open_output_stream(f"{key}/{_MARKER}") as file:
             file.write(b"a dataset is being written here\n")
-    work = Path(tempfile.mkdtemp(prefix="habitus-"))
-    is_kept = False
     try:
-        with named_as({work / "dataset": url}):
-            manifest = write(work / "dataset")
-        try:
-            _upload(work / "dataset", store, key, url)
-        except DataError as error:
-            is_kept = True
-            raise DataError(
-                f"{error.problem}; the prepared dataset is complete in {work / 'dataset'}",
-                expected=error.expected,
-                next_step=f"copy that folder to {url}, or use it where it is",
-            ) from error
+        with scratch_folder(Path(tempfile.gettempdir()) / "habitus") as work:
+            with named_as({work / "dataset": url}):
+                manifest = write(work / "dataset")
+            try:
+                _upload(work / "dataset", store, key, url)
+            except DataError as error:
+                kept = (work / "dataset").rename(Path(tempfile.mkdtemp(prefix="habitus-")) / "dataset")
+                raise DataError(
+                    f"{error.problem}; the prepared dataset is complete in {kept}",
+                    expected=error.expected,
+                    next_step=f"copy that folder to {url}, or use it where it is",
+                ) from error
     finally:
-        if not is_kept:
-            shutil.rmtree(work)
         with suppress(OSError):  # a lost connection has said so already, and the marker harms nobody
             store.delete_file(f"{key}/{_MARKER}")
     return manifest
