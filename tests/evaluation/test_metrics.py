@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habitus.errors import ConfigError
-from habitus.evaluation.metrics import coverages, means, mrr, ndcg, perplexity, recall
+from habitus.evaluation.metrics import coverage_metrics, coverages, means, mrr, ndcg, perplexity, recall
+from habitus.evaluation.per_query import PerQuery
 from habitus.evaluation.scores import dense_scores
 
 RANKS = np.array([1, 2, 3, 4, 10, 11, 100, 5000])
@@ -39,6 +40,38 @@ def test_mrr_of_eight_queries() -> None:
 def test_coverage_counts_each_item_once_and_short_lists_not_at_all() -> None:
     top = np.array([[1, 2, 3], [1, 4, 5], [2, 1, -1]])
     assert coverages(top, (1, 2, 3, 100), 10) == [0.2, 0.3, 0.5, 0.5]
+
+
+def listed_queries(batch: list[int], history: list[int], pools: list[int], top: list[list[int]]) -> PerQuery:
+    zeros = np.zeros(len(batch), np.int64)
+    return PerQuery(batch=np.array(batch), user=zeros, event=zeros, target=zeros, history=np.array(history),
+                    cold=zeros > 0, repeat=zeros > 0, rank=zeros + 1, loss=None, entropy=None, top=np.array(top),
+                    candidates=np.array(pools))  # fmt: skip
+
+
+def test_coverage_by_history_is_of_the_lists_of_that_history_alone() -> None:
+    # Two batches with pools of 4 and 5 items, 8 items in all; the third history length has one query, the last none.
+    values = listed_queries(
+        batch=[0, 0, 0, 1, 1], history=[3, 3, 5, 3, 10], pools=[4, 4, 4, 5, 5],
+        top=[[0, 1], [1, 2], [3, 0], [4, -1], [5, 6]],
+    )  # fmt: skip
+    metrics = coverage_metrics("batch", values, (1, 2), union=8, histories=(3, 5, 10, 20))
+    # history 3: batch 0 lists {0, 1} at 1 and {0, 1, 2} at 2 of 4, batch 1 lists {4} of 5, once with a short list.
+    three = metrics["batch/coverage@1/history=3"]
+    assert (three.value, three.n) == (pytest.approx((2 / 4 + 1 / 5) / 2), 2)
+    assert three.se == pytest.approx((2 / 4 - 1 / 5) / 2)  # of two batches: half their difference
+    assert metrics["batch/coverage@2/history=3"].value == pytest.approx((3 / 4 + 1 / 5) / 2)
+    union = metrics["batch/coverage_union@2/history=3"]
+    assert (union.value, union.n) == (4 / 8, 3)
+    # history 5 is in batch 0 alone: batches without such queries do not count as zero.
+    five = metrics["batch/coverage@2/history=5"]
+    assert (five.value, five.se, five.n) == (2 / 4, None, 1)
+    assert metrics["batch/coverage_union@1/history=10"].value == 1 / 8
+    assert not any("history=20" in name for name in metrics)
+    # All queries together are as they were without slices.
+    whole = {name: value for name, value in metrics.items() if "history" not in name}
+    assert whole == coverage_metrics("batch", values, (1, 2), union=8)
+    assert whole["batch/coverage@2"].value == pytest.approx((4 / 4 + 3 / 5) / 2)
 
 
 @pytest.mark.parametrize("metric", [recall, ndcg, mrr])

@@ -234,6 +234,21 @@ def test_every_block_has_a_reading_and_its_data(paper: Page, tiny: Page) -> None
     assert len(paper.sheet("share")) == 4 * 13
 
 
+def test_history_slices_are_compared_for_coverage_too(tmp_path: Path) -> None:
+    # By short histories the runs rank as 1 2 3 4, by long ones as 2 1 4 3: Spearman's rho is 1 - 6*4/(4*15) = 0.6.
+    rows = [
+        {
+            "axis": "allocation", "cell_id": f"a{place}", "budget": 1e11, "rate": 2e-3, "knobs": {"params": 2e4 * size},
+            "metrics": {"train/loss": 5.0, "batch/coverage@10": 0.1 * size, "batch/coverage@10/history=3": 0.1 * size,
+                        "batch/coverage@10/history=50": 0.1 * swapped},
+        }
+        for place, (size, swapped) in enumerate(((1, 2), (2, 1), (3, 4), (4, 3)))
+    ]  # fmt: skip
+    page = read_page(report(write_store(tmp_path / "store", rows), tmp_path / "report.html"))
+    (reading,) = page.articles["slices-batch"].readings
+    assert "batch/coverage@10" in reading and "ρ = +0.60, n = 4" in reading
+
+
 def test_laws_that_refuse_say_so_with_their_reason(tiny: Page) -> None:
     assert "identify no optimum" in tiny.articles["answer"].readings[0]
     assert (

@@ -143,6 +143,8 @@ def _all_metrics(evaluation: "Evaluation") -> "Table":
 def _slices(evaluation: "Evaluation", regime: str) -> "Table":
     k = _cutoff(evaluation)
     names = [name for name in ("loss", f"recall@{k}", f"ndcg@{k}") if f"{regime}/{name}" in evaluation.metrics]
+    if names and f"{regime}/coverage@{k}" in evaluation.metrics:
+        names.append(f"coverage@{k}")  # last: its n are batches
     slices = dict.fromkeys(name.split("/")[2] for name in evaluation.metrics if name.count("/") == 2)
     rows = []
     for part in slices:

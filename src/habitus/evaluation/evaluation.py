@@ -112,9 +112,10 @@ def evaluate(
         candidates = None if regime == "batch" else catalogue_subset(dataset, queries, options)
         values, union = _score_queries(dataset, scorer, regime, queries, candidates, options, progress)
         groups = tuple(group for group in options.metrics if group != "auc" or not options.exclude_history)
-        metrics |= summarize(regime, values, options.cutoffs, options.histories_in(dataset.seq_len), groups)
+        histories = options.histories_in(dataset.seq_len)
+        metrics |= summarize(regime, values, options.cutoffs, histories, groups)
         if "coverage" in options.metrics:
-            metrics |= coverage_metrics(regime, values, options.cutoffs, union)
+            metrics |= coverage_metrics(regime, values, options.cutoffs, union, histories)
         if "lists" in options.metrics:
             metrics |= list_metrics(regime, values, options.cutoffs, items, union)
         specification[regime] = EvaluationSpec(

@@ -47,20 +47,28 @@ def summarize(
     return metrics
 
 
-def coverage_metrics(regime: str, values: PerQuery, cutoffs: tuple[int, ...], union: int) -> dict[str, Metric]:
-    """Coverage in both protocols: the mean over evaluation batches, and of all lists together.
+def coverage_metrics(
+    regime: str, values: PerQuery, cutoffs: tuple[int, ...], union: int, histories: tuple[int, ...] = ()
+) -> dict[str, Metric]:
+    """Coverage in both protocols, the mean over evaluation batches and of all lists together: over all queries and
+    over those of each history length that has any.
 
     `union` is how many candidates there were in all: the catalogue, or the items that were in some batch's pool.
     """
-    batches = [np.flatnonzero(values.batch == number) for number in np.unique(values.batch)]
-    by_batch = np.array([coverages(values.top[rows], cutoffs, int(values.candidates[rows[0]])) for rows in batches])
-    of_union = coverages(values.top, cutoffs, union)
-    metrics = {}
-    for place, k in enumerate(cutoffs):
-        column = by_batch[:, place]
-        se = float(column.std(ddof=1) / len(column) ** 0.5) if len(column) > 1 else None
-        metrics[f"{regime}/coverage@{k}"] = Metric(value=float(column.mean()), se=se, n=len(column))
-        metrics[f"{regime}/coverage_union@{k}"] = Metric(value=of_union[place], n=len(values.rank))
+    metrics: dict[str, Metric] = {}
+    slices: list[tuple[str, slice | np.ndarray]] = [("", slice(None)), *_history_slices(values, histories)]
+    for slice_name, chosen in slices:
+        top, batch, pools = values.top[chosen], values.batch[chosen], values.candidates[chosen]
+        if not len(top):
+            continue  # absent rather than zero
+        batches = [np.flatnonzero(batch == number) for number in np.unique(batch)]
+        by_batch = np.array([coverages(top[rows], cutoffs, int(pools[rows[0]])) for rows in batches])
+        of_union = coverages(top, cutoffs, union)
+        for place, k in enumerate(cutoffs):
+            column = by_batch[:, place]
+            se = float(column.std(ddof=1) / len(column) ** 0.5) if len(column) > 1 else None
+            metrics[f"{regime}/coverage@{k}{slice_name}"] = Metric(value=float(column.mean()), se=se, n=len(column))
+            metrics[f"{regime}/coverage_union@{k}{slice_name}"] = Metric(value=of_union[place], n=len(top))
     return metrics
 
 
@@ -164,12 +172,16 @@ def _per_query(
 
 def _slices(values: PerQuery, histories: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
     yield "", np.ones(len(values.rank), bool)
-    for length in histories:
-        yield f"/{HISTORY_SLICE}{length}", values.history == length
+    yield from _history_slices(values, histories)
     yield "/cold", values.cold
     yield "/warm", ~values.cold
     yield "/repeat", values.repeat
     yield "/first", ~values.repeat
+
+
+def _history_slices(values: PerQuery, histories: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    for length in histories:
+        yield f"/{HISTORY_SLICE}{length}", values.history == length
 
 
 def _cutoff(k: int) -> int:
