@@ -24,8 +24,10 @@ def test_the_time_left_follows_the_pace_of_finished_axes() -> None:
     seen: list[StudyProgress] = []
     notes: list[str] = []
     monitor = StudyMonitor(Path("nowhere"), "batch/loss", seen.append, notes.append)
-    costs = tuple(SimpleNamespace(axis=axis, runs=3, seconds=3600.0) for axis in ("share", "batch", "allocation"))
-    state: Any = SimpleNamespace(costs=costs, baseline=None)
+    costs = tuple(
+        SimpleNamespace(axis=axis, runs=3, seconds=3600.0, parts=None) for axis in ("share", "batch", "allocation")
+    )
+    state: Any = SimpleNamespace(costs=costs, baseline=None, speeds=None)
     monitor.begin(state)
     sweep: Any = SimpleNamespace(axis="batch", done=1, total=4, failed=0, seconds_left=100.0, finished=(0.0, 0.0))
     monitor.sweep_progress(2, 3)(sweep)
@@ -43,8 +45,8 @@ def test_the_time_left_follows_the_pace_of_the_axis_that_runs() -> None:
     """Ten minutes stated for what has finished and five taken: the axes after it are corrected before it ends."""
     seen: list[StudyProgress] = []
     monitor = StudyMonitor(Path("nowhere"), "batch/loss", seen.append, lambda _text: None)
-    costs = tuple(SimpleNamespace(axis=axis, runs=3, seconds=3600.0) for axis in ("share", "batch"))
-    state: Any = SimpleNamespace(costs=costs, baseline=None)
+    costs = tuple(SimpleNamespace(axis=axis, runs=3, seconds=3600.0, parts=None) for axis in ("share", "batch"))
+    state: Any = SimpleNamespace(costs=costs, baseline=None, speeds=None)
     monitor.begin(state)
     sweep: Any = SimpleNamespace(axis="share", done=1, total=4, failed=0, seconds_left=100.0, finished=(600.0, 300.0))
     monitor.sweep_progress(1, 2)(sweep)

@@ -27,6 +27,8 @@ _PACE_SECONDS = 60.0
 NEAR_FACTOR = 2.0  # a run's step is near a planned one within this factor of FLOPs
 _AS_NEAR = 1.25  # where none is, runs within this factor of the nearest one's distance count as well
 _UNRECORDED = 0.4  # seconds of a run that its Record does not count: claim, bundle, publication
+_RUN_SCATTER, _PART_SCATTER = 0.15, 0.5  # of runs about their stated parts, and of the parts about the common pace
+Parts = tuple[float, float, float]  # of a stated time: start and evaluations, steps, FLOPs
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,17 @@ class SpeedModel:
     evaluate: float  # the first of a run
     again: float  # a further one, as a share of the first
     source: str
+    evaluate_catalogue: float | None = None  # where the catalogue is ranked too; None: as long as without
 
     def seconds(self, cell: Cell, evaluations: int = 1) -> float:
         """The time of one cell, alone on its device."""
-        train = cell.steps * self.per_step + cell.executed_flops / self.flops_per_second
-        return self.start + train + _first_evaluations(evaluations, self.again) * self.evaluate
+        return sum(self.parts(cell.steps, cell.executed_flops, evaluations))
+
+    def parts(self, steps: int, executed_flops: float, evaluations: int = 1, catalogue: bool = False) -> Parts:
+        """The time of one run in its parts."""
+        evaluate = self.evaluate_catalogue if catalogue and self.evaluate_catalogue is not None else self.evaluate
+        fixed = self.start + _first_evaluations(evaluations, self.again) * evaluate
+        return fixed, steps * self.per_step, executed_flops / self.flops_per_second
 
 
 # Before a store has Records. CUDA: one H200 with a warm compile cache (benchmarks/results/train-h200.json); there the
@@ -54,15 +62,16 @@ _ASSUMED = {
 }
 
 
-def fit_speed(records: Iterable[Record], device: str, inputs: Inputs) -> SpeedModel:
-    """The speed of a kind of device (cpu or cuda) by non-negative least squares over its finished Records.
+def fit_speed(records: Iterable[Record], device: str, inputs: Inputs, before: SpeedModel | None = None) -> SpeedModel:
+    """The speed of a kind of device (cpu or cuda) by non-negative least squares over its finished Records; `before`
+    is what holds where there are too few of them.
 
     On a GPU those with several pools of candidates run one operation at a time, and tell nothing of the others.
     """
     assumed = _ASSUMED[device]
     rows: list[tuple[int, float, float]] = []
     start: list[float] = []
-    evaluate: list[float] = []
+    evaluate: dict[bool, list[float]] = {False: [], True: []}  # with the catalogue or without
     for record in records:
         if record.seconds is None or record.status != "done" or record.steps < 1:
             continue
@@ -73,9 +82,10 @@ def fit_speed(records: Iterable[Record], device: str, inputs: Inputs) -> SpeedMo
         executed = cell_of_recipe(record.recipe, inputs).executed_flops
         rows.append((record.steps, executed, record.seconds.train))
         start.append(record.seconds.warmup)
-        evaluate.append(record.seconds.evaluate / _first_evaluations(count_evaluations(record.recipe), assumed.again))
+        count = _first_evaluations(count_evaluations(record.recipe), assumed.again)
+        evaluate[ranks_catalogue(record.recipe)].append(record.seconds.evaluate / count)
     if len(rows) < 3:
-        return assumed
+        return before or assumed
     import numpy as np
 
     steps, work, seconds = (np.array(column, float) for column in zip(*rows, strict=True))
@@ -85,16 +95,33 @@ def fit_speed(records: Iterable[Record], device: str, inputs: Inputs) -> SpeedMo
         float(np.median(start)) + _UNRECORDED,
         float(per_step),
         1 / float(per_flop) if per_flop > 0 else 1e30,
-        float(np.median(evaluate)),
+        float(np.median(evaluate[False] or evaluate[True])),
         assumed.again,
         f"measured on {len(rows)} Records of this store",
+        _catalogue_seconds(evaluate, before),
     )
+
+
+def _catalogue_seconds(evaluate: dict[bool, list[float]], before: SpeedModel | None) -> float | None:
+    """Of an evaluation that ranks the catalogue too: as measured, else in the proportion that it had before."""
+    import numpy as np
+
+    if evaluate[True]:
+        return float(np.median(evaluate[True]))
+    if before is None or before.evaluate_catalogue is None or not before.evaluate:
+        return None
+    return before.evaluate_catalogue * float(np.median(evaluate[False])) / before.evaluate
 
 
 def count_evaluations(recipe: Recipe) -> int:
     """How often a run is evaluated, the end included."""
     every = recipe.evaluate.every
     return 1 + ((recipe.train.steps - 1) // every if every else 0)
+
+
+def ranks_catalogue(recipe: Recipe) -> bool:
+    """Whether the evaluations of a run rank the whole catalogue."""
+    return "catalogue" in recipe.evaluate.regimes
 
 
 def wall_seconds(seconds: Sequence[float], workers: int) -> float:
@@ -108,6 +135,36 @@ def pace(stated: Sequence[float], taken: Sequence[float]) -> float:
     A minute of stated time is added to both sides, so that the first seconds of a study decide little.
     """
     return (sum(taken) + _PACE_SECONDS) / (sum(stated) + _PACE_SECONDS)
+
+
+def pace_of_runs(stated: Sequence[float], taken: Sequence[float]) -> float:
+    """What finished runs took over what was stated for them, with one more run that took what was stated."""
+    more = sum(stated) / len(stated) if stated else 1.0
+    return (sum(taken) + more) / (sum(stated) + more)
+
+
+def part_factors(stated: Sequence[Parts], taken: Sequence[float]) -> Parts:
+    """What each part of a stated time is to be multiplied by, going by the runs that have finished.
+
+    Least squares of relative errors, held to the pace of all parts together: runs that are alike tell only that.
+    """
+    common = pace_of_runs([sum(parts) for parts in stated], taken)
+    if not stated:
+        return common, common, common
+    import numpy as np
+
+    held = _RUN_SCATTER / _PART_SCATTER / common
+    columns = np.concatenate([np.asarray(stated) / np.asarray(taken)[:, None], held * np.eye(3)])
+    target = np.concatenate([np.ones(len(taken)), np.full(3, held * common)])
+    fixed, steps, work = np.maximum(np.linalg.lstsq(columns, target, rcond=None)[0], 0.1 * common).tolist()
+    return fixed, steps, work
+
+
+def seconds_taken(record: Record) -> float | None:
+    """The time of a run that ended well, with what its Record does not count; None where it is not known."""
+    if record.seconds is None or record.status != "done":
+        return None
+    return record.seconds.warmup + record.seconds.train + record.seconds.evaluate + _UNRECORDED
 
 
 @dataclass(frozen=True)

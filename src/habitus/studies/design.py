@@ -9,10 +9,10 @@ from pathlib import Path
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
-from habitus.sizing import wall_seconds
+from habitus.sizing import Parts, wall_seconds
 from habitus.studies.envelope import ScaledPreset, adapt_preset, choose_copying, fill_gpu, fit_envelope
 from habitus.studies.options import StudyOptions
-from habitus.studies.probes import PROBES, ProbeResults, probe, seconds_of
+from habitus.studies.probes import PROBES, ProbeResults, parts_of, probe, stated_speeds
 from habitus.studies.progress import StudyMonitor
 from habitus.studies.state import AxisCost, StudyState, request_values
 from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, preset_dataset, speed_of_store, usual_workers
@@ -74,6 +74,7 @@ def design_study(
         costs=tuple(_axis_cost(design, probes) for design in scaled.designs),
         probe_seconds=probes.seconds,
         workers=probes.workers,
+        speeds=stated_speeds(probes),
         notes=tuple(notes),
     )
 
@@ -129,12 +130,17 @@ def _with_probed_rate(preset: Preset, probes: ProbeResults, probed_budget: float
 
 
 def _axis_cost(design: Design, probes: ProbeResults) -> AxisCost:
+    seconds, parts = _wall_seconds(design, probes), _parts(design, probes)
+    run_seconds = sum(map(sum, parts))
+    share = (seconds - probes.overhead) / run_seconds if run_seconds else 0.0
+    fixed, steps, work = (share * sum(part) for part in zip(*parts, strict=True)) if parts else (0.0, 0.0, 0.0)
     return AxisCost(
         axis=design.axis,
         budgets=tuple(sorted({planned.row.flops_budget for planned in design.cells})),
         runs=len(design.distinct_runs()),
         flops=design.flops,
-        seconds=_wall_seconds(design, probes),
+        seconds=seconds,
+        parts=(fixed + probes.overhead, steps, work),
     )
 
 
@@ -144,8 +150,12 @@ def _total_flops(designs: Sequence[Design]) -> float:
 
 def _wall_seconds(design: Design, probes: ProbeResults) -> float:
     """The wall time of one axis on the workers there are."""
-    seconds = [seconds_of(planned, probes) for planned in design.distinct_runs()]
-    return wall_seconds(seconds, probes.workers) + probes.overhead
+    return wall_seconds([sum(parts) for parts in _parts(design, probes)], probes.workers) + probes.overhead
+
+
+def _parts(design: Design, probes: ProbeResults) -> list[Parts]:
+    speeds = stated_speeds(probes)
+    return [parts_of(planned, speeds) for planned in design.distinct_runs()]
 
 
 def _assume_speeds(options: StudyOptions, facts: DatasetFacts, preset: Preset) -> ProbeResults:

@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from habitus.data import Dataset
 from habitus.progress import Note
-from habitus.sizing import Inputs, SpeedModel, count_evaluations
+from habitus.sizing import Inputs, Parts, SpeedModel
 from habitus.studies.options import StudyOptions
 from habitus.studies.progress import interruption
+from habitus.studies.state import StatedSpeeds
 from habitus.sweeps import (
     DatasetFacts,
     PlannedRun,
@@ -95,11 +96,22 @@ def probe(
     )
 
 
-def seconds_of(planned: PlannedRun, probes: ProbeResults) -> float:
-    """The expected time of one run, by what it evaluates and how often."""
-    regime = "catalogue" if "catalogue" in planned.recipe.evaluate.regimes else "batch"
-    speeds = replace(probes.speeds, evaluate=probes.evaluate[regime])
-    return speeds.seconds(planned.cell, count_evaluations(planned.recipe))
+def stated_speeds(probes: ProbeResults) -> StatedSpeeds:
+    """The speeds of the probes, for the study's state."""
+    speeds = probes.speeds
+    return StatedSpeeds(
+        start=speeds.start,
+        per_step=speeds.per_step,
+        flops_per_second=speeds.flops_per_second,
+        again=speeds.again,
+        evaluate=probes.evaluate,
+        source=speeds.source,
+    )
+
+
+def parts_of(planned: PlannedRun, speeds: StatedSpeeds) -> Parts:
+    """The expected time of one run in its parts."""
+    return speeds.parts(planned.recipe, planned.cell.steps, planned.cell.executed_flops)
 
 
 def _evaluation(result: SweepResult, store: Store, speeds: SpeedModel) -> float:

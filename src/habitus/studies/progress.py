@@ -3,15 +3,18 @@
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
 
 from habitus.errors import ConfigError, HabitusError, Interrupted
 from habitus.progress import Note
-from habitus.sizing import pace
+from habitus.recipe import Recipe
+from habitus.record import Record
+from habitus.sizing import Parts, pace, part_factors, seconds_taken
 from habitus.store import RECORD_FILE, direction_of, read_record
-from habitus.studies.state import StudyState
+from habitus.studies.state import StatedSpeeds, StudyState
 from habitus.sweeps import SweepProgress, SweepResult
 from habitus.typed import Typed
 from habitus.units import format_seconds
@@ -55,12 +58,31 @@ class StudyProgress(Typed):
         return (self.at + self.seconds_left - self.first_at) / self.first_left - 1
 
 
+@dataclass(frozen=True)
+class EndedRun:
+    """What the time of a run was made of."""
+
+    recipe: Recipe
+    steps: int
+    executed_flops: float
+    taken: float
+
+    @classmethod
+    def of(cls, record: Record) -> "EndedRun | None":
+        """None of failed runs, and of those that share their steps with others."""
+        taken, executed = seconds_taken(record), record.flops_executed
+        if taken is None or executed is None or record.recipe.train.schedule == "wsd":
+            return None
+        return cls(record.recipe, record.steps, executed, taken)
+
+
 class BestSoFar:
     """The best value of a metric among the runs of a store, as they end; every Record is read once."""
 
     def __init__(self, store: Path, metric: str) -> None:
         self.store, self.metric = store, metric
         self.curve: list[float] = []
+        self.ended: list[EndedRun] = []
         self._seen: set[str] = set()
         self._last_look = 0.0
 
@@ -79,7 +101,11 @@ class BestSoFar:
                 raise
             except (HabitusError, OSError):
                 continue  # fit, plan and report refuse it by name
-            metric = None if record is None else record.metrics.get(self.metric)
+            if record is None:
+                continue
+            ended, metric = EndedRun.of(record), record.metrics.get(self.metric)
+            if ended is not None:
+                self.ended.append(ended)
             if metric is not None:
                 self.curve.append(better([metric.value, *self.curve[-1:]]))
         return self.curve
@@ -142,8 +168,7 @@ class StudyMonitor:
             if left is not None:
                 seconds = left()
             elif self._state is not None and seconds is not None:
-                pace_so_far = self._pace(sweep.finished if number else (0.0, 0.0))
-                seconds += pace_so_far * sum(cost.seconds for cost in self._state.costs[number:])
+                seconds += self._rest(number, sweep.finished if number else (0.0, 0.0))
             name = "probes" if number == 0 else sweep.axis
             self._count(AxisProgress(axis=name, done=sweep.done, total=sweep.total, failed=sweep.failed))
             self._report(name, number, axes, sweep, seconds)
@@ -233,10 +258,27 @@ class StudyMonitor:
             return  # runs of an earlier call took their time there
         self._finished[result.axis] = stated, result.seconds
         done = [cost.axis for cost in costs].index(result.axis)
-        left = self._pace() * sum(cost.seconds for cost in costs[done + 1 :])
+        left = self._rest(done + 1)
         if left:
             rest = format_seconds(left)
             self.note(f"  stated with {format_seconds(stated)}; the rest should take {rest} at this pace")
+
+    def _rest(self, number: int, running: tuple[float, float] = (0.0, 0.0)) -> float:
+        """The seconds of the axes from that one on, as the runs that ended correct them: part by part where the parts
+        were stated, else by one pace."""
+        costs = self._state.costs[number:] if self._state is not None else ()
+        parts = [cost.parts for cost in costs if cost.parts is not None]
+        if self._state is None or self._state.speeds is None or len(parts) < len(costs):
+            return self._pace(running) * sum(cost.seconds for cost in costs)
+        factors = self._factors(self._state.speeds)
+        return sum(factor * seconds for one in parts for factor, seconds in zip(factors, one, strict=True))
+
+    def _factors(self, speeds: StatedSpeeds) -> Parts:
+        """Of the stated parts, by all runs of the store."""
+        self._runs.look()
+        ended = self._runs.ended
+        stated = [speeds.parts(run.recipe, run.steps, run.executed_flops) for run in ended]
+        return part_factors(stated, [run.taken for run in ended])
 
     def _pace(self, running: tuple[float, float] = (0.0, 0.0)) -> float:
         """What finished axes, and the runs of this one, took over what was stated for them."""

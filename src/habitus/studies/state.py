@@ -8,6 +8,8 @@ from pydantic import Field
 
 from habitus.errors import ConfigError
 from habitus.planning import LogRegime
+from habitus.recipe import Recipe
+from habitus.sizing import Parts, SpeedModel, count_evaluations, ranks_catalogue
 from habitus.studies.options import StudyOptions
 from habitus.sweeps import Preset
 from habitus.typed import Typed
@@ -24,6 +26,28 @@ class AxisCost(Typed):
     runs: int
     flops: float
     seconds: float
+    parts: Parts | None = Field(
+        None, exclude_if=lambda parts: parts is None, description="Of the seconds: start and evaluations, steps, FLOPs."
+    )
+
+
+class StatedSpeeds(Typed):
+    """The speeds by which a study was stated; finished runs correct them part by part."""
+
+    start: float
+    per_step: float
+    flops_per_second: float
+    again: float = Field(description="A further evaluation of a run, as a share of the first.")
+    evaluate: dict[str, float] = Field(description="Seconds of one evaluation: batch alone, or with the catalogue.")
+    source: str
+
+    def model(self) -> SpeedModel:
+        values = self.start, self.per_step, self.flops_per_second, self.evaluate["batch"], self.again, self.source
+        return SpeedModel(*values, evaluate_catalogue=self.evaluate["catalogue"])
+
+    def parts(self, recipe: Recipe, steps: int, executed_flops: float) -> Parts:
+        """The stated time of a run in its parts, by what it evaluates and how often."""
+        return self.model().parts(steps, executed_flops, count_evaluations(recipe), ranks_catalogue(recipe))
 
 
 class Baseline(Typed):
@@ -44,6 +68,7 @@ class StudyState(Typed):
     costs: tuple[AxisCost, ...]
     probe_seconds: float
     workers: int
+    speeds: StatedSpeeds | None = Field(None, exclude_if=lambda speeds: speeds is None)
     notes: tuple[str, ...] = ()
     regime: LogRegime | None = Field(None, description="Of a log of one's own; absent for a synthetic world.")
     search: bool = Field(

@@ -4,22 +4,34 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from habitus.machine import available_memory, usable_cores
-from habitus.sizing import Inputs, SpeedModel, count_evaluations, fit_speed
+from habitus.sizing import Inputs, Parts, SpeedModel, count_evaluations, fit_speed, ranks_catalogue
 from habitus.sweeps.cells import PlannedRun, own_shares
 from habitus.sweeps.store import Store
 
 
-def speed_of_store(store: Store | None, device: str, inputs: Inputs) -> SpeedModel:
-    """The speed that the store's Records show; what is assumed where there are too few."""
+def speed_of_store(store: Store | None, device: str, inputs: Inputs, before: SpeedModel | None = None) -> SpeedModel:
+    """The speed that the store's Records show; where there are too few, the one before, or what is assumed."""
     records = (store.record(digest) for digest in store.digests()) if store else ()
-    return fit_speed((record for record in records if record is not None), device, inputs)
+    return fit_speed((record for record in records if record is not None), device, inputs, before)
+
+
+def parts_of(speeds: SpeedModel, cells: Iterable[PlannedRun]) -> dict[str, Parts]:
+    """Estimated seconds of each run in their parts, by its hash; what runs of one trunk share counts for the
+    shortest."""
+    cells = list(cells)
+    shares = own_shares(cells)
+    parts = {}
+    for planned in cells:
+        cell, recipe = planned.cell, planned.recipe
+        whole = speeds.parts(cell.steps, cell.executed_flops, count_evaluations(recipe), ranks_catalogue(recipe))
+        fixed, steps, work = (shares[planned.hash] * part for part in whole)
+        parts[planned.hash] = fixed, steps, work
+    return parts
 
 
 def seconds_of(speeds: SpeedModel, cells: Iterable[PlannedRun]) -> dict[str, float]:
-    """Estimated seconds of each run, by its hash; what runs of one trunk share counts for the shortest."""
-    cells = list(cells)
-    shares = own_shares(cells)
-    return {p.hash: shares[p.hash] * speeds.seconds(p.cell, count_evaluations(p.recipe)) for p in cells}
+    """Estimated seconds of each run, by its hash."""
+    return {digest: sum(parts) for digest, parts in parts_of(speeds, cells).items()}
 
 
 def device_kind(device: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from habitus.sizing import SpeedModel, wall_seconds
+from habitus.sizing import Parts, SpeedModel, part_factors, seconds_taken, wall_seconds
 from habitus.sweeps.cells import Design, PlannedRun, own_shares
 from habitus.sweeps.estimate import seconds_of
 from habitus.sweeps.lease import holder
@@ -25,7 +25,7 @@ class SweepProgress:
     total: int
     running: int
     seconds_left: float | None
-    finished: tuple[float, float] = (0.0, 0.0)  # seconds stated for what has finished, and taken
+    finished: tuple[float, float] = (0.0, 0.0)  # seconds stated for what has finished, and taken; of one worker
 
 
 @dataclass(frozen=True)
@@ -124,17 +124,19 @@ class SweepMonitor:
         axis: str,
         store: Store,
         design: Design,
-        seconds: Mapping[str, float],
+        stated: Mapping[str, Parts],
         workers: int,
         progress: Callable[[SweepProgress], None],
     ) -> None:
         self.axis, self.store, self.workers, self.progress = axis, store, workers, progress
-        self._seconds = dict(seconds)
+        self._parts = dict(stated)
         self._left = {planned.hash for planned in design.distinct_runs()}
         self._total = len(self._left)
         self._failed = 0
-        self._began, self._last_look = time.monotonic(), 0.0
-        self._expected = wall_seconds(list(seconds.values()), workers)
+        self._last_look = 0.0
+        self._running: dict[str, float] = {}  # when each was first seen to run
+        self._stated: list[Parts] = []  # of runs that ended well
+        self._taken: list[float] = []
 
     def __call__(self, every: float = 1.0) -> None:
         now = time.monotonic()
@@ -144,13 +146,32 @@ class SweepMonitor:
         for digest in list(self._left):
             if self.store.has_record(digest):
                 self._left.discard(digest)
-                record = self.store.record(digest)
-                self._failed += record is not None and record.status == "failed"
-        running = sum(holder(self.store.cell(digest)) is not None for digest in self._left)
-        expected = wall_seconds([self._seconds.get(digest, 0.0) for digest in self._left], self.workers)
-        finished = self._expected - expected
-        # What is left, at the pace so far once there is one.
-        pace = (now - self._began) / finished if finished > 0.05 * self._expected else 1.0
+                self._count(digest)
+        running = [digest for digest in self._left if holder(self.store.cell(digest)) is not None]
+        self._running = {digest: self._running.get(digest, now) for digest in running}
         done = self._total - len(self._left)
-        taken = (finished, now - self._began) if finished > 0 else (0.0, 0.0)
-        self.progress(SweepProgress(self.axis, done, self._failed, self._total, running, expected * pace, taken))
+        finished = sum(map(sum, self._stated)) / self.workers, sum(self._taken) / self.workers
+        self.progress(
+            SweepProgress(self.axis, done, self._failed, self._total, len(running), self._seconds_left(now), finished)
+        )
+
+    def _count(self, digest: str) -> None:
+        """Note how a run ended, and what it took."""
+        record = self.store.record(digest)
+        if record is None:
+            return
+        self._failed += record.status == "failed"
+        taken, stated = seconds_taken(record), self._parts.get(digest)
+        if taken is not None and stated is not None:
+            self._taken.append(taken)
+            self._stated.append(stated)
+
+    def _seconds_left(self, now: float) -> float:
+        """What is left as the runs that ended correct it, less what those under way have behind them."""
+        factors, none = part_factors(self._stated, self._taken), (0.0, 0.0, 0.0)
+        left = {
+            digest: sum(factor * part for factor, part in zip(factors, self._parts.get(digest, none), strict=True))
+            for digest in self._left
+        }
+        left |= {digest: max(0.0, left[digest] - (now - since)) for digest, since in self._running.items()}
+        return wall_seconds(list(left.values()), self.workers)

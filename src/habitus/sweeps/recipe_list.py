@@ -13,7 +13,7 @@ from habitus.record import Record
 from habitus.sizing import SpeedModel, cell_of_recipe
 from habitus.store import SweepManifest, manifest_path
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun, plan_run
-from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speed_of_store, usual_workers
+from habitus.sweeps.estimate import device_bytes, device_kind, parts_of, speed_of_store, usual_workers
 from habitus.sweeps.manifest import load_manifests
 from habitus.sweeps.mps import mps_environment
 from habitus.sweeps.outcome import SweepMonitor, SweepProgress
@@ -86,7 +86,8 @@ class RecipeRunner:
 
     def _run_jobs(self, design: Design, seconds_left: float | None) -> None:
         runs = [planned for planned in design.distinct_runs() if not self.store.settled(planned.hash)]
-        seconds = seconds_of(self.speed(), runs)
+        stated = parts_of(self.speed(), runs)
+        seconds = {digest: sum(parts) for digest, parts in stated.items()}
         runs.sort(key=lambda planned: -seconds[planned.hash])  # the longest first, so that none is left to one worker
         jobs = [Job.of(planned, seconds[planned.hash]) for planned in runs]
         if not jobs or (seconds_left is not None and seconds_left <= 0):
@@ -94,7 +95,7 @@ class RecipeRunner:
         note = self.note or (lambda _text: None)
         options = replace(self.options, seconds_left=seconds_left)
         monitor = SweepMonitor(
-            design.axis, self.store, design, seconds, self.num_workers, self.progress or (lambda _progress: None)
+            design.axis, self.store, design, stated, self.num_workers, self.progress or (lambda _progress: None)
         )
         workers = min(self.num_workers, len(jobs))
         if workers == 1 and self.kind == "cpu":

@@ -9,11 +9,11 @@ from pathlib import Path
 from habitus.data import Dataset
 from habitus.errors import ConfigError, RunError
 from habitus.progress import Note
-from habitus.sizing import wall_seconds
+from habitus.sizing import SpeedModel, wall_seconds
 from habitus.store import INFO_FILE, LOG_AXIS, LeftOut
 from habitus.sweeps.cells import DatasetFacts, Design, PlannedRun
 from habitus.sweeps.design import design_axis
-from habitus.sweeps.estimate import device_bytes, device_kind, seconds_of, speed_of_store, usual_workers
+from habitus.sweeps.estimate import device_bytes, device_kind, parts_of, speed_of_store, usual_workers
 from habitus.sweeps.lease import LEASE_SECONDS
 from habitus.sweeps.manifest import ManifestFile, load_manifests, write_manifest
 from habitus.sweeps.mps import mps_environment
@@ -43,6 +43,7 @@ def sweep(
     allow_repeats: bool = False,
     dry_run: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    speeds: SpeedModel | None = None,  # of runs like these, until the store has some
     progress: Callable[[SweepProgress], None] | None = None,
     note: Note | None = None,
 ) -> SweepResult:
@@ -80,6 +81,7 @@ def sweep(
         backend=backend,
         kind=kind,
         options=options,
+        speeds=speeds,
         progress=progress or (lambda _progress: None),
         note=note,
     )
@@ -100,6 +102,7 @@ class _Sweep:
     backend: str
     kind: str
     options: WorkerOptions
+    speeds: SpeedModel | None
     progress: Callable[[SweepProgress], None]
     note: Note
 
@@ -208,10 +211,11 @@ class _Sweep:
                 )
 
     def _run_jobs(self, store: Store, designed: Design, seconds_left: float | None) -> Tally:
-        speeds = speed_of_store(store, self.kind, self.facts.inputs)
-        estimates = seconds_of(speeds, designed.distinct_runs())
+        speeds = speed_of_store(store, self.kind, self.facts.inputs, self.speeds)
+        stated = parts_of(speeds, designed.distinct_runs())
         cells = [planned for planned in designed.distinct_runs() if not store.settled(planned.hash)]
-        seconds = {planned.hash: estimates[planned.hash] for planned in cells}
+        stated = {planned.hash: stated[planned.hash] for planned in cells}
+        seconds = {digest: sum(parts) for digest, parts in stated.items()}
         parents = {planned.hash for planned in designed.parents}
         together: defaultdict[str, float] = defaultdict(float)  # runs of one trunk wait for each other
         for planned in cells:
@@ -222,7 +226,7 @@ class _Sweep:
         if not jobs or (seconds_left is not None and seconds_left <= 0):
             return Tally()
         options = replace(self.options, seconds_left=seconds_left)
-        monitor = SweepMonitor(self.axis, store, designed, seconds, self.workers, self.progress)
+        monitor = SweepMonitor(self.axis, store, designed, stated, self.workers, self.progress)
         if self.backend == "ray":
             from habitus.sweeps.ray_tasks import run_on_ray
 
@@ -284,7 +288,7 @@ class _Sweep:
     def _result(
         self, store: Store | None, designed: Design, files: Sequence[ManifestFile], tally: Tally, seconds: float
     ) -> SweepResult:
-        speeds = speed_of_store(store, self.kind, self.facts.inputs)
+        speeds = speed_of_store(store, self.kind, self.facts.inputs, self.speeds)
         runs = run_outcomes(store, designed, speeds)
         missing = [run.seconds for run in runs if run.status == "missing"]
         return SweepResult(
