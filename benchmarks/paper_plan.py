@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from habitus.errors import ConfigError
+from habitus.laws.loss_link import LossLink, loss_link
 from habitus.laws.recipe_cost import SlotCost, slot_cost
 from habitus.laws.recipe_optimum import recipe_optimum
 from habitus.laws.recipe_surface import (
-    LossLink,
     columns_of,
-    loss_link,
     predict_recipe,
     recipe_rate,
     recipe_surface,

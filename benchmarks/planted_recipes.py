@@ -2,18 +2,20 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from scipy import optimize
 from scipy.stats import qmc
 
 from habitus.laws.recipe_cost import SlotCost
-from habitus.laws.recipe_surface import PARTS
+from habitus.laws.recipe_form import PARTS
 
 COST = SlotCost(tokens=24, seq_len=256, quadratic=50, linear=85, constant=0)
 CENTRES = {"embedder": 1e5, "contextualizer": 1e6, "data": 1e7, "steps": 1e3, "batch": 64.0}
 BUDGETS = {1e14: (5.8e5, 24), 3e14: (8.6e5, 25), 1e15: (1.3e6, 36)}  # usual size and number of cells
 SPANS = ((0.2, 5.0), (0.01, 0.6), (8.0, 256.0), (0.01, 0.2))  # size over the usual one, share, batch, rate
+KINK = 1e7  # slots: between the best of the least and of the largest budget
 SEEDED, SEEDS = 4, 3  # of the largest budget
 
 
@@ -26,18 +28,30 @@ class Planted:
     power: float = 3.0
     floor: float = 8.0
     curvature: float = 0.03
+    rate_width: float = 1.5  # w of the rate's cost; infinite: a square, of no form that is fitted
     far: float = 0.0  # errors of runs far from the best of their budget, of the distance
-    starved: float = 0.0  # nats that a contextualizer below 300,000 parameters costs on top: of no form that is fitted
+    cells: float = 0.0  # nats by which cells differ beyond their knobs, as by width and depth: seeds share them
+    # Of no form that is fitted:
+    starved: float = 0.0  # nats that a contextualizer below 300,000 parameters costs on top
+    kinked: float = 1.0  # slots beyond KINK count with so much of their exponent
+    saturated: float = math.inf  # windows per step beyond which more do not help
 
     def loss(self, row: dict[str, float]) -> float:
         columns = ("embedder_params", "contextualizer_params", "slots_seen", "steps", "batch_sequences")
-        parts = [a * (row[column] / CENTRES[name]) ** -x for name, column, a, x in
+        seen = {**row, "batch_sequences": min(row["batch_sequences"], self.saturated)}
+        seen["slots_seen"] *= max(row["slots_seen"] / KINK, 1.0) ** (self.kinked - 1)
+        parts = [a * (seen[column] / CENTRES[name]) ** -x for name, column, a, x in
                  zip(PARTS, columns, self.heights, self.exponents, strict=True)]  # fmt: skip
         total = sum(part**self.power for part in parts) ** (1 / self.power)
         off = math.log(row["rate_at_512"] / best_rate(row["embedder_params"], row["contextualizer_params"]))
         jump = self.starved * (row["contextualizer_params"] < 3e5)
-        return self.floor + total + self.curvature * off**2 + jump
+        return self.floor + total + self.curvature * self._rate_cost(off) + jump
 
+    def _rate_cost(self, off: float) -> float:
+        x = off / self.rate_width
+        return 2 * self.rate_width**2 * (math.expm1(x) - x) if x else off**2
+
+    @cache  # noqa: B019 - truths live as long as the process
     def best(self, compute: float) -> dict[str, float]:
         """The best cell of a budget, by a search over size, share and batch."""
 
@@ -57,6 +71,12 @@ TRUTHS = {
     "parts add": Planted(heights=(0.2, 0.12, 0.25, 0.15, 0.12), exponents=(0.3, 0.5, 0.3, 0.4, 0.4), power=1.0),
     "worse far from the best": replace(Planted(), far=0.15),
     "small models starve": replace(Planted(), starved=0.15),
+    "data kinks": replace(Planted(), kinked=0.3),
+    "data kinks a little": replace(Planted(), kinked=0.6),
+    "batch saturates": replace(Planted(), saturated=32.0),
+    "rates cost a square": replace(Planted(), rate_width=math.inf),
+    "cells differ": replace(Planted(), cells=0.007),
+    "data kinks and cells differ": replace(Planted(), kinked=0.3, cells=0.007),
 }
 
 
@@ -89,7 +109,9 @@ def planted_rows(seed: int) -> tuple[list[dict[str, float]], np.ndarray]:
 
 def planted_losses(truth: Planted, rows: list[dict[str, float]], noise: float, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
+    numbers = np.unique([str(sorted(row.items())) for row in rows], return_inverse=True)[1]  # runs of one cell share it
     losses = np.array([truth.loss(row) for row in rows])
     best = {c: min(loss for loss, row in zip(losses, rows, strict=True) if row["compute"] == c) for c in BUDGETS}
     above = np.array([loss - best[row["compute"]] for loss, row in zip(losses, rows, strict=True)])
-    return losses + np.hypot(noise, truth.far * above) * rng.standard_normal(len(losses))
+    own = truth.cells * np.random.default_rng([seed, 1]).standard_normal(len(losses))[numbers]
+    return losses + own + np.hypot(noise, truth.far * above) * rng.standard_normal(len(losses))

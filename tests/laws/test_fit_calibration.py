@@ -29,7 +29,7 @@ def check(rows: list[dict], least: int) -> None:
 
 
 def test_critical_batch_intervals_cover(calibration: ModuleType) -> None:
-    rows = calibration.summarise(calibration.run(40, None, "batch"))
+    rows = calibration.summarise(calibration.run(40, None, "batch, B_crit"))
     assert len(rows) == 8
     check(rows, 30)
     assert all(abs(row["bias_pct"]) < 10 for row in rows)

@@ -7,12 +7,12 @@ import pytest
 from scipy.stats import qmc
 
 from habitus.errors import FitError
+from habitus.laws.loss_link import loss_link
 from habitus.laws.recipe_cost import SlotCost, slot_cost
 from habitus.laws.recipe_optimum import recipe_optimum
 from habitus.laws.recipe_surface import (
     COLUMNS,
     columns_of,
-    loss_link,
     predict_recipe,
     recipe_rate,
     recipe_surface,
@@ -89,6 +89,14 @@ def test_knobs_of_the_law_lie_in_their_intervals(law, planted) -> None:  # type:
         assert low - 0.02 < truth < high + 0.02, (name, low, high)
     assert recipe_rate(law, 1e5, 1e6) == pytest.approx(0.03, rel=0.25)
     assert recipe_rate(law, 4e5, 4e6) < 0.7 * recipe_rate(law, 1e5, 1e6)
+
+
+def test_the_unit_of_the_metric_does_not_matter(law, planted) -> None:  # type: ignore[no-untyped-def]
+    table, losses = planted
+    scaled = recipe_surface(table, 5000 * losses, np.arange(len(losses)), draws=2)
+    assert scaled["floor"] == pytest.approx(5000 * law["floor"], rel=1e-3)
+    for name in ("power", "data", "batch", "rate_by_embedder"):
+        assert scaled[name] == pytest.approx(law[name], rel=0.02)
 
 
 def test_one_pass_bounds_what_is_chosen(law, planted) -> None:  # type: ignore[no-untyped-def]

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from habitus.laws import MeasuredRun, fit
 from habitus.laws.recipe_cost import executed_cost, slot_cost
 from habitus.laws.recipe_optimum import recipe_exponents, recipe_optimum, recipe_slice
 from habitus.laws.recipe_surface import recipe_surface
-from habitus.laws.surface_axis import SurfaceRuns
+from habitus.laws.surface_axis import SurfaceRuns, fit_surface
 
 LOSS = "batch/loss"
 
@@ -86,6 +87,20 @@ def test_executed_flops_that_charge_items_once_want_a_larger_embedder(cells: Sur
     assert np.abs(np.log(slots * table["executed"] / table["slots_seen"])).max() < 1e-3
 
 
+@pytest.mark.slow
+def test_executed_flops_that_no_law_gives_refuse_the_executed_optimum_alone(cells: SurfaceRuns) -> None:
+    # As on a log whose repeats differ from batch to batch: every third run executed 40% more than the others.
+    runs = [
+        replace(run, knobs={**run.knobs, "flops_executed": run.knobs["flops_executed"] * (1.4 if k % 3 else 1.0)})
+        for k, run in enumerate(cells.runs)
+    ]
+    named = {entry.name: entry.law for entry in fit_surface(runs, LOSS).entries}
+    assert "recipe_optimum_executed" not in named and named["recipe_optimum"].values
+    assert any(
+        "no optimum by executed FLOPs: executed FLOPs of some run" in w for w in named["recipe_optimum"].warnings
+    )
+
+
 def test_slices_lie_above_the_optimum_and_touch_it(cells: SurfaceRuns) -> None:
     law, cost = cells.law(), cells.cost()
     best = recipe_optimum(law, 1e15, cost)
@@ -140,17 +155,32 @@ def test_fit_reads_a_surface_and_finds_what_was_planted(planted: Any, tmp_path: 
     assert any(table.name == "stage1" for table in laws.correlations)
 
 
+def planted_law(planted: Any, truth: str, seed: int) -> tuple[Any, Any]:
+    rows, numbers = planted.planted_rows(seed)
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    losses = planted.planted_losses(planted.TRUTHS[truth], rows, 0.004, seed)
+    return recipe_surface(table, losses, numbers, draws=8), slot_cost(table)
+
+
 def test_exponents_are_refused_where_cells_scatter_by_more_than_seeds(planted: Any, cells: SurfaceRuns) -> None:
     right = recipe_exponents(cells.law(), 1e14, 1e15, cells.cost())
     assert right.ok and "params" in right.values
-    # A step of 0.15 nats at small contextualizers, which no fitted form has.
-    rows, numbers = planted.planted_rows(1)
-    losses = planted.planted_losses(planted.TRUTHS["small models starve"], rows, 0.004, 1)
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    law = recipe_surface(table, losses, numbers, draws=8)
-    wrong = recipe_exponents(law, 1e14, 1e15, slot_cost(table))
+    # Cells differ by 0.007 beyond their knobs, seeds of a cell by 0.004.
+    law, cost = planted_law(planted, "cells differ", 5)
+    wrong = recipe_exponents(law, 1e14, 1e15, cost)
     assert wrong.status == "misfit" and "seeds differ" in wrong.warnings[0]
-    assert recipe_optimum(law, 1e15, slot_cost(table)).ok  # optima hold there, with wider intervals
+    assert law.ok and recipe_optimum(law, 1e15, cost).ok  # optima hold there, with wider intervals
+
+
+@pytest.mark.parametrize(
+    ("truth", "part"),
+    [("small models starve", "contextualizer"), ("data kinks", "data"), ("batch saturates", "batch")],
+)
+def test_a_wrong_form_is_refused_by_the_part_that_it_is_wrong_along(planted: Any, truth: str, part: str) -> None:
+    law, cost = planted_law(planted, truth, 1)
+    assert law.status == "misfit" and law.details["structure_of"] == part
+    for refused in (recipe_optimum(law, 1e15, cost), recipe_exponents(law, 1e14, 1e15, cost)):
+        assert refused.status == "misfit" and f"the same {part} are missed alike" in refused.warnings[0]
 
 
 @pytest.mark.slow

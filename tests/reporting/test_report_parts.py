@@ -109,10 +109,12 @@ def test_one_value_still_has_an_axis() -> None:
     assert Scale(PlotAxis("x"), [], 0, 100).ticks()
 
 
-def test_bars_stretch_a_logarithmic_axis_up_to_a_factor() -> None:
+def test_bars_stretch_a_logarithmic_axis_up_to_a_factor_and_a_linear_one_by_its_span() -> None:
     bars = (Points([1.0, 2.0], [30.0, 40.0], "main", (), [25.0, -math.inf], [50.0, math.inf]),)
     assert sorted(values_of(bars, "y", log=True)) == pytest.approx([40 / 3, 25, 30, 40, 50, 120])
-    assert values_of(bars, "y") == [30, 40] and values_of(bars, "x", log=True) == [1, 2]
+    # The points span 10, so that a bar reaches no further than 10 beyond its own.
+    assert sorted(values_of(bars, "y")) == [25, 30, 30, 40, 40, 50]
+    assert values_of(bars, "x", log=True) == [1, 2]
     bands = tuple(Band([1.0], [-5.0], [9.0], "main", whole) for whole in (False, True))
     assert values_of(bands[:1], "y") == [] and values_of(bands, "y") == [-5, 9]
 

@@ -156,7 +156,11 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     typer.echo(f"laws:   {result.laws}")
     typer.echo(f"plan:   {result.plan}")
     if result.plan is not None and result.plan.exists():
-        print_busy(RegisteredPlan.read(result.plan))
+        plan = RegisteredPlan.read(result.plan)
+        for told in plan.predictions:
+            low, high = ("open" if end is None else f"{end:.4g}" for end in (told.low, told.high))
+            typer.echo(f"        {told.metric} after stage {told.stage}: {told.value:.4g} [{low}, {high}], registered")
+        print_busy(plan)
     timing = f"took {format_seconds(result.seconds)}"
     if not result.continued and result.state.seconds:
         off = result.swept / max(result.state.seconds, 1e-9) - 1
@@ -164,5 +168,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
         timing += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"
     typer.echo(timing)
     typer.echo(f"next:   {result.next_command}")
+    if result.plan is not None and result.plan.exists() and plan.predictions:
+        typer.echo(f"then:   {result.check_command}  # what was registered beside what came out")
     if result.refit_command is not None:
         typer.echo(f"serve:  {result.refit_command}  # the same with the validation events")

@@ -20,9 +20,11 @@ from habitus.laws.forms import compare_approaches, compare_scaling, compare_vall
 from habitus.laws.frontier import frontier
 from habitus.laws.isoflop import depth_optimum, isoflop_optimum
 from habitus.laws.learning_rate import learning_rate_drift
+from habitus.laws.loss_link import loss_link
 from habitus.laws.paired_users import PairedUsers
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
+from habitus.laws.recipe_surface import predict_recipe
 from habitus.laws.recipe_value import RecipeLaws, RunValue
 from habitus.laws.response_surface import response_optimum, response_surface
 from habitus.laws.rollout import leave_one_out, rollout
@@ -31,6 +33,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.laws.saturating import predict_saturating, saturating
 from habitus.laws.selection import select
 from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_target
+from habitus.laws.study_recipe import RECIPE_AXES
 from habitus.laws.summary import format_summary
 from habitus.laws.surface import surface
 from habitus.laws.tables import format_tables
@@ -39,6 +42,7 @@ from habitus.laws.two_term import two_term, two_term_by_budget
 __all__ = [
     "EWMA_HALF_LIFE",
     "NO_TREND",
+    "RECIPE_AXES",
     "FiniteLog",
     "MeasuredRun",
     "PairedUsers",
@@ -66,10 +70,12 @@ __all__ = [
     "isoflop_optimum",
     "learning_rate_drift",
     "leave_one_out",
+    "loss_link",
     "open_finite_log",
     "paired_regimes",
     "power_law",
     "predict_power_law",
+    "predict_recipe",
     "predict_saturating",
     "published_laws",
     "read_runs",

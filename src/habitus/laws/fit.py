@@ -22,6 +22,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
 from habitus.laws.shape_axis import fit_regularisation, fit_shape
 from habitus.laws.size_test import is_loss, size_test
+from habitus.laws.study_recipe import fit_study_recipe
 from habitus.laws.surface_axis import fit_surface
 from habitus.store import (
     CORRELATED_REGIMES,
@@ -138,6 +139,7 @@ def _groups(selection: Selection, named: str) -> list[str]:
 def _fit_group(selection: Selection, metrics: Sequence[str], paired: PairedUsers) -> list[AxisLaws]:
     """Every axis and metric of one group, and whether metrics want another size than the loss does."""
     by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in metrics]
+    by_axis += [fit_study_recipe(selection.everything, metric) for metric in metrics]
     sized = [run for run in selection.runs if run.axis == "allocation"]
     largest = [run for run in sized if run.budget == max(r.budget for r in sized)]
     for metric in metrics if largest else ():

@@ -15,7 +15,8 @@ from habitus.errors import FitError
 from habitus.laws.checks import check_positive_number
 from habitus.laws.law_builders import make_intervals, widen_to_values
 from habitus.laws.recipe_cost import Cost
-from habitus.laws.recipe_surface import FORM, Surface, centre_of, fitted_surfaces, from_target, misfit
+from habitus.laws.recipe_form import FORM, Surface
+from habitus.laws.recipe_surface import centre_of, fitted_surfaces, from_target, misfit, wrong_form
 from habitus.store import LEVELS, Law, Residuals
 
 OPTIMUM = ("params", "share", "batch", "rate", "slots", "metric")
@@ -116,8 +117,7 @@ def recipe_optimum(law: Law, compute: float, cost: Cost, most_slots: float = np.
         for name, (low, high) in zip(OPTIMUM, ends, strict=False):
             a, b = named[name]
             named[name] = (a if np.log(a / low) > _AT_END else 0.0, b if np.log(high / b) > _AT_END else np.inf)
-    at_end = [name for name, value, (low, high) in zip(OPTIMUM, rows[0], ends, strict=False)
-              if min(np.log(value / low), np.log(high / value)) < _AT_END]  # fmt: skip
+    at_end = _at_end(rows[0], ends)
     status = "boundary" if {"params", "share"} & set(at_end) else law.status
     return Law(
         law="recipe_optimum",
@@ -126,15 +126,17 @@ def recipe_optimum(law: Law, compute: float, cost: Cost, most_slots: float = np.
         values=values,
         intervals=make_intervals(by_level),
         residuals=Residuals(n=law.residuals.n, dof=law.residuals.dof),
-        warnings=_ends_words(at_end),
+        warnings=(*((why,) if (why := wrong_form(law)) else ()), *_ends_words(at_end)),
         details={"compute": compute, "at_end": at_end},
     )
 
 
 def recipe_exponents(law: Law, first: float, last: float, cost: Cost, most_slots: float = np.inf) -> Law:
     """How the best size, share, batch, rate, slots and slots per parameter move from one budget to another."""
-    rows = exponents_by_refit(law, first, last, cost, most_slots)
-    at_end = {name for c in (first, last) for name in recipe_optimum(law, c, cost, most_slots).details["at_end"]}
+    near, far = (recipe_optima(law, c, cost, most_slots) for c in (first, last))
+    rows = _exponents(near, far, last / first)
+    at_end = {name for c, best in ((first, near[0]), (last, far[0]))
+              for name in _at_end(best, np.exp(Budget(law, c, cost, most_slots).ends))}  # fmt: skip
     why = misfit(law)
     by_level = {level: _intervals(EXPONENTS, rows, level) for level in LEVELS}
     values = dict(zip(EXPONENTS, map(float, rows[0]), strict=True))
@@ -152,10 +154,8 @@ def recipe_exponents(law: Law, first: float, last: float, cost: Cost, most_slots
 
 def exponents_by_refit(law: Law, first: float, last: float, cost: Cost, most_slots: float = np.inf) -> np.ndarray:
     """EXPONENTS by the fit and by each refit, [1 + refits, 6]."""
-    near, far = (_with_ratio(recipe_optima(law, c, cost, most_slots)) for c in (first, last))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        rows = np.log(far / near) / np.log(last / first)
-    return np.asarray(rows[np.isfinite(rows).all(axis=1)])
+    near, far = (recipe_optima(law, c, cost, most_slots) for c in (first, last))
+    return _exponents(near, far, last / first)
 
 
 def recipe_slice(
@@ -175,6 +175,19 @@ def recipe_slice(
         held = [float(np.log(value)) if name == knob else None for name in OPTIMUM[:_KNOBS]]
         columns.append(budget.recipes(surfaces, budget.lowest(surfaces, held, _SLICE_ZOOMS))[2][:, 0])
     return from_target(law, np.stack(columns, axis=1))
+
+
+def _exponents(near: np.ndarray, far: np.ndarray, times: float) -> np.ndarray:
+    """EXPONENTS of OPTIMUM [R, 6] at two budgets, one so many times the other; refits without them are left out."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rows = np.log(_with_ratio(far) / _with_ratio(near)) / np.log(times)
+    return np.asarray(rows[np.isfinite(rows).all(axis=1)])
+
+
+def _at_end(best: np.ndarray, ends: np.ndarray) -> list[str]:
+    """Which of size, share and batch are ends of what was tried."""
+    return [name for name, value, (low, high) in zip(OPTIMUM, best, ends, strict=False)
+            if min(np.log(value / low), np.log(high / value)) < _AT_END]  # fmt: skip
 
 
 def _with_ratio(rows: np.ndarray) -> np.ndarray:

@@ -1,85 +1,41 @@
 """What the parts of a recipe buy: one law of the loss over embedder, contextualizer, data, steps, batch and rate.
 
-    L = E + (Σ_x (A_x·x^−α_x)^q)^(1/q) + k·(log r − log r*)²,       x = p_e, p, D, S, B
-    log r* = r0 + r_p·log p + r_e·log p_e
+    L = E + (Σ_x (A_x·x^−α_x)^q)^(1/q) + 2k·w²·(e^(δ/w) − 1 − δ/w),       x = p_e, p, D, S, B
+    δ = log r − log r*,   log r* = r0 + r_p·log p + r_e·log p_e,   w = 1.5
 
 p_e and p are the parameters of embedder and contextualizer, D the slots seen, S the steps, B the windows per step
 (whose items are each other's candidates), r the learning rate at 512 windows per step. q = 1 adds what the parts cost;
-the larger q is, the more the scarcest part decides alone. It is fitted to cells that are spread over all knobs, with
+the larger q is, the more the scarcest part decides alone. A rate costs k·δ² near the best one, more than that where it
+is too high and less where it is too low. It is fitted to cells that are spread over all knobs, with
 errors that grow with the distance from the budget's best run, since no form holds far from it. What a budget pays is
 Equation 1, C = 6·D·(t·p_e + p + 3·B·L·h), so that N*, s*, B*, r* and L* come from one law. Intervals are those of
 refits to cells drawn with replacement, seeds of one cell together, half of them without a third of some knob's range.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
-from habitus.errors import FitError
 from habitus.laws.checks import Numbers, as_columns, check_positive
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
+from habitus.laws.many_fits import fit_many
 from habitus.laws.pure_error import SIGNIFICANT
+from habitus.laws.recipe_form import COLUMNS, FORM, PARTS, Surface
+from habitus.laws.residual_structure import residual_structure
 from habitus.store import LEVELS, Direction, Law
 
-FORM = "L = E + (sum over p_e, p, D, S, B of (A*x^-alpha)^q)^(1/q) + k*(log r - log r*)^2"
-COLUMNS = ("embedder_params", "contextualizer_params", "slots_seen", "steps", "batch_sequences", "rate_at_512")
-PARTS = ("embedder", "contextualizer", "data", "steps", "batch")  # of the first five columns
 # Typical values and how far from them, in logarithms, is no surprise: for parts that hardly matter in the runs.
-_EXPONENT, _POWER, _RATE_SLOPE = (0.35, 0.8), (2.0, 1.0), 0.7
+_EXPONENT, _POWER, _RATE, _RATE_SLOPE = (0.35, 0.8), (2.0, 1.0), 1.0, 0.7
 _FORM_ERROR = 0.1  # of the distance to the budget's best run
-_STARTS = 6
+_STARTS = 24
+_REFIT_STEPS = 80  # from the fit to all runs, which is near
+_AT_ONE_VALUE = 1e-9  # of a logarithm: nothing goes with what is the same in all runs
+_WRONG = 0.02  # p value of a wrong form: planted steps and kinks have 0.0025, the least there is
+_ROUNDING = 1e-3  # of the range of the metric: no form is wrong that misses by less
 _SPARE = 5  # cells more than numbers, to judge them by
 _NUM_VALUES = 2 + 2 * len(PARTS) + 4
-
-
-class Surface(NamedTuple):
-    """The numbers of one fit, about the centre of the logarithms of the columns."""
-
-    floor: np.ndarray  # [...]
-    log_power: np.ndarray  # log q [...]
-    heights: np.ndarray  # log A_x at the centre [..., 5]
-    log_exponents: np.ndarray  # log α_x [..., 5]
-    log_curvature: np.ndarray  # log k [...]
-    rate: np.ndarray  # r0, r_p, r_e [..., 3]
-
-    @classmethod
-    def of(cls, theta: np.ndarray) -> "Surface":
-        """From the numbers of a fit [16], or of several [..., 16]."""
-        theta = np.asarray(theta)
-        parts = theta[..., 2 : 2 + 2 * len(PARTS)].reshape(*theta.shape[:-1], -1, 2)
-        return cls(theta[..., 0], theta[..., 1], parts[..., 0], parts[..., 1], theta[..., 12], theta[..., 13:])
-
-    def best_rate(self, u: np.ndarray) -> np.ndarray:
-        """Centred log r* at centred log columns [..., 5 or 6]."""
-        return np.asarray(self.rate[..., 0] + self.rate[..., 1] * u[..., 1] + self.rate[..., 2] * u[..., 0])
-
-    def metric(self, u: np.ndarray) -> np.ndarray:
-        """The loss at centred log columns [..., 6]."""
-        total, _, _ = self._parts(u)
-        return np.asarray(self.floor + total + np.exp(self.log_curvature) * (u[..., 5] - self.best_rate(u)) ** 2)
-
-    def _parts(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the parts cost together [...], the share of each in it [..., 5], and their logarithms [..., 5]."""
-        q = np.exp(self.log_power)[..., None]
-        parts = self.heights - np.exp(self.log_exponents) * u[..., :5]
-        most = parts.max(axis=-1, keepdims=True)
-        powers = np.exp(q * (parts - most))
-        sums = powers.sum(axis=-1, keepdims=True)
-        total = np.exp(most + np.log(sums) / q)
-        return total[..., 0], powers / sums, parts
-
-    def gradient(self, u: np.ndarray) -> np.ndarray:
-        """Of the loss at [n, 6] by the numbers of the fit [n, 16]."""
-        total, share, parts = self._parts(u)
-        of_heights = total[:, None] * share
-        of_exponents = -of_heights * np.exp(self.log_exponents) * u[:, :5]
-        of_power = total * ((share * parts).sum(axis=1) - np.log(total))
-        k, off = np.exp(self.log_curvature), u[:, 5] - self.best_rate(u)
-        of_parts = np.stack([of_heights, of_exponents], axis=2).reshape(len(u), -1)
-        of_rate = -2 * k * off[:, None] * np.stack([np.ones(len(u)), u[:, 1], u[:, 0]], axis=1)
-        return np.column_stack([np.ones(len(u)), of_power, of_parts, k * off**2, of_rate])
 
 
 def recipe_surface(
@@ -115,6 +71,7 @@ def recipe_surface(
     best = _fit(u, y, error, [first])
     surface = Surface.of(best)
     scatter = _scatter(surface.metric(u) - y, error)
+    along = _along_parts(surface, u, y, error, groups)
     refits = _refits(u, y, error, groups, best, draws, seed)
     names = ("floor", "power", *PARTS, "rate_by_contextualizer", "rate_by_embedder")
 
@@ -131,7 +88,7 @@ def recipe_surface(
     return Law(
         law="recipe_surface",
         form=FORM,
-        status="ok",
+        status="misfit" if along["structure_p_value"] < _WRONG else "ok",
         values=values,
         intervals=make_intervals(widen_to_values(by_level, values)),
         residuals=residuals_of(y, surface.metric(u), _NUM_VALUES),
@@ -142,6 +99,7 @@ def recipe_surface(
             "draws": [[float(f"{v:.8g}") for v in theta] for theta in refits],
             "scatter": scatter,
             **_against_seeds(scatter, y, groups),
+            **along,
             "cells": num_cells,
         },
     )
@@ -184,7 +142,9 @@ def recipe_losses(law: Law, table: Mapping[str, Numbers]) -> np.ndarray:
 
 
 def misfit(law: Law) -> str:
-    """Why what moves with compute is not to be trusted: cells scatter about the law by more than seeds differ."""
+    """Why what moves with compute is not to be trusted: the form is wrong, or cells scatter by more than seeds do."""
+    if why := wrong_form(law):
+        return why
     p_value = law.details.get("lack_of_fit_p_value", 1.0)
     if p_value >= SIGNIFICANT:
         return ""
@@ -192,6 +152,17 @@ def misfit(law: Law) -> str:
     return (
         f"cells near the best scatter about the law by {scatter:.2g}, where seeds differ by {seeds:.2g} "
         f"(p = {p_value:.2g}): optima count that as noise of cells, exponents are not to be trusted"
+    )
+
+
+def wrong_form(law: Law) -> str:
+    """Why nothing of the law is to be trusted: what it misses goes with one of its parts."""
+    p_value = law.details.get("structure_p_value", 1.0)
+    if p_value >= _WRONG:
+        return ""
+    return (
+        f"cells with much the same {law.details['structure_of']} are missed alike (p = {p_value:.2g}): the form of the "
+        "law is wrong, and neither optima nor forecasts nor exponents are to be trusted"
     )
 
 
@@ -254,6 +225,23 @@ def _against_seeds(scatter: float, y: np.ndarray, groups: np.ndarray) -> dict[st
     return {"seed_error": float(np.sqrt(squares / dof)), "seed_dof": dof, "lack_of_fit_p_value": p_value}
 
 
+def _along_parts(
+    surface: Surface, u: np.ndarray, y: np.ndarray, error: np.ndarray, groups: np.ndarray
+) -> dict[str, Any]:
+    """The part along which residuals are most alike among neighbours, and how often chance would make some part so."""
+    missed = surface.metric(u) - y
+    if float(np.sqrt(np.mean(missed**2))) < _ROUNDING * float(np.ptp(y)):
+        return {"structure_of": PARTS[0], "structure_p_value": 1.0}
+    missed = missed / error
+    slopes = surface.gradient(u) / error[:, None]
+    weighted = slopes / np.sqrt(1 + missed**2)[:, None]  # as the robust loss weighs runs
+    held = np.diag(_expectations()[1] ** -2.0)
+    left = np.eye(len(y)) - slopes @ np.linalg.lstsq(slopes.T @ weighted + held, weighted.T, rcond=None)[0]
+    varied = np.flatnonzero(np.ptp(u[:, : len(PARTS)], axis=0) > _AT_ONE_VALUE)
+    found = residual_structure(missed, left, u[:, varied], groups)
+    return {"structure_of": PARTS[varied[found.knob]], "structure_p_value": found.p_value}
+
+
 def _starts(y: np.ndarray, seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     spread = float(np.ptp(y))
@@ -265,27 +253,59 @@ def _starts(y: np.ndarray, seed: int) -> list[np.ndarray]:
     return starts
 
 
-def _fit(
-    u: np.ndarray, y: np.ndarray, error: np.ndarray, starts: Sequence[np.ndarray], surprise: np.ndarray | None = None
-) -> np.ndarray:
-    """The numbers of the best fit; `surprise` moves what is expected of them by so many standard deviations."""
+def _fit(u: np.ndarray, y: np.ndarray, error: np.ndarray, starts: Sequence[np.ndarray]) -> np.ndarray:
+    """The numbers of the best fit to all runs."""
+    found = _fits(u, y, error, np.array(starts), np.ones((len(starts), len(y))))
     expected, spread = _expectations()
     known = np.isfinite(spread)
-    centre = expected[known] + (0.0 if surprise is None else spread[known] * surprise)
+    missed = np.column_stack(
+        [(Surface.of(found[:, None]).metric(u) - y) / error, (found - expected)[:, known] / spread[known]]
+    )
+    return np.asarray(found[np.argmin((np.sqrt(1 + missed**2) - 1).sum(axis=1))])
+
+
+def _fits(
+    u: np.ndarray,
+    y: np.ndarray,
+    error: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    surprise: np.ndarray | float = 0.0,
+    max_steps: int = 400,
+) -> np.ndarray:
+    """The numbers of fits [R, 16] to runs that count so often each [R, n].
+
+    `surprise` moves what is expected of a fit's numbers by so many standard deviations [R, those with expectations].
+    """
+    unit = float(np.ptp(y)) or 1.0  # a perplexity's floor would take thousands of steps
+    y, error, starts = y / unit, error / unit, _times(starts, 1 / unit)
+    expected, spread = _expectations()
+    known = np.isfinite(spread)
+    centre = np.broadcast_to(expected[known] + spread[known] * surprise, (len(starts), known.sum()))
     slope = np.diag(1 / np.where(known, spread, 1.0))[known]
 
-    def missed(theta: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = np.nan_to_num((Surface.of(theta).metric(u) - y) / error, nan=1e6, posinf=1e6, neginf=-1e6)
-        return np.concatenate([np.clip(values, -1e6, 1e6), (theta[known] - centre) / spread[known]])
+    def residuals(theta: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        surfaces = Surface.of(theta[:, None])
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            missed = (surfaces.metric(u) - y) / error
+            gradient = surfaces.gradient(np.broadcast_to(u, (len(theta), *u.shape))) / error[:, None]
+        missed = np.clip(np.nan_to_num(missed, nan=1e6), -1e6, 1e6)
+        gradient = np.clip(np.nan_to_num(gradient), -1e6, 1e6)
+        surprised = (theta[:, known] - centre[at]) / spread[known]
+        slopes = np.broadcast_to(slope, (len(theta), *slope.shape))
+        return np.concatenate([missed, surprised], axis=1), np.concatenate([gradient, slopes], axis=1)
 
-    def jacobian(theta: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore", invalid="ignore"):
-            values = np.nan_to_num(Surface.of(theta).gradient(u) / error[:, None], nan=0.0, posinf=1e6, neginf=-1e6)
-        return np.concatenate([np.clip(values, -1e6, 1e6), slope])
+    counts = np.column_stack([counts, np.ones((len(starts), known.sum()))])
+    return _times(fit_many(residuals, starts, counts, max_steps), unit)
 
-    found = [optimize.least_squares(missed, start, jac=jacobian, loss="soft_l1", max_nfev=400) for start in starts]
-    return np.asarray(min(found, key=lambda result: result.cost).x)
+
+def _times(theta: np.ndarray, unit: float) -> np.ndarray:
+    """The numbers of fits [R, 16] to a metric that is larger by this factor."""
+    heights = [*range(2, 2 + 2 * len(PARTS), 2), 2 + 2 * len(PARTS)]
+    theta = theta.copy()
+    theta[:, 0] *= unit
+    theta[:, heights] += np.log(unit)
+    return theta
 
 
 def _expectations() -> tuple[np.ndarray, np.ndarray]:
@@ -294,7 +314,7 @@ def _expectations() -> tuple[np.ndarray, np.ndarray]:
     expected[1], spread[1] = np.log(_POWER[0]), _POWER[1]
     exponents = 3 + 2 * np.arange(len(PARTS))
     expected[exponents], spread[exponents] = np.log(_EXPONENT[0]), _EXPONENT[1]
-    spread[-2:] = _RATE_SLOPE
+    spread[-3:] = _RATE, _RATE_SLOPE, _RATE_SLOPE  # the best rate of the mean size is near the mean of those tried
     return expected, spread
 
 
@@ -311,13 +331,13 @@ def _refits(
     cells = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     place = np.array([u[rows[0]] for rows in cells])
     num_expected = int(np.isfinite(_expectations()[1]).sum())
-    draws = []
+    counts, surprise = np.zeros((num, len(y))), np.empty((num, num_expected))
     for k in range(num):
         kept = np.arange(len(cells)) if k % 2 else _without_a_third(place, rng)
-        drawn = kept[rng.integers(len(kept), size=len(kept))]
-        rows = np.concatenate([cells[i] for i in drawn])
-        draws.append(_fit(u[rows], y[rows], error[rows], [best], rng.standard_normal(num_expected)))
-    return draws
+        for cell in kept[rng.integers(len(kept), size=len(kept))]:
+            counts[k, cells[cell]] += 1
+        surprise[k] = rng.standard_normal(num_expected)
+    return list(_fits(u, y, error, np.tile(best, (num, 1)), counts, surprise, _REFIT_STEPS))
 
 
 def _without_a_third(place: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -326,40 +346,6 @@ def _without_a_third(place: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     order = np.argsort(knobs[rng.integers(len(knobs))], kind="stable")
     third = len(order) // 3
     return np.sort(order[third:] if rng.integers(2) else order[: len(order) - third])
-
-
-class LossLink(NamedTuple):
-    """log metric = c0 + c1·loss + c2·log B + c3·log r about their means, with its covariance."""
-
-    means: np.ndarray  # of loss, log B and log r
-    coefficients: np.ndarray
-    covariance: np.ndarray
-    scatter: float
-    n: int
-
-    def at(self, loss: float, batch: float, rate: float) -> tuple[float, float]:
-        """log metric of one more run and its standard error."""
-        x = np.array([1.0, *(np.array([loss, np.log(batch), np.log(rate)]) - self.means)])
-        return float(x @ self.coefficients), float(np.sqrt(x @ self.covariance @ x + self.scatter**2))
-
-
-def loss_link(loss: Numbers, batch: Numbers, rate: Numbers, metric: Numbers) -> LossLink:
-    """How a ranking metric follows the loss, whatever made the loss fall, and what batch and rate add to it.
-
-    By the half of the runs with the lowest loss: metrics rise faster, the better runs are.
-    """
-    x, B, r, y = as_columns(loss=loss, batch=batch, rate=rate, metric=metric)
-    check_positive(metric=y, batch=B, rate=r)
-    half = x <= np.median(x)
-    if half.sum() < 8:
-        raise FitError(f"{len(x)} runs for a link to the loss", expected="16 or more")
-    columns = np.stack([x, np.log(B), np.log(r)], axis=1)[half]
-    means = columns.mean(axis=0)
-    X = np.column_stack([np.ones(len(columns)), columns - means])
-    coefficients, *_ = np.linalg.lstsq(X, np.log(y[half]), rcond=None)
-    missed = np.log(y[half]) - X @ coefficients
-    variance = float(missed @ missed) / (len(X) - X.shape[1])
-    return LossLink(means, coefficients, variance * np.linalg.pinv(X.T @ X), float(np.sqrt(variance)), len(X))
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

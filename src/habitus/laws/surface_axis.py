@@ -28,14 +28,17 @@ from habitus.laws.runs import MeasuredRun
 from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntry, NamedRollout, Rollout, direction_of
 
 _SLICE_PLACES, _SLICE_REFITS = 9, 40
-_KNOBS = (*COLUMNS[:5], "joint_dim", "seq_len", "flops_nominal")
+NEEDED_KNOBS = (*COLUMNS[:5], "flops_nominal")
+_COST_KNOBS = ("joint_dim", "seq_len")  # of Equation 1
 
 
 def fit_surface(runs: Sequence[MeasuredRun], metric: str, _error: PureError | None = None) -> AxisLaws:
     """The law of a recipe, the best recipe of each budget by nominal and executed FLOPs, how it moves, a roll-out."""
     if metric.startswith(f"{TRAIN}/"):
         return AxisLaws()  # batches of other sizes have other candidates
-    cells = SurfaceRuns([run for run in runs if metric in run.metrics and all(k in run.knobs for k in _KNOBS)], metric)
+    cells = SurfaceRuns(
+        [run for run in runs if metric in run.metrics and all(k in run.knobs for k in NEEDED_KNOBS)], metric
+    )
     if not cells.runs:
         raise FitError(f"no run of the surface has {metric!r} and its knobs", expected="runs that measured it")
     law = cells.law()
@@ -45,8 +48,11 @@ def fit_surface(runs: Sequence[MeasuredRun], metric: str, _error: PureError | No
     cost, budgets = cells.cost(), cells.budgets
     for budget in budgets:
         best = _with_slices(recipe_optimum(law, budget, cost, cells.most_slots), law, budget, cost, cells.most_slots)
+        try:
+            by_executed = cells.executed_optimum(law, best, budget)
+        except FitError as error:  # the nominal one stands without it
+            by_executed, best = None, best.with_warnings(f"no optimum by executed FLOPs: {error.problem}")
         entries.append(LawEntry(name="recipe_optimum", axis=SURFACE_AXIS, metric=metric, budget=budget, law=best))
-        by_executed = cells.executed_optimum(law, best, budget)
         if by_executed is not None:
             entries.append(LawEntry(name="recipe_optimum_executed", axis=SURFACE_AXIS, metric=metric, budget=budget,
                                     law=by_executed))  # fmt: skip
@@ -60,10 +66,10 @@ def fit_surface(runs: Sequence[MeasuredRun], metric: str, _error: PureError | No
 
 
 class SurfaceRuns:
-    """Runs of the axis as columns, for one metric."""
+    """Runs as columns, for one metric. Where they are of several axes, budgets are those of `sized`."""
 
-    def __init__(self, runs: Sequence[MeasuredRun], metric: str, draws: int = 200) -> None:
-        self.runs, self.metric, self.draws = list(runs), metric, draws
+    def __init__(self, runs: Sequence[MeasuredRun], metric: str, draws: int = 200, sized: str = "") -> None:
+        self.runs, self.metric, self.draws, self.sized = list(runs), metric, draws, sized
 
     @property
     def direction(self) -> Direction:
@@ -71,7 +77,7 @@ class SurfaceRuns:
 
     @property
     def budgets(self) -> list[float]:
-        return sorted({run.budget for run in self.runs})
+        return sorted({run.budget for run in self.runs if self.sized in ("", run.axis)})
 
     @property
     def table(self) -> dict[str, np.ndarray]:
@@ -85,7 +91,7 @@ class SurfaceRuns:
     @property
     def cells(self) -> np.ndarray:
         """A number for each cell; its seeds share it."""
-        names = [f"{run.budget} {run.cell_id} {run.learning_rate}" for run in self.runs]
+        names = [f"{run.axis} {run.budget} {run.cell_id} {run.learning_rate}" for run in self.runs]
         return np.unique(names, return_inverse=True)[1]
 
     @property
@@ -113,12 +119,13 @@ class SurfaceRuns:
         return law.model_copy(update={"details": {**law.details, "nominal": budget}})
 
     def below(self, budget: float) -> "SurfaceRuns":
-        return SurfaceRuns([run for run in self.runs if run.budget < 0.9 * budget], self.metric, self.draws)
+        runs = [run for run in self.runs if run.budget < 0.9 * budget]
+        return SurfaceRuns(runs, self.metric, self.draws, self.sized)
 
     def best(self, budget: float) -> tuple[MeasuredRun, float]:
         """The best cell of a budget, a mean over its seeds."""
         numbers, values, sign = self.cells, self.values, sign_of(self.direction)
-        at = [k for k, run in enumerate(self.runs) if run.budget == budget]
+        at = [k for k, run in enumerate(self.runs) if run.budget == budget and self.sized in ("", run.axis)]
         means = {int(c): float(values[numbers == c].mean()) for c in {numbers[k] for k in at}}
         cell = min(means, key=lambda c: sign * means[c])
         return self.runs[int(np.flatnonzero(numbers == cell)[0])], means[cell]
@@ -149,7 +156,7 @@ def recipe_columns(run: MeasuredRun) -> dict[str, float]:
     """The knobs of a run as the law names them."""
     knobs = run.knobs
     batch = knobs["batch_sequences"]
-    row = {name: knobs[name] for name in (*COLUMNS[:5], "joint_dim", "seq_len")}
+    row = {name: knobs[name] for name in (*COLUMNS[:5], *_COST_KNOBS) if name in knobs}
     row |= {"rate_at_512": run.learning_rate / math.sqrt(batch / 512), "compute": knobs["flops_nominal"]}
     return row | ({"executed": knobs["flops_executed"]} if "flops_executed" in knobs else {})
 

@@ -1,29 +1,68 @@
 """What the planned run should measure: at its own size and data, by laws that are identified, for one more run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws import RealisedCost, RecipeLaws, predict_saturating, realised_cost
+from habitus.laws import RealisedCost, RecipeLaws, RunValue, predict_recipe, predict_saturating, realised_cost
 from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.knobs import SourcedLaws, stage1_metrics
-from habitus.store import Law, LawEntry, Prediction, direction_of
+from habitus.planning.ranking_link import follows_loss
+from habitus.sizing import Cell
+from habitus.store import STUDY_RECIPE, Law, LawEntry, Prediction, direction_of
 
-_READINGS = {"loss_law": "L*(C) and its valley", "surface": "L(N, D)"}
+_READINGS = {
+    "loss_law": "L*(C) and its valley of {metric} at the planned N and D",
+    "surface": "L(N, D) of {metric} at the planned N and D",
+    STUDY_RECIPE: "one law of {metric} over size, share, data, batch and rate, at the planned recipe",
+}
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a prediction depends on: stage 1's compute, size and data, and the slots of one pass over the log."""
+    """What a prediction depends on: stage 1's compute, size and data, and the slots of one pass over the log.
+
+    Without its parts, `embedder_params`, `batch_sequences` and `rate_at_512`, no law over the whole recipe is asked.
+    """
 
     flops: float
     params: float
     slots: float
     one_pass: float | None = None
+    embedder_params: float = 0.0
+    batch_sequences: float = 0.0
+    seq_len: float = 0.0
+    rate_at_512: float = 0.0
+
+    @classmethod
+    def of(cls, flops: float, cell: Cell, rate: float, one_pass: float | None) -> "PlannedRun":
+        """A cell at a learning rate."""
+        return cls(
+            flops,
+            cell.params,
+            cell.slots_seen,
+            one_pass,
+            cell.embedder_params,
+            cell.batch_sequences,
+            cell.seq_len,
+            rate / math.sqrt(cell.batch_sequences / 512),
+        )
+
+    def knobs(self, slots: float) -> dict[str, list[float]]:
+        """The columns of the law of a recipe, for a run of as many slots."""
+        return {
+            "embedder_params": [self.embedder_params],
+            "contextualizer_params": [self.params - self.embedder_params],
+            "slots_seen": [slots],
+            "steps": [slots / (self.batch_sequences * self.seq_len)],
+            "batch_sequences": [self.batch_sequences],
+            "rate_at_512": [self.rate_at_512],
+        }
 
 
 def predict_metrics(
@@ -40,7 +79,7 @@ def predict_metrics(
     after_stage1: list[Prediction] = []
     why_not = []
     for name in dict.fromkeys([metric, *stage1_metrics(metric)]):
-        prediction = _stage1(run, name, laws)
+        prediction = _stage1_or_by_loss(run, name, laws)
         if isinstance(prediction, Prediction):
             after_stage1.append(prediction)
         else:
@@ -70,18 +109,32 @@ def _published(C: float, metric: str, laws: SourcedLaws) -> list[Prediction]:
     return predictions
 
 
+def _stage1_or_by_loss(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str:
+    """By a law of its own; a ranking metric without one as it follows the loss of its regime."""
+    prediction = _stage1(run, metric, laws)
+    loss_name = f"{metric.partition('/')[0]}/loss"
+    if isinstance(prediction, Prediction) or direction_of(metric) == "min" or not run.batch_sequences:
+        return prediction
+    loss = _stage1(run, loss_name, laws)
+    if isinstance(loss, str):
+        return prediction
+    linked = follows_loss(laws.file.runs, metric, loss, run.batch_sequences, run.rate_at_512)
+    return linked if isinstance(linked, Prediction) else f"{prediction}, and {linked}"
+
+
 def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str:
     """The metric at the planned size and data; else why there is no prediction."""
-    fitted = recipe_laws(run, metric, laws)
-    if fitted is None:
-        return "no law of its height"
-    if not fitted.identified:
-        return f"neither L*(C) ({fitted.height.status.replace('_', ' ')}) nor a surface of it is identified"
-    errors = {name: _rollout_error(metric, name, laws) for name in fitted.identified}
+    readings = _readings(run, metric, laws)
+    errors = {name: _rollout_error(metric, name, laws) for name in readings}
+    if (missed := errors.get(STUDY_RECIPE, 0.0)) is None or missed >= 1:
+        # A form this free counts only where it foresaw a budget better than the budget before does.
+        del readings[STUDY_RECIPE]
+    if not readings:
+        return _why_unread(metric, laws)
     # The reading whose roll-outs missed less; the first where there were none.
-    reading = min(fitted.identified, key=lambda name: math.inf if errors[name] is None else errors[name] or 0.0)
-    value, low, high = fitted.predict(reading, run.params, run.slots)
-    how = f"{_READINGS[reading]} of {metric} at the planned N and D"
+    reading = min(readings, key=lambda name: math.inf if errors[name] is None else errors[name] or 0.0)
+    value, low, high = readings[reading](run.slots)
+    how = _READINGS[reading].format(metric=metric)
     error, reached = errors[reading], _best_measured(metric, laws)
     if error is not None and reached is not None and run.flops > reached[0]:
         # What the same estimator missed before, of the gain that it promises now.
@@ -89,10 +142,36 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
         low, high = value - math.hypot(value - low, miss), value + math.hypot(high - value, miss)
         how += f"; its roll-outs missed {error:.0%} of the gain, which the interval holds twice"
     if run.one_pass is not None and run.slots > run.one_pass:
-        once = fitted.predict(reading, run.params, run.one_pass)
+        once = readings[reading](run.one_pass)
         low, high = min(low, once.low), max(high, once.high)
         how += f"; {run.slots / run.one_pass:.1f} passes, so the interval reaches to what one pass would give"
     return _prediction(metric, 1, value, low, high, laws, how)
+
+
+def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Callable[[float], RunValue]]:
+    """The laws that are identified, each as the value of the planned run with so many slots."""
+    readings: dict[str, Callable[[float], RunValue]] = {}
+    fitted = recipe_laws(run, metric, laws)
+    for name in fitted.identified if fitted is not None else ():
+        assert fitted is not None
+        readings[name] = partial(fitted.predict, name, run.params)
+    law = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.ok), None)
+    if law is not None and run.batch_sequences:
+        readings[STUDY_RECIPE] = partial(_by_recipe, law, run)
+    return readings
+
+
+def _by_recipe(law: Law, run: PlannedRun, slots: float) -> RunValue:
+    return RunValue(*(float(column[0]) for column in predict_recipe(law, run.knobs(slots))))
+
+
+def _why_unread(metric: str, laws: SourcedLaws) -> str:
+    height = next((e.law for e in laws.entries("loss_law", [metric])), None)
+    if height is None:
+        return "no law of its height"
+    why = f"neither L*(C) ({height.status.replace('_', ' ')}) nor a surface of it is identified"
+    whole = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.values), None)
+    return f"{why}, and the law over the whole recipe foresaw no budget better than the one before" if whole else why
 
 
 def recipe_laws(run: PlannedRun, metric: str, laws: SourcedLaws) -> RecipeLaws | None:

@@ -7,10 +7,16 @@ from habitus.reporting.format import count, percent, power_of_ten, sentence, sig
 from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import compute_axis
-from habitus.store import Forecast, NamedRollout
+from habitus.store import STUDY_RECIPE, Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}
-_LETTERS = {"size_law": "N*", "loss_law": "L*", "surface": "L(N, D)", "recipe_surface": "the recipe's law"}
+_LETTERS = {
+    "size_law": "N*",
+    "loss_law": "L*",
+    "surface": "L(N, D)",
+    "recipe_surface": "the recipe's law",
+    STUDY_RECIPE: "the recipe's law",
+}
 
 
 def rollout_figure(study: Study) -> Exhibit | None:

@@ -103,17 +103,21 @@ _BAR_FACTOR = 3.0  # how far an error bar stretches a logarithmic axis: enough t
 
 
 def values_of(marks: Iterable[Mark], which: str, log: bool = False) -> list[float]:
-    """All x or all y of the marks, so that an axis can hold them; on a logarithmic y the bars as well, up to a factor.
+    """All x or all y of the marks, so that an axis can hold them, and along y the bars as well.
 
+    A bar stretches a logarithmic axis up to a factor, and a linear one by no more than what the marks span without it.
     Bands stretch an axis where they are to be seen whole.
     """
-    values: list[float] = []
+    marks, values = list(marks), list[float]()
+    seen = [y for mark in marks if isinstance(mark, Points | Line) for y in mark.y if math.isfinite(y)]
+    span = max(seen, default=0.0) - min(seen, default=0.0)
     for mark in marks:
         if isinstance(mark, Points | Line):
             values += list(mark.x if which == "x" else mark.y)
-        if log and which == "y" and isinstance(mark, Points) and mark.bars == "y":
+        if which == "y" and isinstance(mark, Points) and mark.bars == "y":
             for y, low, high in zip(mark.y, mark.low, mark.high, strict=False):
-                values += [max(low, y / _BAR_FACTOR), min(high, y * _BAR_FACTOR)]
+                least, most = (y / _BAR_FACTOR, y * _BAR_FACTOR) if log else (y - span, y + span)
+                values += [max(low, least), min(high, most)]
         if isinstance(mark, Band) and which == "x":
             values += list(mark.x)
         if isinstance(mark, Band) and which == "y" and mark.whole:

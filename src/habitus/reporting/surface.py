@@ -57,7 +57,8 @@ def _slice_panel(study: Study, metric: str, knob: str, optima: dict[float, Law])
         rows = [row for row in study.best_rate_runs(SURFACE_AXIS, budget, [_RUN_KNOBS[knob], metric])
                 if reach[0] <= row.metrics[metric] <= reach[1]]  # fmt: skip
         bands.append(Band(one["x"], one["low"], one["high"], colour))
-        marks.append(run_points(study, rows, _RUN_KNOBS[knob], metric, metric))
+        if rows:
+            marks.append(run_points(study, rows, _RUN_KNOBS[knob], metric, metric))
         marks.append(Line(one["x"], one["y"], colour, power_of_ten(budget)))
         ends = law.interval(knob)
         kind = _KINDS[knob]

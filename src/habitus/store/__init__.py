@@ -34,7 +34,7 @@ from habitus.store.folder import (
 )
 from habitus.store.gpus import GPUS, Gpu, gpu_named, gpu_reported
 from habitus.store.law import LEVELS, Interval, Law, LawStatus, Residuals, level_key
-from habitus.store.law_names import LAW_NAMES, LawName
+from habitus.store.law_names import LAW_NAMES, STUDY_RECIPE, LawName
 from habitus.store.laws import (
     BestRate,
     BootstrapIntervals,
@@ -149,6 +149,7 @@ __all__ = [
     "SPLIT_KINDS",
     "SPLIT_NAMES",
     "STORE_VERSION",
+    "STUDY_RECIPE",
     "SURFACE_AXIS",
     "TABLE_METRICS",
     "TEST_TABLE_FILE",

@@ -18,7 +18,7 @@ from habitus.errors import ConfigError, FitError, Interrupted
 from habitus.laws import fit
 from habitus.planning import LogRegime, log_regime
 from habitus.progress import Note
-from habitus.store import LAWS_FILE, RECORD_FILE, Laws, Plan, horizon_of
+from habitus.store import LAWS_FILE, RECORD_FILE, STUDY_RECIPE, Laws, Plan, horizon_of
 from habitus.studies import conclusion, finalists
 from habitus.studies.baseline import best_baseline, check_horizon
 from habitus.studies.design import LARGE_WORLD, design_study, open_stand_in
@@ -47,7 +47,7 @@ _ASSUMED_RATES = {"cuda": 5e13, "cpu": 1e10}  # nominal FLOP/s, of a core on a C
 _AXES_SHARE = 0.5  # of an envelope between the regimes, for the axes; the rest is searched
 # The laws that a recipe rests on.
 _RECIPE_LAWS = ("share_law", "share_optimum", "depth_optimum", "critical_batch", "size_law", "size_optimum",
-                "loss_law", "negatives_law", "negatives_optimum")  # fmt: skip
+                "loss_law", STUDY_RECIPE, "negatives_law", "negatives_optimum")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class StudyResult:
         """What to type next; works as it stands."""
         assert self.data is not None
         return _train_command(program(), self.recipes, self.data, self.out / "run")
+
+    @property
+    def check_command(self) -> str:
+        """What to type when that run has ended."""
+        return f"{program()} plan --check {quote(str(self.out / 'run'))}"
 
     @property
     def refit_command(self) -> str | None:
@@ -262,6 +267,7 @@ class _Study:
                 threads=options.threads,
                 max_hours=self._hours_left(),
                 allow_repeats=options.allow_repeats,
+                speeds=None if state.speeds is None else state.speeds.model(),
                 progress=self.monitor.sweep_progress(1 + number, 1 + len(state.axes)),
                 note=self.note,
             )
