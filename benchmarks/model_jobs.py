@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from habitus.data.fields import Fields
 from habitus.model import BatchTensors, BehaviorModel, batch_tensors, item_tensors, layers
-from habitus.model.attention import PackedRows, apply_rope, attend
+from habitus.model.attention import Layout, MaskedWindows, PackedRows, apply_rope, attend
 from habitus.recipe import ModelRecipe
 from habitus.sizing import Inputs, breakdown
 
@@ -130,25 +130,25 @@ def _plain_decoder(model: BehaviorModel) -> Callable[..., Tensor]:
     return queries
 
 
-def _attend_whole(B: int, qkv: Tensor, layout: PackedRows) -> Tensor:
+def _attend_whole(B: int, qkv: Tensor, layout: PackedRows | MaskedWindows, scale: float) -> Tensor:
     """Causal attention over windows that one user fills, through PyTorch's fused operator."""
     assert layout.rope is not None
     query, key, value = apply_rope(qkv, layout.rope).unflatten(0, (B, L)).permute(2, 0, 3, 1, 4)
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _norms_weigh_rows(block: layers.Block, x: Tensor, layout: PackedRows) -> Tensor:
+def _norms_weigh_rows(block: layers.Block, x: Tensor, layout: Layout, dropout_mask: None = None) -> Tensor:
     """A layer whose norms multiply the rows, as is usual."""
     qkv = block.qkv(block.attention_norm(x)).unflatten(-1, (3, block.heads, -1))
     x = x + block.attention_out(attend(qkv, layout).flatten(1))
     return x + block.mlp_out(layers.gelu(block.mlp_up(block.mlp_norm(x))))
 
 
-def _attend_rope(qkv: Tensor, layout: PackedRows) -> Tensor:
+def _attend_rope(qkv: Tensor, layout: PackedRows | MaskedWindows, scale: float) -> Tensor:
     """Packed attention over queries and keys that PyTorch's operators rotate."""
     assert layout.rope is not None
-    return attend(apply_rope(qkv, layout.rope), layout._replace(rope=None))
+    return attend(apply_rope(qkv, layout.rope), layout._replace(rope=None), scale)
 
 
 def _shadow(part: nn.Module) -> tuple[Step, Step]:
@@ -289,13 +289,13 @@ def _window_attention(width: int, head_dim: int, once: bool, B: int = 256) -> di
     }
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         forms["cuDNN, one user"] = _there_and_back(fused, qkv)
-    flexible = FlexWindows(windows.boundaries, B)
+    flexible = partial(FlexWindows, windows.boundaries, B)
     forms["FlexAttention, largest difference to ours"] = tried(
-        lambda: (flexible(qkv).float() - attend(qkv, packed).float()).abs().max().item()
+        lambda: (flexible()(qkv).float() - attend(qkv, packed).float()).abs().max().item()
     )
-    forms["FlexAttention"] = tried(lambda: _there_and_back(flexible, qkv))
+    forms["FlexAttention"] = tried(lambda: _there_and_back(flexible(), qkv))
     # Every batch has users of its own, so that in training the mask is made at each step.
-    forms["FlexAttention, mask included"] = tried(lambda: _there_and_back(lambda x: flexible.with_new_mask()(x), qkv))
+    forms["FlexAttention, mask included"] = tried(lambda: _there_and_back(lambda x: flexible()(x), qkv))
     for name in ("FlexAttention", "FlexAttention, mask included"):  # ours is kept where this is 1.1 or more
         if isinstance(forms[name], float):
             forms[f"{name}, over ours"] = round(forms[name] / forms["ours"], 2)
@@ -311,10 +311,6 @@ class FlexWindows:
     def __init__(self, boundaries: Tensor, B: int, *, compiled: bool = True) -> None:
         self.boundaries, self.B, self.compiled = boundaries, B, compiled
         self.mask = self._mask()
-
-    def with_new_mask(self) -> "FlexWindows":
-        self.mask = self._mask()
-        return self
 
     def __call__(self, qkv: Tensor) -> Tensor:
         query, key, value = qkv.unflatten(0, (self.B, -1)).permute(2, 0, 3, 1, 4)

@@ -61,8 +61,8 @@ def tried(measure: Callable[[], Any]) -> Any:
     """What was measured, or the reason why nothing was; leaves the device empty."""
     try:
         return measure()
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
+    except Exception as error:  # one figure that cannot be had should lose no other
+        return f"{type(error).__name__}: {str(error)[:150]}".splitlines()[0]
     finally:
         gc.collect()
         if torch.cuda.is_available():

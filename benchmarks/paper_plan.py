@@ -203,7 +203,9 @@ def make_plan(
 
 def _quantity(best: Law, name: str, value: float, how: str) -> Quantity:
     low, high = best.interval(name)
-    return Quantity(value=value, low=min(low, value), high=max(high, value), source="this study", how=how)
+    low, high = min(low, value), max(high, value)
+    ends = [end if math.isfinite(end) else None for end in (low, high)]
+    return Quantity(value=value, low=ends[0], high=ends[1], source="this study", how=how)
 
 
 def _recipe(cell: Cell, rate: float, typical: Recipe) -> Recipe:

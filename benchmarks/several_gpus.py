@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from train import CELLS, make_data, recipe_of
+from train import CELLS, draw_from_table, make_data, recipe_of
 
 BLOCKS = {"1e15": 60, "1e16": 40, "1e17": 16, "1e18": 6, "stage2": 8}  # steps of a turn
 TURNS = 4
@@ -202,9 +202,8 @@ def timed(part: str, arguments: argparse.Namespace, *, only_warm: bool) -> dict[
         if table is not None:
             model.freeze()
         made = cuda_graph.CapturedEngine(model, dataset, recipe, device, table, compiled=True, ranks=Ranks())
-        if table is not None:  # extras are drawn from the full table
-            made.stage.num_items = made.stage.num_candidates = len(table)
-            made.stage.num_negatives, made.stage.full_catalogue = NUM_NEGATIVES, False
+        if table is not None:
+            draw_from_table(made.stage, len(table), NUM_NEGATIVES)
         return made
 
     engines = {"alone": engine()}

@@ -153,8 +153,7 @@ def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) ->
     shape = (TABLE_ROWS, recipe.model.joint_dim)
     table = torch.randn(shape, generator=generator, device=arguments.device, dtype=torch.bfloat16)
     engine = engine_of(recipe, dataset, arguments, table)
-    engine.stage.num_items = TABLE_ROWS  # extras are drawn from the full table
-    engine.stage.num_negatives, engine.stage.full_catalogue = num_negatives, False
+    draw_from_table(engine.stage, TABLE_ROWS, num_negatives)
     engine.step(0)
     engine.results(wait=True)
     warmup = time.perf_counter() - began
@@ -185,6 +184,12 @@ def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) ->
     if arguments.profile:
         row["kernels_us"] = kernels(engine, first=steps)
     return row
+
+
+def draw_from_table(stage: Any, rows: int, num_negatives: int) -> None:
+    """Have a captured stage 2 draw its extras from a table with more rows than the dataset has items."""
+    stage.num_items = stage.num_candidates = rows
+    stage.num_negatives, stage.full_catalogue = num_negatives, False
 
 
 def engine_of(recipe: Any, dataset: Any, arguments: argparse.Namespace, table: Any) -> Any:

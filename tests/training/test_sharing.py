@@ -1,11 +1,27 @@
-"""Which items belong to which process, worked by hand."""
+"""Which items belong to which process, worked by hand; and that a graph can hold it."""
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from habitus.data import Dataset
 from habitus.evaluation.ranks import Ranks
-from habitus.training.sharing import ItemShares, drawn_capacity, own_drawn, owned_counts, owned_items
+from habitus.softmax import candidate_pool, sample_negatives
+from habitus.training.device_batches import DeviceEvents, DeviceItems
+from habitus.training.sharing import (
+    ItemShares,
+    catalogue_places,
+    drawn_capacity,
+    own_drawn,
+    owned_counts,
+    owned_items,
+    places_among,
+    share_batch,
+)
 
 
 def process(rank: int, world: int) -> Ranks:
@@ -60,3 +76,39 @@ def test_a_process_finds_its_part_of_a_draw(rank: int, expected: list[int]) -> N
     own, count = own_drawn(drawn, 3, process(rank, 2))
     assert own.tolist() == expected  # beyond its part its own first item stands
     assert count.item() == [3, 1][rank]
+
+
+@pytest.mark.parametrize("num_items, world", [(10, 1), (10, 4), (12, 4), (3, 4), (11, 4)])
+def test_places_in_a_catalogue_that_processes_hold_together(num_items: int, world: int) -> None:
+    rows = [np.arange(num_items)[owned_items(num_items, process(rank, world))] for rank in range(world)]
+    places = catalogue_places(torch.from_numpy(np.concatenate(rows)), num_items, process(0, world))
+    assert places.tolist() == list(range(num_items))
+
+
+class _NothingOfTheHost(TorchDispatchMode):
+    """Refuses tensors of the host: a CUDA graph cannot hold a copy from there, nor wait for it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        for value in (*args, result):
+            assert not isinstance(value, torch.Tensor) or value.device.type == "meta", f"{func} on {value.device}"
+        return result
+
+
+def test_what_a_graph_holds_of_batches_and_places_needs_nothing_of_the_host(
+    dataset: Dataset, recipe_of: Callable[..., Any]
+) -> None:
+    """Meta tensors have shapes and no values: what would wait for one fails, and so does what comes from a CPU."""
+    device, ranks, num_items = torch.device("meta"), process(1, 2), dataset.num_items
+    events, items = DeviceEvents(dataset, device), DeviceItems.of(dataset, recipe_of(), device, ranks=ranks)
+    windows, keys = torch.empty(16, dtype=torch.int64, device=device), torch.empty(8, dtype=torch.int64, device=device)
+    with _NothingOfTheHost():
+        batch = share_batch(events.assemble(windows, items.lengths), items.lengths, num_items, ranks)
+        part, (_, count) = batch.step_batch(events.names), batch.own_counts
+        items.read(batch.rows, count, 500)
+        places_among(batch.event_places, batch.items, len(batch.rows), ranks)
+        catalogue_places(part.target_rows, num_items, ranks)
+        drawn = sample_negatives(num_items, 64, keys)
+        own, _ = own_drawn(drawn, drawn_capacity(64, owned_counts(num_items, None, ranks)), ranks)
+        candidate_pool(batch.rows, own)
+    assert batch.items.shape == (8, 32) and batch.counts.shape == (10,)

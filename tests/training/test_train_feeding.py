@@ -1,5 +1,7 @@
 """What a step reads: the dataset's own batches, distinct items, fixed shapes; and losses that agree in every form."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,20 @@ def test_fixed_shapes_of_stage_2(
     for name, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-4, atol=1e-6)
     assert int(batch.counts[4] * losses.num_candidates) == stage.work.scores
+
+
+def test_a_stage_2_that_is_over_gives_its_table_back_at_once(dataset: Dataset, recipe_of: Callable[..., Any]) -> None:
+    """Without waiting for the garbage collector: the next run of a sweep needs the room."""
+    recipe = recipe_of(stage=2, parent="p", num_negatives=8)
+    model, names = BehaviorModel(dataset.fields, recipe.model), DeviceEvents(dataset, CPU).names
+    table = torch.zeros(dataset.num_items, recipe.model.joint_dim)
+    stage, held = CapturedStage2(model, dataset, recipe, table, names), weakref.ref(table)
+    gc.disable()
+    try:
+        del stage, table
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def at_step(step: int) -> Latch:

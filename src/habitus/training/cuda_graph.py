@@ -289,7 +289,8 @@ class CapturedStage2:
         self.dropout_mask = _StepDropoutMask(recipe, self.ranks, compiled=compiled)
         self.text_capacity = text_capacity(dataset, recipe.train.batch_sequences, recipe.model.text_len)
         self.log_q = LogQ.of(dataset, recipe, table.device) if recipe.train.log_q else None
-        self.pools = FrozenPools(self._vectors, self.log_q)
+        # Not by a method of its own: that would be a cycle, and the table would outlive the run for a while.
+        self.pools = FrozenPools(partial(_own_vectors, table, self.ranks.world), self.log_q)
 
     def losses(self, batch: DeviceBatch, keys: Tensor, size: tuple[int, int], latch: Latch) -> Losses:
         """The losses of a batch whose distinct targets fit `size[0]`; `keys` draw the extras.
@@ -300,7 +301,7 @@ class CapturedStage2:
         part, group = batch.step_batch(self.names, self.dropout_mask(batch, latch), self.text_capacity), None
         pools = self._pools(batch, part, keys, size[0])
         if self.ranks.in_group:
-            group, table = process_group(self.ranks), self._vectors(batch.rows[: size[1]])
+            group, table = process_group(self.ranks), self.pools.vectors(batch.rows[: size[1]])
             table = gather_rows(table, size[1], self.ranks)
             events = table[places_among(batch.event_places, batch.items, size[1], self.ranks)]
             if self.ranks.world > 1:
@@ -308,9 +309,6 @@ class CapturedStage2:
         else:
             events = self.table[batch.items]
         return batch_losses(self.model, part, events, pools, latch=latch, group=group, copy_mass=self.copy_mass)
-
-    def _vectors(self, rows: Tensor) -> Tensor:
-        return self.table[rows if self.ranks.world == 1 else rows // self.ranks.world]
 
     def _draw(self, keys: Tensor) -> Tensor:
         drawn = self.draw(self.num_candidates, self.num_negatives, keys)
@@ -365,6 +363,11 @@ class CapturedStage2:
         num_valid = torch.where(num_targets + count > 0, pool.num_valid, 0)
         size_of_all = sum_over_ranks(num_valid.clone(), ranks)
         yield self.pools.union(pool.items, places_among(*owned, len(pool.items), ranks), size_of_all, num_valid)
+
+
+def _own_vectors(table: Tensor, world: int, rows: Tensor) -> Tensor:
+    """The vectors of catalogue rows that this process holds, every world-th of all."""
+    return table[rows if world == 1 else rows // world]
 
 
 class _StepDropoutMask:

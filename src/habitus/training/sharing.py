@@ -129,9 +129,9 @@ def places_among(local: Tensor, items: Tensor, rows_each: int, ranks: Ranks) -> 
 
 def catalogue_places(rows: Tensor, num_items: int, ranks: Ranks) -> Tensor:
     """Places of catalogue rows where each process contributes all items that it holds."""
-    held = torch.from_numpy(owned_counts(num_items, None, ranks))
-    firsts = (held.cumsum(0) - held).to(rows.device)
-    return rows // ranks.world + firsts[rows % ranks.world]
+    each, more = divmod(num_items, ranks.world)  # the first `more` processes hold one more than the others
+    owner = rows % ranks.world
+    return rows // ranks.world + owner * each + owner.clamp(max=more)
 
 
 def owned_counts(num_items: int, candidates: np.ndarray | None, ranks: Ranks) -> np.ndarray:
