@@ -204,10 +204,13 @@ class TrainingRun:
         recipe, dataset, options, device = self.recipe, self.dataset, self.options, self.device
         vectors = None if self.cache is None else FrozenVectors(self.cache, device, recipe.train.precision, self.ranks)
         obstacle = self._capture_obstacle(vectors)
+        # Memory and compile caches differ between machines, and processes that step in different ways wait forever.
+        if self.any_rank(bool(obstacle)) and not obstacle:
+            obstacle = "another process cannot capture its steps"
         if (options.compile or options.capture) and obstacle:
             raise ConfigError(f"steps cannot be captured: {obstacle}", next_step="omit --compile and --capture")
         if not obstacle:
-            compiled = should_compile(recipe, dataset, device, options.compile)
+            compiled = self.ranks.answer_of_first(should_compile(recipe, dataset, device, options.compile))
             how = " and compiled" if compiled else "; compiling would take longer than it saves"
             self.note("steps are captured" + how)
             table = None if vectors is None else vectors.table
