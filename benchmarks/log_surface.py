@@ -2,36 +2,45 @@
 
     habitus prepare EVENTS ITEMS --schema SCHEMA --seq-len 64 --text-len 8 --out DATASET
     python benchmarks/log_surface.py DATASET --out out/log --minutes 60    # again until it is complete
+    python benchmarks/log_surface.py DATASET --out out/log --foresee 1e13 --budgets 1e12,3e12,1e13 --cells 14,12,8
     habitus fit out/log/records.store.xz --out out/log/fits
 
 Cells are points of a Halton sequence over size, share, batch and rate that fit the budget, make enough steps and see
 the log at most once, taken until each budget has its count; of the middle budget the three that lie nearest to the
 centre of the ranges have three seeds, chosen before anything ran. Budgets take turns, so that a part of the runs is a
-smaller surface. `--list` prints the cells and runs nothing. Exits with 3 while something is left.
+smaller surface. `--list` prints the cells and runs nothing. `--foresee` writes what the law of the runs below a budget
+says of that budget's cells, before they run or once they have: neither they nor larger ones are read. Exits with 3
+while something is left.
 """
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from paper_plan import SurfaceData, surface_records
 from paper_range import Experiment
 from scipy.stats import qmc
 from surface_manifest import write_surface_manifest
 
 from habitus.errors import ConfigError
+from habitus.files import write_atomic
+from habitus.laws.recipe_surface import predict_recipe, recipe_surface
 from habitus.planning.shape import stage1_cell
 from habitus.recipe import Recipe
 from habitus.sizing import Cell, cell_of_recipe
-from habitus.store import pack_store, read_records
+from habitus.store import direction_of, pack_store, read_records
 from habitus.sweeps import load_preset
+from habitus.typed import content_hash
 
 RANGES = {"size": (0.25, 4.0), "share": (0.015, 0.6), "batch": (0.25, 2.0), "rate": (0.25, 2.0)}  # of the usual but s
 SEEDED, SEEDS = 3, 3
 MOST_STEPS, MOST_POINTS = 4_000, 400
 PER_WAVE = 3  # cells of each budget
+FORESEEN = ("batch/loss", "catalogue/recall@10", "catalogue/ndcg@10")
 
 
 class LogSurface(Experiment):
@@ -78,6 +87,32 @@ class LogSurface(Experiment):
             yield wave + (seeds if start == PER_WAVE else [])
 
 
+def foresee(one: LogSurface, budget: float, count: int) -> dict[str, object]:
+    """What the law of the runs below a budget says of its cells, [value, low, high] of one more run by metric."""
+    below = SurfaceData(surface_records(read_records(one.out / "store"))).below(budget)
+    recipes = [recipe for _, recipe in one.cells(budget, count)]
+    cells = [cell_of_recipe(recipe, one.runner.facts.inputs) for recipe in recipes]
+    table = {
+        "embedder_params": [c.embedder_params for c in cells],
+        "contextualizer_params": [c.contextualizer_params for c in cells],
+        "slots_seen": [c.slots_seen for c in cells],
+        "steps": [c.steps for c in cells],
+        "batch_sequences": [c.batch_sequences for c in cells],
+        "rate_at_512": [r.train.learning_rate / math.sqrt(r.train.batch_sequences / 512) for r in recipes],
+    }
+    rows: list[dict[str, object]] = [
+        {"recipe": r.hash(one.dataset.checksum), "what": describe(one, r)} for r in recipes
+    ]
+    statuses = {}
+    for metric in FORESEEN:
+        law = recipe_surface(below.table, below.metric(metric), below.cells, direction_of(metric))
+        statuses[metric] = law.status
+        for row, *told in zip(rows, *predict_recipe(law, table), strict=True):
+            row[metric] = [float(f"{v:.6g}") for v in told]
+    found: dict[str, object] = {"budget": budget, "runs": len(below.records), "status": statuses, "cells": rows}
+    return {**found, "hash": content_hash(found)}
+
+
 def describe(one: LogSurface, recipe: Recipe) -> str:
     cell, train = cell_of_recipe(recipe, one.runner.facts.inputs), recipe.train
     return (f"{cell.flops:.2g} FLOPs  N {cell.params}  s {cell.embedder_share:.3f}  B {train.batch_sequences}"
@@ -96,9 +131,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--earlier", type=Path, help="Records of earlier calls.")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--foresee", type=float, help="A budget of --budgets: OUT/foreseen.json, nothing is run.")
     o = parser.parse_args()
     one = LogSurface(o.out, load_preset(o.preset), o.minutes, o.device, o.workers, o.earlier, o.data)
-    waves = list(one.waves([float(b) for b in o.budgets.split(",")], [int(n) for n in o.cells.split(",")]))
+    budgets, counts = [float(b) for b in o.budgets.split(",")], [int(n) for n in o.cells.split(",")]
+    if o.foresee is not None:
+        foreseen = foresee(one, o.foresee, dict(zip(budgets, counts, strict=True))[o.foresee])
+        write_atomic(o.out / "foreseen.json", (json.dumps(foreseen, indent=1) + "\n").encode())
+        print(f"{foreseen['hash']} {o.out / 'foreseen.json'}")
+        return
+    waves = list(one.waves(budgets, counts))
     if o.list:
         print("\n".join(describe(one, recipe) for wave in waves for recipe in wave))
         return
