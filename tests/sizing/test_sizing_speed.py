@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from habitus.record import Seconds
-from habitus.sizing import TYPICAL_INPUTS, fit_speed, pace
+from habitus.sizing import TYPICAL_INPUTS, fit_speed, pace, part_factors
 from habitus.studies.progress import StudyMonitor, StudyProgress
 from tests.planning.planted import example_recipe, record_of
 
@@ -61,3 +61,9 @@ def test_runs_with_several_pools_of_candidates_do_not_slow_the_others_down_on_a_
     more = [record_of(pooled, "c" * 64, steps=300, hardware=gpu, seconds=slow) for _ in range(3)]
     assert fit_speed([*records, *more], "cuda", TYPICAL_INPUTS) == fit_speed(records, "cuda", TYPICAL_INPUTS)
     assert "3 Records" in fit_speed(records, "cuda", TYPICAL_INPUTS).source
+
+
+def test_a_run_that_took_no_time_corrects_nothing() -> None:
+    parts = (1.0, 2.0, 3.0)
+    assert part_factors([parts, parts], [3.0, 0.0]) == part_factors([parts], [3.0])
+    assert part_factors([parts], [0.0]) == (1.0, 1.0, 1.0)

@@ -20,11 +20,11 @@ from habitus.laws.forms import compare_approaches, compare_scaling, compare_vall
 from habitus.laws.frontier import frontier
 from habitus.laws.isoflop import depth_optimum, isoflop_optimum
 from habitus.laws.learning_rate import learning_rate_drift
-from habitus.laws.loss_link import loss_link
+from habitus.laws.loss_link import LossLink, loss_link
 from habitus.laws.paired_users import PairedUsers
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
-from habitus.laws.recipe_surface import predict_recipe
+from habitus.laws.recipe_surface import predict_recipe, untold_knob
 from habitus.laws.recipe_value import RecipeLaws, RunValue
 from habitus.laws.response_surface import response_optimum, response_surface
 from habitus.laws.rollout import leave_one_out, rollout
@@ -44,6 +44,7 @@ __all__ = [
     "NO_TREND",
     "RECIPE_AXES",
     "FiniteLog",
+    "LossLink",
     "MeasuredRun",
     "PairedUsers",
     "Place",
@@ -97,4 +98,5 @@ __all__ = [
     "trend",
     "two_term",
     "two_term_by_budget",
+    "untold_knob",
 ]

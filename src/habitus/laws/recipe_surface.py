@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from habitus.laws.checks import Numbers, as_columns, check_positive
+from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
 from habitus.laws.many_fits import fit_many
 from habitus.laws.pure_error import SIGNIFICANT
@@ -32,6 +32,7 @@ _FORM_ERROR = 0.1  # of the distance to the budget's best run
 _STARTS = 24
 _REFIT_STEPS = 80  # from the fit to all runs, which is near
 _AT_ONE_VALUE = 1e-9  # of a logarithm: nothing goes with what is the same in all runs
+_AS_IN_RUNS = 0.05  # of a logarithm: a knob of a recipe is that of the runs
 _WRONG = 0.02  # p value of a wrong form: planted steps and kinks have 0.0025, the least there is
 _ROUNDING = 1e-3  # of the range of the metric: no form is wrong that misses by less
 _SPARE = 5  # cells more than numbers, to judge them by
@@ -63,6 +64,8 @@ def recipe_surface(
     if num_cells < _NUM_VALUES + _SPARE:
         why = f"{num_cells} cells; {_NUM_VALUES} numbers and {_SPARE} cells to judge them by are needed"
         return law_without_values("recipe_surface", FORM, "too_few", len(y), why)
+    if all_equal(y):
+        return law_without_values("recipe_surface", FORM, "flat", len(y), "the metric is the same in all runs")
     logs = np.log(np.stack(columns, axis=1))
     u = logs - logs.mean(axis=0)
     error = _errors(compute, y)
@@ -121,6 +124,18 @@ def predict_recipe(law: Law, table: Mapping[str, Numbers], level: float = 0.95) 
     ends = (value - np.hypot(below, noise), value + np.hypot(above, noise))
     low, high = sorted((from_target(law, end) for end in ends), key=lambda end: float(end[0]))
     return from_target(law, value), low, high
+
+
+def untold_knob(law: Law, table: Mapping[str, Numbers]) -> str:
+    """A knob that is the same in all runs and another in a recipe: what it is worth, the runs do not say.
+
+    With one batch, what a batch costs cannot be told from the floor, nor data from steps.
+    """
+    for name in COLUMNS:
+        logs = np.log(law.points[name])
+        if np.ptp(logs) <= _AT_ONE_VALUE and np.abs(np.log(table[name]) - logs[0]).max() > _AS_IN_RUNS:
+            return name
+    return ""
 
 
 def recipe_rate(law: Law, embedder_params: float, contextualizer_params: float) -> float:

@@ -8,10 +8,13 @@ runs have a constant rate. Optima are not read from it: sweeps of one knob leave
 
 from collections.abc import Sequence
 
+from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws
 from habitus.laws.checks import sign_of
+from habitus.laws.law_builders import law_without_values
+from habitus.laws.recipe_form import FORM
 from habitus.laws.runs import MeasuredRun
-from habitus.laws.surface_axis import NEEDED_KNOBS, SurfaceRuns
+from habitus.laws.surface_axis import NEEDED_KNOBS, SurfaceRuns, recipe_of
 from habitus.store import STUDY_RECIPE, TRAIN, LawEntry, NamedRollout, Rollout, direction_of
 
 RECIPE_AXES = ("share", "allocation")
@@ -28,7 +31,10 @@ def fit_study_recipe(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
     if "allocation" not in {run.axis for run in cells}:
         return AxisLaws()
     surface = SurfaceRuns(cells, metric, _DRAWS, sized="allocation")
-    law = surface.law()
+    try:
+        law = surface.law()
+    except FitError as error:  # as where a ranking metric is zero: the other laws stand without it
+        law = law_without_values("recipe_surface", FORM, "not_identified", len(cells), error.problem)
     entry = LawEntry(name=STUDY_RECIPE, axis="allocation", metric=metric, law=law)
     forecasts = tuple(surface.forecasts()) if law.values else ()
     if not forecasts:
@@ -41,17 +47,22 @@ def fit_study_recipe(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
 
 
 def study_cells(runs: Sequence[MeasuredRun], metric: str) -> list[MeasuredRun]:
-    """The runs that are cells of one surface: of one text depth, with all that the law asks for, best first."""
+    """The runs that are cells of one surface: of the sizes' text depth, with all that the law asks for, best first."""
     cells = [
         run
         for run in runs
         if run.axis in RECIPE_AXES and metric in run.metrics and run.knobs.keys() >= set(NEEDED_KNOBS)
     ]
-    depths = [run.knobs.get("text_depth", 0.0) for run in cells]
-    common = max(set(depths), key=depths.count, default=0.0)
-    cells = [run for run, depth in zip(cells, depths, strict=True) if depth == common]
+    depths = [run.knobs.get("text_depth", 0.0) for run in cells if run.axis == "allocation"]
+    common = max(sorted(set(depths)), key=depths.count, default=0.0)
+    # A run that both axes asked for is one run.
+    once = {
+        (*recipe_of(run), run.seed, run.metrics[metric]): run
+        for run in sorted(cells, key=lambda run: run.axis == "allocation")
+        if run.knobs.get("text_depth", 0.0) == common
+    }
     by_budget: dict[float, list[MeasuredRun]] = {}
-    for run in sorted(cells, key=lambda run: sign_of(direction_of(metric)) * run.metrics[metric]):
+    for run in sorted(once.values(), key=lambda run: sign_of(direction_of(metric)) * run.metrics[metric]):
         by_budget.setdefault(run.budget, []).append(run)
     most = _MOST_RUNS // max(1, len(by_budget))
     return [run for at in by_budget.values() for run in at[:most]]

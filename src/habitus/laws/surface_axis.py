@@ -22,7 +22,7 @@ from habitus.laws.recipe_optimum import (
     recipe_optimum,
     recipe_slice,
 )
-from habitus.laws.recipe_surface import COLUMNS, misfit, predict_recipe, recipe_surface
+from habitus.laws.recipe_surface import COLUMNS, misfit, predict_recipe, recipe_surface, untold_knob
 from habitus.laws.rollout import hold_against
 from habitus.laws.runs import MeasuredRun
 from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntry, NamedRollout, Rollout, direction_of
@@ -90,9 +90,11 @@ class SurfaceRuns:
 
     @property
     def cells(self) -> np.ndarray:
-        """A number for each cell; its seeds share it."""
-        names = [f"{run.axis} {run.budget} {run.cell_id} {run.learning_rate}" for run in self.runs]
-        return np.unique(names, return_inverse=True)[1]
+        """A number for each cell; its seeds share it, and so do runs of one recipe that two axes asked for."""
+        names: dict[tuple[float, ...], str] = {}
+        for run in self.runs:
+            names.setdefault(recipe_of(run), f"{run.axis} {run.budget} {run.cell_id} {run.learning_rate}")
+        return np.unique([names[recipe_of(run)] for run in self.runs], return_inverse=True)[1]
 
     @property
     def most_slots(self) -> float:
@@ -139,11 +141,13 @@ class SurfaceRuns:
         made = []
         for budget in self.budgets[2:]:
             below = self.below(budget)
-            law = below.law()
-            if not law.values:
+            if len(below.budgets) < 2 or not (law := below.law()).values:
                 continue
             run, observed = self.best(budget)
-            value = tuple(float(v[0]) for v in predict_recipe(law, {k: [v] for k, v in recipe_columns(run).items()}))
+            recipe = {k: [v] for k, v in recipe_columns(run).items()}
+            if untold_knob(law, recipe):
+                continue
+            value = tuple(float(v[0]) for v in predict_recipe(law, recipe))
             (far_c, near_c), fitted = below.budgets[-2:], np.array(below.budgets)
             far, near = below.best(far_c)[1], below.best(near_c)[1]
             line = near + (near - far) * math.log(budget / near_c) / math.log(near_c / far_c)
@@ -159,6 +163,12 @@ def recipe_columns(run: MeasuredRun) -> dict[str, float]:
     row = {name: knobs[name] for name in (*COLUMNS[:5], *_COST_KNOBS) if name in knobs}
     row |= {"rate_at_512": run.learning_rate / math.sqrt(batch / 512), "compute": knobs["flops_nominal"]}
     return row | ({"executed": knobs["flops_executed"]} if "flops_executed" in knobs else {})
+
+
+def recipe_of(run: MeasuredRun) -> tuple[float, ...]:
+    """What the law knows of a run: all seeds of a cell have the same."""
+    columns = recipe_columns(run)
+    return (run.budget, *(columns[name] for name in COLUMNS))
 
 
 def _with_slices(best: Law, law: Law, budget: float, cost: SlotCost, most_slots: float) -> Law:

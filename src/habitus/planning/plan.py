@@ -87,7 +87,8 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     hours = hours_at(rate, flops) if rate is not None else hours_of_runs(cells.stages(C, C2), facts)
     memory = tuple(memory_of(cell, gpu, options.gpus) for cell in cells.cells())
     printed = printed_recipe(flops)
-    planned = PlannedRun.of(C, cells.stage1, cells.quantities["learning_rate"].value, dataset.train_slots)
+    learning_rate = cells.quantities["learning_rate"].value
+    planned = PlannedRun.of(C, cells.stage1, learning_rate, dataset.train_slots, fixed.batch_scale)
     predictions, unpredicted = predict_metrics(planned, C2, metric, sources, facts.parents)
     warnings = [
         *([user.unsealed] if user and user.unsealed else []),

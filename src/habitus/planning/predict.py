@@ -9,8 +9,17 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws import RealisedCost, RecipeLaws, RunValue, predict_recipe, predict_saturating, realised_cost
+from habitus.laws import (
+    RealisedCost,
+    RecipeLaws,
+    RunValue,
+    predict_recipe,
+    predict_saturating,
+    realised_cost,
+    untold_knob,
+)
 from habitus.planning.facts import ParentMetrics, StageTwoKey
+from habitus.planning.foresight import Foreseen, error_of_gain, share_missed, widened
 from habitus.planning.knobs import SourcedLaws, stage1_metrics
 from habitus.planning.ranking_link import follows_loss
 from habitus.sizing import Cell
@@ -28,6 +37,7 @@ class PlannedRun:
     """What a prediction depends on: stage 1's compute, size and data, and the slots of one pass over the log.
 
     Without its parts, `embedder_params`, `batch_sequences` and `rate_at_512`, no law over the whole recipe is asked.
+    A batch is counted in windows of `seq_len` events, which are those of the runs behind the laws.
     """
 
     flops: float
@@ -40,17 +50,20 @@ class PlannedRun:
     rate_at_512: float = 0.0
 
     @classmethod
-    def of(cls, flops: float, cell: Cell, rate: float, one_pass: float | None) -> "PlannedRun":
-        """A cell at a learning rate."""
+    def of(
+        cls, flops: float, cell: Cell, rate: float, one_pass: float | None, batch_scale: float = 1.0
+    ) -> "PlannedRun":
+        """A cell at a learning rate, with so many windows for each that the laws mean."""
+        batch = cell.batch_sequences / batch_scale
         return cls(
             flops,
             cell.params,
             cell.slots_seen,
             one_pass,
             cell.embedder_params,
-            cell.batch_sequences,
-            cell.seq_len,
-            rate / math.sqrt(cell.batch_sequences / 512),
+            batch,
+            cell.seq_len * batch_scale,
+            rate / math.sqrt(batch / 512),
         )
 
     def knobs(self, slots: float) -> dict[str, list[float]]:
@@ -125,24 +138,32 @@ def _stage1_or_by_loss(run: PlannedRun, metric: str, laws: SourcedLaws) -> Predi
 def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str:
     """The metric at the planned size and data; else why there is no prediction."""
     readings = _readings(run, metric, laws)
-    errors = {name: _rollout_error(metric, name, laws) for name in readings}
+    rollouts = {name: _rollouts(metric, name, laws) for name in readings}
+    errors = {name: error_of_gain(rollouts[name]) for name in readings}
     if (missed := errors.get(STUDY_RECIPE, 0.0)) is None or missed >= 1:
         # A form this free counts only where it foresaw a budget better than the budget before does.
         del readings[STUDY_RECIPE]
     if not readings:
-        return _why_unread(metric, laws)
+        return _why_unread(run, metric, laws)
     # The reading whose roll-outs missed less; the first where there were none.
     reading = min(readings, key=lambda name: math.inf if errors[name] is None else errors[name] or 0.0)
-    value, low, high = readings[reading](run.slots)
-    how = _READINGS[reading].format(metric=metric)
     error, reached = errors[reading], _best_measured(metric, laws)
-    if error is not None and reached is not None and run.flops > reached[0]:
+    share = share_missed(rollouts[reading])
+
+    def told(slots: float) -> RunValue:
+        value, low, high = readings[reading](slots)
+        if reached is None or run.flops <= reached[0]:
+            return RunValue(value, low, high)
         # What the same estimator missed before, of the gain that it promises now.
-        miss = 2 * error * abs(value - reached[1])
-        low, high = value - math.hypot(value - low, miss), value + math.hypot(high - value, miss)
-        how += f"; its roll-outs missed {error:.0%} of the gain, which the interval holds twice"
+        return RunValue(value, *widened(value, low, high, 2 * share * abs(value - reached[1])))
+
+    value, low, high = told(run.slots)
+    how = _READINGS[reading].format(metric=metric)
+    if reached is not None and run.flops > reached[0]:
+        foresaw = "no roll-out judged it" if error is None else f"its roll-outs missed {error:.0%} of the gain"
+        how += f"; {foresaw}, and the interval holds twice {share:.0%} of the one promised now"
     if run.one_pass is not None and run.slots > run.one_pass:
-        once = readings[reading](run.one_pass)
+        once = told(run.one_pass)
         low, high = min(low, once.low), max(high, once.high)
         how += f"; {run.slots / run.one_pass:.1f} passes, so the interval reaches to what one pass would give"
     return _prediction(metric, 1, value, low, high, laws, how)
@@ -156,7 +177,7 @@ def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Call
         assert fitted is not None
         readings[name] = partial(fitted.predict, name, run.params)
     law = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.ok), None)
-    if law is not None and run.batch_sequences:
+    if law is not None and run.batch_sequences and not untold_knob(law, run.knobs(run.slots)):
         readings[STUDY_RECIPE] = partial(_by_recipe, law, run)
     return readings
 
@@ -165,13 +186,20 @@ def _by_recipe(law: Law, run: PlannedRun, slots: float) -> RunValue:
     return RunValue(*(float(column[0]) for column in predict_recipe(law, run.knobs(slots))))
 
 
-def _why_unread(metric: str, laws: SourcedLaws) -> str:
+def _why_unread(run: PlannedRun, metric: str, laws: SourcedLaws) -> str:
     height = next((e.law for e in laws.entries("loss_law", [metric])), None)
     if height is None:
         return "no law of its height"
     why = f"neither L*(C) ({height.status.replace('_', ' ')}) nor a surface of it is identified"
     whole = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.values), None)
-    return f"{why}, and the law over the whole recipe foresaw no budget better than the one before" if whole else why
+    if whole is None:
+        return why
+    doubt = "foresaw no budget better than the one before"
+    if not whole.ok:
+        doubt = f"is refused ({whole.status})"
+    elif run.batch_sequences and (knob := untold_knob(whole, run.knobs(run.slots))):
+        doubt = f"is of runs with one {knob}, which the plan does not have"
+    return f"{why}, and the law over the whole recipe {doubt}"
 
 
 def recipe_laws(run: PlannedRun, metric: str, laws: SourcedLaws) -> RecipeLaws | None:
@@ -204,18 +232,18 @@ def _cost(run: PlannedRun, laws: SourcedLaws) -> RealisedCost:
         return RealisedCost(run.flops / (run.params * run.slots), 1.0, 1.0)
 
 
-def _rollout_error(metric: str, reading: str, laws: SourcedLaws) -> float | None:
-    """Root mean square of the roll-outs' errors for the next budget, as shares of the gain; None without roll-outs."""
-    errors = []
+def _rollouts(metric: str, reading: str, laws: SourcedLaws) -> list[Foreseen]:
+    """The forecasts of the next budget, from every number of budgets that was tried."""
+    found = []
     for item in laws.file.rollouts:
         if (item.name, item.metric) == (reading, metric):
-            nearest: dict[int, tuple[float, float]] = {}
-            for forecast in item.rollout.forecasts:
-                error, k = forecast.error_of_gain(), len(forecast.fitted_budgets)
-                if error is not None and forecast.budget < nearest.get(k, (math.inf, 0.0))[0]:
-                    nearest[k] = forecast.budget, error
-            errors += [error for _, error in nearest.values()]
-    return math.sqrt(math.fsum(e * e for e in errors) / len(errors)) if errors else None
+            nearest: dict[int, tuple[float, Foreseen]] = {}
+            for f in item.rollout.forecasts:
+                k = len(f.fitted_budgets)
+                if f.last is not None and f.gain is not None and f.budget < nearest.get(k, (math.inf, None))[0]:
+                    nearest[k] = f.budget, Foreseen(f.last, f.predicted, f.observed)
+            found += [foreseen for _, foreseen in nearest.values()]
+    return found
 
 
 def _best_measured(metric: str, laws: SourcedLaws) -> tuple[float, float] | None:

@@ -148,6 +148,8 @@ def part_factors(stated: Sequence[Parts], taken: Sequence[float]) -> Parts:
 
     Least squares of relative errors, held to the pace of all parts together: runs that are alike tell only that.
     """
+    known = [(parts, seconds) for parts, seconds in zip(stated, taken, strict=True) if seconds > 0]
+    stated, taken = [parts for parts, _ in known], [seconds for _, seconds in known]
     common = pace_of_runs([sum(parts) for parts in stated], taken)
     if not stated:
         return common, common, common
