@@ -105,10 +105,18 @@ def rollout(runs: SurfaceRuns, logs: np.ndarray, table: dict[str, np.ndarray]) -
     below = np.array([run.budget < top for run in runs.runs])
     centre = logs[below].mean(axis=0)
     theta, _ = fit(logs[below] - centre, runs.values[below], table["compute"][below])
-    run, observed = runs.best(top)
-    at = next(k for k, other in enumerate(runs.runs) if other is run)
+    at, observed = best_cell(runs, top)
     told = float(form.Surface.of(theta).metric(logs[at] - centre))
-    return (told - observed) / (runs.best(runs.budgets[-2])[1] - observed)
+    return (told - observed) / (best_cell(runs, runs.budgets[-2])[1] - observed)
+
+
+def best_cell(runs: SurfaceRuns, budget: float) -> tuple[int, float]:
+    """The first run of a budget's best cell, and the cell's mean over its seeds."""
+    numbers = runs.cells
+    means = {int(numbers[k]): float(runs.values[numbers == numbers[k]].mean()) for k, run in enumerate(runs.runs)
+             if run.budget == budget}  # fmt: skip
+    cell = min(means, key=lambda number: means[number])
+    return int(np.flatnonzero(numbers == cell)[0]), means[cell]
 
 
 def rms(parts: list[np.ndarray]) -> float:

@@ -13,8 +13,8 @@ import pytest
 from habitus.laws import MeasuredRun, fit
 from habitus.laws.recipe_cost import executed_cost, slot_cost
 from habitus.laws.recipe_optimum import recipe_exponents, recipe_optimum, recipe_slice
-from habitus.laws.recipe_surface import recipe_surface
-from habitus.laws.surface_axis import SurfaceRuns, fit_surface
+from habitus.laws.recipe_surface import predict_recipe, recipe_surface
+from habitus.laws.surface_axis import SurfaceRuns, fit_surface, recipe_columns
 
 LOSS = "batch/loss"
 
@@ -51,29 +51,46 @@ def cells(planted: Any) -> SurfaceRuns:
 
 def test_a_forecast_knows_nothing_of_the_budget_it_is_of(cells: SurfaceRuns) -> None:
     (before,) = cells.forecasts()
-    best, _ = cells.best(1e15)
-    # Whatever else the largest budget measured, the law of those below says the same of its best recipe.
+    # Whatever the largest budget measured, the law of those below expects most of the same cells, and says the same.
     moved = [
-        run if run.budget < 1e15 or run.cell_id == best.cell_id
-        else MeasuredRun(run.axis, run.cell_id, run.budget, 3 * run.learning_rate, run.seed, knobs=run.knobs,
-                         metrics={LOSS: run.metrics[LOSS] + 0.7})
+        run if run.budget < 1e15
+        else MeasuredRun(run.axis, run.cell_id, run.budget, run.learning_rate, run.seed, knobs=run.knobs,
+                         metrics={LOSS: 20 - run.metrics[LOSS]})
         for run in cells.runs
     ]  # fmt: skip
     (after,) = SurfaceRuns(moved, LOSS, draws=8).forecasts()
     assert (after.predicted, after.low, after.high) == (before.predicted, before.low, before.high)
-    assert before.fitted_budgets == (1e14, 3e14) and before.last == cells.best(3e14)[1]
-    # A line in log C through the best cells of the two budgets below, worked by hand.
-    far, near = cells.best(1e14)[1], cells.best(3e14)[1]
+    assert after.observed == pytest.approx(20 - before.observed)
+    # A line in log C through what such cells measured at the two budgets below, worked by hand.
+    law = cells.below(1e15).law()
+    far, near = cells.foremost(law, 1e14)[1], cells.foremost(law, 3e14)[1]
+    assert before.fitted_budgets == (1e14, 3e14) and before.last == near
     assert before.log_line == pytest.approx(near + (near - far) * math.log(10 / 3) / math.log(3))
     error, line = before.error_of_gain(), before.error_of_gain(before.log_line)
     assert error is not None and line is not None and abs(error) < 0.25
 
 
-def test_the_best_cell_is_a_mean_over_its_seeds(cells: SurfaceRuns) -> None:
-    _, value = cells.best(1e15)
-    numbers = cells.cells
-    at = np.array([run.budget == 1e15 for run in cells.runs])
-    assert value == min(cells.values[numbers == c].mean() for c in np.unique(numbers[at]))
+def test_a_forecast_is_not_held_against_the_luckiest_cell(cells: SurfaceRuns) -> None:
+    (before,) = cells.forecasts()
+    law, numbers = cells.below(1e15).law(), cells.cells
+    # Of all cells the one that the law expects least of is struck by luck: nothing changes.
+    told = {
+        number: float(predict_recipe(law, {k: [v] for k, v in recipe_columns(run).items()})[0][0])
+        for number, run in zip(numbers, cells.runs, strict=True)
+        if run.budget == 1e15
+    }
+    last = max(told, key=lambda number: told[number])
+    lucky = [
+        MeasuredRun(run.axis, run.cell_id, run.budget, run.learning_rate, run.seed, knobs=run.knobs,
+                    metrics={LOSS: 1.0}) if number == last else run
+        for number, run in zip(numbers, cells.runs, strict=True)
+    ]  # fmt: skip
+    (after,) = SurfaceRuns(lucky, LOSS, draws=8).forecasts()
+    assert after == before
+    # What it is held against are means over the seeds of the three cells that it expects most of.
+    first = sorted(told, key=lambda number: told[number])[:3]
+    assert before.observed == pytest.approx(np.mean([cells.values[numbers == number].mean() for number in first]))
+    assert before.predicted == pytest.approx(np.mean([told[number] for number in first]))
 
 
 def test_executed_flops_that_charge_items_once_want_a_larger_embedder(cells: SurfaceRuns) -> None:

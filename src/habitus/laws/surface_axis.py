@@ -23,6 +23,7 @@ from habitus.laws.recipe_optimum import (
     recipe_slice,
 )
 from habitus.laws.recipe_surface import COLUMNS, misfit, predict_recipe, recipe_surface, untold_knob
+from habitus.laws.recipe_value import RunValue
 from habitus.laws.rollout import hold_against
 from habitus.laws.runs import MeasuredRun
 from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntry, NamedRollout, Rollout, direction_of
@@ -30,6 +31,7 @@ from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntr
 _SLICE_PLACES, _SLICE_REFITS = 9, 40
 NEEDED_KNOBS = (*COLUMNS[:5], "flops_nominal")
 _COST_KNOBS = ("joint_dim", "seq_len")  # of Equation 1
+_FOREMOST = 3  # cells of a budget, by which it is judged
 
 
 def fit_surface(runs: Sequence[MeasuredRun], metric: str, _error: PureError | None = None) -> AxisLaws:
@@ -124,34 +126,41 @@ class SurfaceRuns:
         runs = [run for run in self.runs if run.budget < 0.9 * budget]
         return SurfaceRuns(runs, self.metric, self.draws, self.sized)
 
-    def best(self, budget: float) -> tuple[MeasuredRun, float]:
-        """The best cell of a budget, a mean over its seeds."""
-        numbers, values, sign = self.cells, self.values, sign_of(self.direction)
-        at = [k for k, run in enumerate(self.runs) if run.budget == budget and self.sized in ("", run.axis)]
-        means = {int(c): float(values[numbers == c].mean()) for c in {numbers[k] for k in at}}
-        cell = min(means, key=lambda c: sign * means[c])
-        return self.runs[int(np.flatnonzero(numbers == cell)[0])], means[cell]
+    def foremost(self, law: Law, budget: float) -> tuple[RunValue, float]:
+        """What a law says of the cells of a budget that it expects most of, and what they measured, means of a few.
+
+        Nothing measured chooses them: the best of many cells is partly the luckiest, and a forecast that is held
+        against it looks too poor. Cells with a knob that the law's runs never moved are left out.
+        """
+        numbers, sign = self.cells, sign_of(self.direction)
+        at = {int(numbers[k]): run for k, run in enumerate(self.runs)
+              if run.budget == budget and self.sized in ("", run.axis)}  # fmt: skip
+        rows = {number: {name: [v] for name, v in recipe_columns(run).items()} for number, run in at.items()}
+        told = {
+            number: RunValue(*(float(v[0]) for v in predict_recipe(law, row)))
+            for number, row in rows.items()
+            if not untold_knob(law, row)
+        }
+        chosen = sorted(told, key=lambda number: sign * told[number].value)[:_FOREMOST]
+        if not chosen:
+            raise FitError(f"no cell of {budget:g} FLOPs that the law of smaller budgets can tell")
+        measured = [float(self.values[numbers == number].mean()) for number in chosen]
+        return RunValue(*np.mean([told[number] for number in chosen], axis=0).tolist()), float(np.mean(measured))
 
     def forecasts(self) -> list[Forecast]:
-        """Every budget from the third up by the law of those below alone, at the recipe of its best cell.
-
-        The best cell is chosen after the fact, as what a forecast is held against; neither it nor anything else of its
-        budget enters the law.
-        """
+        """Every budget from the third up by the law of those below alone, at the cells that it expects most of."""
         made = []
         for budget in self.budgets[2:]:
             below = self.below(budget)
             if len(below.budgets) < 2 or not (law := below.law()).values:
                 continue
-            run, observed = self.best(budget)
-            recipe = {k: [v] for k, v in recipe_columns(run).items()}
-            if untold_knob(law, recipe):
-                continue
-            value = tuple(float(v[0]) for v in predict_recipe(law, recipe))
             (far_c, near_c), fitted = below.budgets[-2:], np.array(below.budgets)
-            far, near = below.best(far_c)[1], below.best(near_c)[1]
+            try:
+                (told, observed), (_, near), (_, far) = (self.foremost(law, c) for c in (budget, near_c, far_c))
+            except FitError:
+                continue
             line = near + (near - far) * math.log(budget / near_c) / math.log(near_c / far_c)
-            forecast = hold_against(observed, (value[0], value[1], value[2]), fitted, budget, law.residuals.r2)
+            forecast = hold_against(observed, told, fitted, budget, law.residuals.r2)
             made.append(forecast.model_copy(update={"last": near, "log_line": line}))
         return made
 
