@@ -221,7 +221,10 @@ def exponent_difference_by_recipe(e: Evidence, metric: str) -> Measured:
     for name in (LOSS, metric):
         e.law("recipe_exponents", name)
     runs = e.surface_runs
-    ends = min(runs.budgets), max(runs.budgets)
+    shared = set(e.recipe_optima(LOSS)) & set(e.recipe_optima(metric))
+    if len(shared) < 2:
+        raise NotMeasuredError("fewer than two budgets leave some of the pass")
+    ends = min(shared), max(shared)
     rows = [exponents_by_refit(e.recipe_law(name), *ends, runs.cost(), runs.most_slots)[:, 0] for name in
             (metric, LOSS)]  # fmt: skip
     found = of_refits(rows[0] - rows[1], len(runs.runs), "paired refits of the recipe's laws")

@@ -15,6 +15,7 @@ from habitus.laws.recipe_cost import executed_cost, slot_cost
 from habitus.laws.recipe_optimum import recipe_exponents, recipe_optimum, recipe_slice
 from habitus.laws.recipe_surface import predict_recipe, recipe_surface
 from habitus.laws.surface_axis import SurfaceRuns, fit_surface, recipe_columns
+from habitus.store import Law
 
 LOSS = "batch/loss"
 
@@ -91,6 +92,26 @@ def test_a_forecast_is_not_held_against_the_luckiest_cell(cells: SurfaceRuns) ->
     first = sorted(told, key=lambda number: told[number])[:3]
     assert before.observed == pytest.approx(np.mean([cells.values[numbers == number].mean() for number in first]))
     assert before.predicted == pytest.approx(np.mean([told[number] for number in first]))
+
+
+def test_exponents_are_of_budgets_that_leave_some_of_the_pass(planted: Any, cells: SurfaceRuns) -> None:
+    truth = planted.TRUTHS["scarcest decides"]
+    slots = {budget: truth.best(budget)["slots_seen"] for budget in (1e14, 3e14, 1e15)}
+
+    def exponents(one_pass: float) -> Law:
+        runs = [
+            replace(run, knobs={**run.knobs, "epochs": run.knobs["slots_seen"] / one_pass}) for run in cells.runs
+        ]  # fmt: skip
+        return next(e.law for e in fit_surface(runs, LOSS).entries if e.name == "recipe_exponents")
+
+    # Where the largest budget would see more than there is, its best recipe is larger than any trend says.
+    binding = exponents(0.6 * slots[1e15])
+    assert any("whole pass" in warning and "all budgets but 2" in warning for warning in binding.warnings)
+    free = exponents(10 * slots[1e15])
+    assert not any("whole pass" in warning for warning in free.warnings)
+    assert binding["params"] == pytest.approx(free["params"], abs=0.1)
+    nothing = exponents(0.4 * slots[3e14])
+    assert nothing.status == "too_few" and "whole pass" in nothing.warnings[0]
 
 
 def test_executed_flops_that_charge_items_once_want_a_larger_embedder(cells: SurfaceRuns) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws
 from habitus.laws.checks import sign_of
+from habitus.laws.law_builders import law_without_values
 from habitus.laws.pure_error import PureError
 from habitus.laws.recipe_cost import SlotCost, executed_cost, slot_cost
+from habitus.laws.recipe_form import FORM
 from habitus.laws.recipe_optimum import (
     OPTIMUM,
     Budget,
@@ -31,6 +33,7 @@ from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntr
 _SLICE_PLACES, _SLICE_REFITS = 9, 40
 NEEDED_KNOBS = (*COLUMNS[:5], "flops_nominal")
 _COST_KNOBS = ("joint_dim", "seq_len")  # of Equation 1
+_WHOLE_PASS = 0.98  # of its slots
 _FOREMOST = 3  # cells of a budget, by which it is judged
 
 
@@ -59,12 +62,23 @@ def fit_surface(runs: Sequence[MeasuredRun], metric: str, _error: PureError | No
             entries.append(LawEntry(name="recipe_optimum_executed", axis=SURFACE_AXIS, metric=metric, budget=budget,
                                     law=by_executed))  # fmt: skip
     if len(budgets) > 1:
-        moves = recipe_exponents(law, budgets[0], budgets[-1], cost, cells.most_slots)
+        optima = [e.law for e in entries if e.name == "recipe_optimum"]
+        moves = _exponents(law, budgets, optima, cost, cells.most_slots)
         entries.append(LawEntry(name="recipe_exponents", axis=SURFACE_AXIS, metric=metric, law=moves))
     none = Rollout(law="recipe_surface", forecasts=(), warnings=())
     told = Rollout(law="recipe_surface", forecasts=tuple(cells.forecasts()), warnings=())
     rollouts = (NamedRollout(name="recipe_surface", metric=metric, rollout=told, leave_one_out=none),)
     return AxisLaws(tuple(entries), rollouts if told.forecasts else ())
+
+
+def _exponents(law: Law, budgets: Sequence[float], optima: Sequence[Law], cost: SlotCost, most_slots: float) -> Law:
+    """How the best recipe moves over the budgets that do not spend the whole pass: beyond them size takes all."""
+    within = [c for c, best in zip(budgets, optima, strict=True) if best["slots"] < _WHOLE_PASS * most_slots]
+    why = f"the best recipe spends the whole pass, {most_slots:,.0f} slots, at all budgets but {len(within)}"
+    if len(within) < 2:
+        return law_without_values("recipe_exponents", FORM, "too_few", law.residuals.n, why)
+    moves = recipe_exponents(law, within[0], within[-1], cost, most_slots)
+    return moves if len(within) == len(budgets) else moves.with_warnings(f"{why}: exponents are of these")
 
 
 class SurfaceRuns:
