@@ -10,13 +10,13 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "habitus"
 
 # Top to bottom. A room sees what stands above it.
-ROOMS = """errors display units progress machine files typed randomness recipe record store cards sizing laws events
-           data softmax model evaluation training sweeps planning reporting studies serving exporting probing api
+ROOMS = """errors display units progress machine interrupts files typed randomness recipe record store cards sizing laws
+           events data softmax model evaluation training sweeps planning reporting studies serving exporting probing api
            cli""".split()
 BLIND = {"planning", "reporting"}  # these read files; they see none of softmax..sweeps
 HIDDEN = {"softmax", "model", "evaluation", "training", "sweeps"}
-TORCH_FREE = """errors display units progress machine files typed randomness recipe record store cards sizing laws
-                events data planning reporting studies cli""".split()
+TORCH_FREE = """errors display units progress machine interrupts files typed randomness recipe record store cards sizing
+                laws events data planning reporting studies cli""".split()
 
 
 def imported_rooms(path: Path) -> set[str]:

@@ -181,7 +181,7 @@ def test_an_interrupt_ends_prepare_with_130_and_leaves_nothing(tmp_path: Path) -
     for seconds in (0.0, 0.1, 0.3):
         process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".out.partial*")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob(".out.partial*")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)

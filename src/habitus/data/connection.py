@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from habitus.interrupts import hold_interrupts
 from habitus.progress import Progress
 from habitus.units import parse_bytes
 
@@ -31,7 +32,8 @@ def leave_room(con: "DuckDBPyConnection", memory: str, num_items: int) -> None:
 @contextmanager
 def connect(scratch: Path, memory: str, threads: int, progress: Progress) -> Iterator["DuckDBPyConnection"]:
     """A DuckDB that keeps the memory limit and spills to `scratch`, with a thread that reports how far its query is."""
-    import duckdb
+    with hold_interrupts():
+        import duckdb
 
     config = {
         "memory_limit": f"{duckdb_memory(memory) // 2**20}MiB",

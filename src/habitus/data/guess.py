@@ -13,6 +13,7 @@ from habitus.data.kinds import KINDS, ColumnSample
 from habitus.data.sources import SourceTable, open_table
 from habitus.errors import DataError
 from habitus.events import GAP, HOUR, ITEM_KINDS, USER_KINDS, WEEKDAY, Schema
+from habitus.interrupts import hold_interrupts
 
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
@@ -28,7 +29,8 @@ def guess_schema(
     events: str, items: str, users: str | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Schema:
     """The likeliest schema; a person should look it over. `note` is told which columns it leaves out, and why."""
-    import duckdb
+    with hold_interrupts():
+        import duckdb
 
     with tempfile.TemporaryDirectory() as scratch, duckdb.connect(":memory:") as con:
         event_table = open_table("events", events, con, Path(scratch))

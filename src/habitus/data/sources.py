@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from habitus.data.remote import fetch_table, is_remote, named_as
 from habitus.errors import DataError
+from habitus.interrupts import hold_interrupts
 from habitus.typed import suggest_name
 
 if TYPE_CHECKING:
@@ -201,7 +202,8 @@ def _format(path: Path) -> str:
 
 
 def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection") -> None:
-    import duckdb
+    with hold_interrupts():
+        import duckdb
 
     try:
         reader = _csv_reader(path) if _format(path) == "csv" else _json_reader(path)

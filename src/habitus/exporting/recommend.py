@@ -15,6 +15,7 @@ from pydantic import Field
 from habitus.data import SourceTable, add_user_columns, is_disk_full, open_table, quoted_path, require_columns
 from habitus.errors import DataError
 from habitus.exporting.results import open_results
+from habitus.interrupts import hold_interrupts
 from habitus.progress import Progress
 from habitus.serving import Event, RecommendRequest, RecommendResponse, RequestError, Retriever, UnknownHistoryError
 from habitus.typed import Typed, suggest_name
@@ -180,7 +181,8 @@ def read_users(
 
     `users` is a users table, whose fields are added to the events as they were known at their times.
     """
-    import duckdb
+    with hold_interrupts():
+        import duckdb
 
     config = {
         "memory_limit": f"{int(parse_bytes(memory) * 0.75 / 2**20)}MiB",
@@ -229,7 +231,8 @@ def _sort(
     add: Callable[[str], str] | None = None,
 ) -> None:
     """Write the events sorted by user; `add` makes a query with further columns of a query of them."""
-    import duckdb
+    with hold_interrupts():
+        import duckdb
 
     names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
     files = ", ".join(f"'{quoted_path(source.parquet)}'" for source in table.sources)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from habitus.data import KINDS, Encoders, SourceTable, open_table, quote_value, require_columns
 from habitus.errors import DataError
 from habitus.files import staged_file
+from habitus.interrupts import hold_interrupts
 from habitus.model.bundle import Bundle
 from habitus.model.cache import EMBED_ROWS, embed_features
 from habitus.progress import Progress
@@ -32,7 +33,8 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
     The table is Parquet, CSV or JSON lines with the item columns of the bundle's schema. Values of a category that
     training did not see are encoded as unknown and counted. The file appears complete or not at all.
     """
-    import duckdb
+    with hold_interrupts():
+        import duckdb
 
     out = Path(out)
     if out.exists():
