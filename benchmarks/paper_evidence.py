@@ -17,6 +17,8 @@ from habitus.store import SURFACE_AXIS, Correlation, Law, Laws, RunRow
 
 LOSS = "batch/loss"
 INFINITE = math.inf
+COMPARED_AXES = ("share", "allocation", SURFACE_AXIS)  # of architectures at tuned rates, or of cells over all knobs
+LEAST_RELIABLE = 0.5  # a correlation that noise hides by more is refused, not corrected
 Z = 1.96
 
 
@@ -126,16 +128,20 @@ class Evidence:
         return float(t.ppf(0.975, dof)) * math.sqrt(sum(float(np.var(v) * len(v)) for v in several) / dof), dof
 
     def reliability(self, metric: str) -> float:
-        """The share of a metric's variance between cells of a budget that is no noise from seed to seed."""
+        """The share of a metric's variance between cells of a budget that is no noise from seed to seed.
+
+        Seeds of one rate only: rates of a cell differ by more than noise.
+        """
         cells: dict[tuple[float, str], list[float]] = {}
-        for run in (run for run in self.laws.runs if metric in run.metrics and run.metrics[metric] > 0):
-            cells.setdefault((run.budget, run.cell_id), []).append(math.log(run.metrics[metric]))
+        for run in (run for axis in COMPARED_AXES for run in self.runs(axis)):
+            if run.metrics.get(metric, 0.0) > 0:
+                cells.setdefault((run.budget, run.cell_id), []).append(math.log(run.metrics[metric]))
         dof = sum(len(values) - 1 for values in cells.values())
         if not dof:
             return 1.0
         noise = sum(float(np.var(values) * len(values)) for values in cells.values()) / dof
-        budgets = {budget for budget, _ in cells}
-        spread = mean(float(np.var([mean(v) for (b, _), v in cells.items() if b == c], ddof=1)) for c in budgets)
+        by_budget = [[mean(v) for (b, _), v in cells.items() if b == c] for c in {budget for budget, _ in cells}]
+        spread = mean(float(np.var(means, ddof=1)) for means in by_budget if len(means) > 1)
         return max(0.05, 1 - noise / spread)
 
     def correlation(self, name: str, first: str, second: str) -> dict[str, Correlation]:
@@ -217,6 +223,9 @@ def mean_correlation(pairs: Sequence[Correlation], what: str) -> Measured:
 def without_noise(found: Measured, reliabilities: Sequence[float]) -> Measured:
     """A correlation as it would be without noise from seed to seed, by Spearman's correction for attenuation."""
     most = math.sqrt(math.prod(reliabilities))
+    if most < LEAST_RELIABLE:
+        told = f"{found.value:+.2f} [{found.low:.2f}, {found.high:.2f}] ({found.note})"
+        raise NotMeasuredError(f"{told}, where noise from seed to seed allows {most:.2f} at most")
     value, low, high = (max(-1.0, min(1.0, v / most)) for v in (found.value, found.low, found.high))
     note = f"{found.note}; {found.value:+.2f} before the correction for noise, which allows {most:.2f} at most"
     return replace(found, value=value, low=low, high=high, note=note)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from habitus.laws import fit
-from habitus.store import read_records
+from habitus.store import RunRow, read_records
 from tests.laws import conftest
 from tests.laws.test_fit_pipeline import write_store
 from tests.reporting.test_report_page import ORDER
@@ -81,6 +82,26 @@ def test_few_seeds_and_targets_of_the_same_runs_decide_less(findings: Any, study
         findings.mean_ratio([pair] * n, "x", same_runs=same) for n, same in ((1, False), (4, False), (4, True))
     )
     assert (alike.low, alike.high) == pytest.approx((once.low, once.high)) and apart.low > alike.low
+
+
+def test_other_rates_are_no_noise_of_seeds(findings: Any) -> None:
+    evidence = importlib.import_module("paper_evidence")
+    rows = [
+        RunRow(axis=axis, budget=1e12, cell_id=cell, learning_rate=rate, seed=seed, init="default", chosen=chosen,
+               knobs={}, metrics={"batch/loss": math.exp(value)})
+        for axis, cell, rate, seed, chosen, value in (
+            ("allocation", "small", 1e-2, 0, True, 1.0), ("allocation", "small", 1e-2, 1, True, 1.02),
+            ("allocation", "small", 8e-2, 0, False, 3.0), ("allocation", "large", 1e-2, 0, True, 1.21),
+            ("init", "small", 1e-2, 0, True, 1.0), ("init", "small", 8e-2, 0, True, 4.0),
+        )
+    ]  # fmt: skip
+    told = evidence.Evidence(SimpleNamespace(runs=rows), [])
+    # Seeds of the small cell differ by 0.02 (a variance of 0.0002), the cells' means by 0.2 (0.02).
+    assert told.reliability("batch/loss") == pytest.approx(0.99)
+    found = findings.Measured(-0.5, -0.6, -0.4, 8, "5 budgets")
+    assert evidence.without_noise(found, (0.64, 0.64)).value == pytest.approx(-0.5 / 0.64)
+    with pytest.raises(evidence.NotMeasuredError, match=r"allows 0\.40 at most"):
+        evidence.without_noise(found, (0.4, 0.4))
 
 
 def test_steps_that_fall_as_the_batch_grows_bound_its_critical_size_only_as_far_as_they_tell(findings: Any) -> None:
