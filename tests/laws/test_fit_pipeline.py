@@ -197,9 +197,9 @@ def test_the_summary_is_one_line_per_metric_with_how_every_law_ended() -> None:
         ),
     )  # fmt: skip
     lines = format_summary(laws).splitlines()
-    assert lines[1].split() == ["metric", "s*", "B_crit", "N*", "L*(C)", "K*"]
-    assert lines[3].split() == ["batch/loss", "0/1", "few", "2/3", "no", "trend", "open", "-"]
-    assert lines[4].split() == ["batch/mrr@10", "-", "-", "-", "-", "-"]
+    assert lines[1].split() == ["metric", "s*", "B_crit", "B*", "N*", "L*(C)", "K*"]
+    assert lines[3].split() == ["batch/loss", "0/1", "few", "-", "2/3", "no", "trend", "open", "-"]
+    assert lines[4].split() == ["batch/mrr@10", "-", "-", "-", "-", "-", "-"]
     assert "- open: not identified, these runs allow a whole family" in lines and "- a note" in lines
     assert not any(line.startswith("- edge") for line in lines)
     assert max(map(len, lines)) <= 80

@@ -19,7 +19,7 @@ from habitus.studies.envelope import (
     repeat_share,
     scale_preset,
 )
-from habitus.studies.options import GRID_AXES, check_metric
+from habitus.studies.options import check_metric
 from habitus.studies.probes import rate_line
 from habitus.studies.state import request_values
 from habitus.sweeps import DatasetFacts, Design, Preset, load_preset, preset_dataset
@@ -176,8 +176,8 @@ def test_options_that_contradict_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_paper_preset_adds_the_init_axis_and_order_is_kept() -> None:
-    assert StudyOptions(preset="paper").chosen_axes() == (*AXES, "init") == GRID_AXES[: len(AXES) + 1]
-    assert StudyOptions(preset="quick").chosen_axes() == AXES
+    assert StudyOptions(preset="paper").chosen_axes() == (*AXES, "init")
+    assert StudyOptions(preset="quick").chosen_axes() == (*AXES[:3], "batch_size", *AXES[3:])
     assert StudyOptions(axes=("negatives", "share")).chosen_axes() == ("share", "negatives")
 
 

@@ -135,9 +135,10 @@ def test_shares_are_run_with_and_without_dropout_in_the_embedder(standard: Prese
 
 def test_a_study_runs_them_only_where_they_are_named() -> None:
     on_request = {name for name, axis in AXES.items() if axis.on_request}
-    assert on_request == {"context", "shape", "regularisation"}
-    for preset in ("quick", "paper"):
-        assert not on_request & set(StudyOptions(preset=preset).chosen_axes())
+    assert on_request == {"context", "shape", "regularisation", "batch_size"}
+    # Batch sizes at equal compute are also run where the preset has budgets for them.
+    assert on_request & set(StudyOptions(preset="quick").chosen_axes()) == {"batch_size"}
+    assert not on_request & set(StudyOptions(preset="paper").chosen_axes())
     named = StudyOptions(preset="quick", axes=("context", "share"))
     named.check()
     assert named.chosen_axes() == ("share", "context")

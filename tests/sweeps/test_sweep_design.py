@@ -108,6 +108,20 @@ def test_the_batch_axis_trains_one_model_at_a_constant_rate_with_a_trajectory(pa
     ]
 
 
+def test_batch_sizes_share_model_compute_and_schedule(paper: Preset) -> None:
+    cells = design_axis("batch_size", LARGE, paper, request=SweepRequest((1e16, 1e17))).cells
+    for budget, batches in ((1e16, [64, 128, 256, 512, 1024]), (1e17, [128, 256, 512, 1024, 2048])):
+        at = [c for c in cells if c.row.flops_budget == budget]
+        assert [c.recipe.train.batch_sequences for c in at] == batches
+        assert len({c.recipe.model.to_json() for c in at}) == 1
+        assert all(abs(c.cell.flops / budget - 1) < 0.5 / c.cell.steps + 1e-9 for c in at)
+        assert {c.recipe.train.schedule for c in at} == {"cosine"}
+        assert {c.recipe.evaluate.regimes for c in at} == {("batch", "catalogue")}
+        assert [c.row.learning_rate for c in at] == [pytest.approx(2e-3 * (b / 512) ** 0.5) for b in batches]
+    starved = design_axis("batch_size", LARGE, paper, request=SweepRequest((1e10,)))
+    assert len(starved.cells) < 5 and all(c.cell.steps >= 10 for c in starved.cells) and starved.left_out
+
+
 def test_the_allocation_axis_has_three_rates_per_shape_and_one_share(paper: Preset) -> None:
     cells = design_axis("allocation", LARGE, paper, request=SweepRequest((1e15,))).cells
     assert Counter(c.row.cell_id for c in cells).most_common()[-1][1] == 3

@@ -27,7 +27,8 @@ def sweep(
     axis: Annotated[
         str,
         typer.Argument(
-            help="share, depth, batch, allocation, negatives, init, context, shape, regularisation or passes."
+            help="share, depth, batch, batch_size, allocation, negatives, init, context, shape, regularisation or "
+            "passes."
         ),
     ],
     data: Annotated[Path | None, typer.Option(help="A prepared dataset.")] = None,

@@ -23,7 +23,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_target
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
-from habitus.store import AXES, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
+from habitus.store import AXES, TRAIN, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
 
 _FLOOR_JOINT_DIM = 4  # the smallest embedder that can be built: what is left of one, not a choice of share
 _REFERENCE_SHARES = (0.25, 0.4, 0.55, 0.7, 0.85)  # of the reference run's steps
@@ -140,6 +140,16 @@ def fit_batch(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
                 name = "critical_batch" if pool is None else "critical_batch_fixed_pool"
                 entries.append(_entry(name, "batch", metric, _critical_batch(arm, metric, pool), c))
     return AxisLaws(tuple(entries))
+
+
+def fit_batch_size(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
+    """B* per budget at equal compute, by valleys of one shape as sizes have, and B*(C) over the interior ones."""
+    if metric.startswith(f"{TRAIN}/"):
+        return AxisLaws()  # batches of other sizes have other candidates
+    data = axis_data(runs, AXES["batch_size"].knob, metric)
+    fitted = frontier(data.budget, data.x, data.y, direction_of(metric), error)
+    optima = [_entry("batch_size_optimum", "batch_size", metric, law, c, data.note) for c, law in fitted.optima.items()]
+    return AxisLaws((*optima, _entry("batch_size_law", "batch_size", metric, fitted.size)))
 
 
 def _is_of_arm(run: MeasuredRun, pool: float | None) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_depth, fit_negatives, fit_share
+from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_batch_size, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
 from habitus.laws.checks import pluralize
 from habitus.laws.context_axis import fit_context
@@ -59,6 +59,7 @@ _FITTERS: dict[str, Callable[..., AxisLaws]] = {
     "share": fit_share,
     "depth": fit_depth,
     "batch": fit_batch,
+    "batch_size": fit_batch_size,
     "allocation": fit_allocation,
     "negatives": fit_negatives,
     "context": fit_context,

@@ -1,9 +1,9 @@
 """One law over the recipe from the runs of a study that sweeps one knob at a time: what its plan may forecast by.
 
-The runs of the share and the allocation axis are cells of one surface (recipe_surface.py). Neither axis alone says what
-a planned run measures that differs from all of them in size, share, data, batch and rate at once; together they do.
-Left out are depth rows, since the law does not know how parameters are spread over layers, and the batch axis, whose
-runs have a constant rate. Optima are not read from it: sweeps of one knob leave most corners empty.
+The runs of the share, the batch size and the allocation axis are cells of one surface (recipe_surface.py). None alone
+says what a planned run measures that differs from all of them in size, share, data, batch and rate at once; together
+they do. Left out are depth rows, since the law does not know how parameters are spread over layers, and the batch axis,
+whose runs have a constant rate. Optima are not read from it: sweeps of one knob leave most corners empty.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.laws.surface_axis import NEEDED_KNOBS, SurfaceRuns, recipe_of
 from habitus.store import STUDY_RECIPE, TRAIN, LawEntry, NamedRollout, Rollout, direction_of
 
-RECIPE_AXES = ("share", "allocation")
+RECIPE_AXES = ("share", "batch_size", "allocation")
 _MOST_RUNS = 300  # the best of each budget: no form holds far from them, and refits take their time
 _DRAWS = 100
 # Not what a plan forecasts: the loss in other units, and what says nothing of how good answers are.
@@ -25,7 +25,7 @@ _UNASKED = ("perplexity", "entropy", "coverage")
 
 
 def fit_study_recipe(runs: Sequence[MeasuredRun], metric: str) -> AxisLaws:
-    """The law over all runs of the two axes, at every rate, and its roll-outs; nothing without sizes."""
+    """The law over all runs of these axes, at every rate, and its roll-outs; nothing without sizes."""
     name = metric.split("/")[1].partition("@")[0]
     cells = [] if metric.startswith(f"{TRAIN}/") or name in _UNASKED else study_cells(runs, metric)
     if "allocation" not in {run.axis for run in cells}:

@@ -109,7 +109,7 @@ def check_dataset(dataset: DatasetProfile, facts: StoreFacts, laws: Laws, laws_p
 
 
 def _runs_on_request(store: Path) -> set[str]:
-    """Recipe hashes of axes that vary what all other runs have in common: windows, text layers, dropout."""
+    """Recipe hashes of axes that vary what all other runs have in common: windows, text layers, dropout, batch."""
     axes = tuple(f"{name}-" for name, axis in AXES.items() if axis.on_request)
     manifests = [SweepManifest.read(path) for path in manifest_paths(store) if path.name.startswith(axes)]
     return {row.recipe_hash for manifest in manifests for row in manifest.cells}

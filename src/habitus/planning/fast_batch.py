@@ -1,42 +1,52 @@
-"""The batch that trains fastest among those that lose nothing, by the runs of the batch axis at equal compute."""
+"""The batch that trains fastest among those that lose nothing, by runs of several batch sizes at equal compute."""
 
 import math
 from collections.abc import Sequence
 from statistics import mean, median
 
 from habitus.sizing import StepSpeed
-from habitus.store import Laws, Quantity, RunRow
+from habitus.store import Laws, Quantity, RunRow, direction_of
 
 LOSS = "batch/loss"
 _SAME = 1e-3  # of the FLOPs of a step
-AS_GOOD = 0.005  # of the loss: batches within it of the best are as good
+AS_GOOD = 0.005  # of the metric: batches within it of the best are as good
 
 
-def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed]) -> Quantity:
-    """B times what the fastest batch is of the runs' own; as it is, and said, where no runs can be compared."""
-    by_batch = _runs_by_batch(laws)
+def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed], metric: str = LOSS) -> Quantity:
+    """B times what the fastest batch is of the one that B stands for; as it is, and said, where none can be compared.
+
+    Where batch sizes were compared at equal compute, B is the best of them for the metric; else that of the sizes'
+    runs, and the batch axis says what others lose of the loss.
+    """
+    compared = any(run.axis == "batch_size" and run.chosen and metric in run.metrics for run in laws.runs)
+    axis, metric = ("batch_size", metric) if compared else ("batch", LOSS)
+    by_batch = _runs_by_batch(laws, axis, metric)
     rates = {b: _rate(seeds[0], speeds) for b, seeds in by_batch.items()}
     runs = {b: seeds for b, seeds in by_batch.items() if rates[b] is not None}
+    values = {b: mean(run.metrics[metric] for run in seeds) for b, seeds in runs.items()}
+    best = max if direction_of(metric) == "max" else min
     own = _own_batch(laws, next(iter(runs.values()))[0].budget) if runs else None
+    if runs and compared:
+        own = best(values, key=lambda b: values[b])
     if len(runs) < 3 or own not in runs:
         return B.model_copy(update={"how": f"{B.how}; no batch axis with speeds around it to choose a faster one by"})
-    losses = {b: mean(run.metrics[LOSS] for run in seeds) for b, seeds in runs.items()}
-    as_good = [b for b, loss in losses.items() if loss <= (1 + AS_GOOD) * min(losses.values())]
+    top = best(values.values())
+    as_good = [b for b, value in values.items() if abs(value - top) <= AS_GOOD * abs(top)]
     fastest = max(as_good, key=lambda b: rates[b] or 0.0)
     gain = (rates[fastest] or 0.0) / (rates[own] or 1.0)
-    where = f"of {', '.join(f'{b:g}' for b in as_good)}, all within {AS_GOOD:.1%} of the best loss at "
+    where = f"of {', '.join(f'{b:g}' for b in as_good)}, all within {AS_GOOD:.1%} of the best {metric} at "
     where += f"{runs[own][0].budget:.3g} FLOPs, {fastest:g} trains fastest ({gain:.2f} times the speed of {own:g})"
     value = max(1.0, 2.0 ** round(math.log2(B.value * fastest / own)))
     return B.model_copy(update={"value": value, "low": None, "high": None, "how": f"{B.how}; {where}"})
 
 
-def _runs_by_batch(laws: Laws) -> dict[float, list[RunRow]]:
-    """The runs of the batch axis at its largest budget, all seeds of each size: those of one budget's compute."""
+def _runs_by_batch(laws: Laws, axis: str, metric: str) -> dict[float, list[RunRow]]:
+    """The runs of the axis at its largest budget, all seeds of each size: those of one budget's compute."""
     needs = ("batch_sequences", "flops_nominal", "steps", "slots_seen")
     runs = [
         run
         for run in laws.runs
-        if run.axis == "batch" and run.chosen and LOSS in run.metrics and "pool_sequences" not in run.knobs
+        if run.axis == axis and run.chosen and metric in run.metrics and "pool_sequences" not in run.knobs
         and all(name in run.knobs for name in needs)
     ]  # fmt: skip
     top = max((run.budget for run in runs), default=0.0)

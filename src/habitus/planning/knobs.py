@@ -16,6 +16,7 @@ LOSS = "batch/loss"
 _PUBLISHED_SHARE = 0.02  # the printed recipe's
 RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
 _USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
+LADDER_EXPONENT = math.log10(2)  # of the batch over compute: twice per decade
 
 
 class SourcedLaws:
@@ -183,12 +184,15 @@ def _compared_share(laws: SourcedLaws) -> Quantity | None:
 
 
 def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
-    """B as the runs had it, so that sizes and predictions hold for it, and at most the critical batch; the ladder
-    where nothing was measured."""
+    """B* at equal compute where batch sizes were compared; else B as the runs had it, so that sizes and predictions
+    hold for it, and at most the critical batch; the ladder where nothing was measured."""
     laws = sources[0]
     if laws.source == "this study":
+        best = _best_batch(C, metric, laws)
+        if best is not None:
+            return best
         # A published critical batch belongs to budgets a thousand times larger than a laptop's.
-        B = _study_batch(C, laws.file)
+        B = study_batch(C, laws.file)
         entries = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
         if not entries:
             return B.model_copy(update={"how": f"{B.how}; no critical batch was identified"})
@@ -209,7 +213,41 @@ def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     return Quantity(value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade")
 
 
-def _study_batch(C: float, laws: Laws) -> Quantity:
+def _best_batch(C: float, metric: str, laws: SourcedLaws) -> Quantity | None:
+    """B*(C) of the metric, else of the loss in its regime, else as for sizes; the nearest power of two.
+
+    Where the law's interval says nothing, the optimum of the largest budget goes on as the ladder does.
+    """
+    regime = metric.partition("/")[0]
+    for name in dict.fromkeys([metric, f"{regime}/loss", *stage1_metrics(metric)]):
+        for entry in laws.first_ok("batch_size_law", [name], "coefficient"):
+            value, low, high = predict_power_law(entry.law, C)
+            if entry.law.points and high <= _USEFUL * low:
+                how = f"{_describe_law('B* law at equal compute', entry)}; the nearest power of two"
+                return _power_of_two(_quantity(value, low, high, laws.source, how, entry.law))
+        optima = laws.first_ok("batch_size_optimum", [name], "x_opt")
+        if optima:
+            entry = optima[-1]
+            assert entry.budget is not None
+            scale = (C / entry.budget) ** LADDER_EXPONENT
+            low, high = entry.law.interval("x_opt")
+            B = float(entry.law["x_opt"])
+            how = (
+                f"B* {B:.0f} of {name} at {entry.budget:.3g} and equal compute, carried on as C^{LADDER_EXPONENT:.2f}, "
+                "as the ladder; the nearest power of two"
+            )
+            return _power_of_two(_quantity(scale * B, scale * low, scale * high, laws.source, how, entry.law))
+    return None
+
+
+def _power_of_two(B: Quantity) -> Quantity:
+    value = max(1.0, 2.0 ** round(math.log2(max(B.value, 1.0))))
+    low = None if B.low is None else min(B.low, value)
+    high = None if B.high is None else max(B.high, value)
+    return B.model_copy(update={"value": value, "low": low, "high": high})
+
+
+def study_batch(C: float, laws: Laws) -> Quantity:
     """The batch of the study's runs, carried on as it grew over their budgets."""
     by_budget = {r.budget: r.knobs["batch_sequences"] for r in laws.runs if _is_sized(r)}
     if not by_budget:

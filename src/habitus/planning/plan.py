@@ -176,13 +176,14 @@ def plan_cells(
     optima = optimal_knobs(C, C2, metric, sources)
     N, s, B = (optima[name] for name in ("params", "embedder_share", "batch_sequences"))
     if fastest_batch:
-        B = choose_fastest(B, sources[0].file, facts.speeds)
+        B = choose_fastest(B, sources[0].file, facts.speeds, metric)
     if fixed.batch_scale != 1:
         how = f"{B.how}; in windows of {fixed.dataset.seq_len}"
         B = B.model_copy(update={"value": fixed.in_windows(B.value), "low": None, "high": None, "how": how})
     affordable = largest_batch(C, N.value, s.value, int(B.value), fixed)
     if affordable < B.value:
-        B = B.model_copy(update={"value": affordable, "how": f"{B.how}; lowered so that {MIN_STEPS} steps remain"})
+        low, how = None if B.low is None else min(B.low, affordable), f"lowered so that {MIN_STEPS} steps remain"
+        B = B.model_copy(update={"value": affordable, "low": low, "how": f"{B.how}; {how}"})
     cell = stage1_cell(C, N.value, s.value, affordable, fixed)
     ends = [_end(C, end, s.value, affordable, fixed) for end in (N.low, N.high)]
     quantities = {

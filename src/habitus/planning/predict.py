@@ -20,7 +20,7 @@ from habitus.laws import (
 )
 from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.foresight import Foreseen, error_of_gain, share_missed, widened
-from habitus.planning.knobs import SourcedLaws, stage1_metrics
+from habitus.planning.knobs import SourcedLaws, stage1_metrics, study_batch
 from habitus.planning.ranking_link import follows_loss
 from habitus.sizing import Cell
 from habitus.store import STUDY_RECIPE, Law, LawEntry, Prediction, direction_of
@@ -30,6 +30,9 @@ _READINGS = {
     "surface": "L(N, D) of {metric} at the planned N and D",
     STUDY_RECIPE: "one law of {metric} over size, share, data, batch and rate, at the planned recipe",
 }
+
+
+_SAME_BATCH = math.log(1.5)
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
 def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Callable[[float], RunValue]]:
     """The laws that are identified, each as the value of the planned run with so many slots."""
     readings: dict[str, Callable[[float], RunValue]] = {}
-    fitted = recipe_laws(run, metric, laws)
+    fitted = recipe_laws(run, metric, laws) if _has_batch_of_runs(run, laws) else None
     for name in fitted.identified if fitted is not None else ():
         assert fitted is not None
         readings[name] = partial(fitted.predict, name, run.params)
@@ -180,6 +183,14 @@ def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Call
     if law is not None and run.batch_sequences and not untold_knob(law, run.knobs(run.slots)):
         readings[STUDY_RECIPE] = partial(_by_recipe, law, run)
     return readings
+
+
+def _has_batch_of_runs(run: PlannedRun, laws: SourcedLaws) -> bool:
+    """Whether the plan has the batch of the runs whose sizes were compared: L*(C) and L(N, D) know no other."""
+    B = study_batch(run.flops, laws.file)
+    if not run.batch_sequences or B.source == "default":
+        return True
+    return abs(math.log(run.batch_sequences / B.value)) < _SAME_BATCH
 
 
 def _by_recipe(law: Law, run: PlannedRun, slots: float) -> RunValue:
@@ -191,6 +202,8 @@ def _why_unread(run: PlannedRun, metric: str, laws: SourcedLaws) -> str:
     if height is None:
         return "no law of its height"
     why = f"neither L*(C) ({height.status.replace('_', ' ')}) nor a surface of it is identified"
+    if not _has_batch_of_runs(run, laws):
+        why = f"L*(C) and its surface are of runs with another batch than the plan's {run.batch_sequences:g}"
     whole = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.values), None)
     if whole is None:
         return why

@@ -31,6 +31,7 @@ from habitus.reporting.page import render_page
 from habitus.reporting.plan import plan_exhibit
 from habitus.reporting.study import Study, read_study, study_name
 from habitus.reporting.valleys import (
+    BATCH_SIZE,
     CONTEXT,
     DEPTH,
     NEGATIVES,
@@ -121,6 +122,9 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
         ("table of s*", _of(SHARE, optimum_table), "share"),
     )),
     ("batch-size", "Batch size", (
+        ("metrics against batch size at equal compute", _of(BATCH_SIZE, curves), "batch_size"),
+        ("B*(C)", _of(BATCH_SIZE, law_over_compute), "batch_size"),
+        ("table of B*", _of(BATCH_SIZE, optimum_table), "batch_size"),
         ("critical batch size", batch.batch_fits, "batch"),
         ("table of critical batch sizes", batch.batch_table, "batch"),
         ("critical batch sizes by target", batch.batch_targets, "batch"),

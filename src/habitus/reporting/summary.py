@@ -105,6 +105,7 @@ def _add_optima(study: Study, answer: _Answer) -> None:
     for label, optimum, law_name, kind, axis in (
         ("model size N*", "size_optimum", "size_law", "count", "allocation"),
         ("embedder share s*", "share_optimum", "share_law", "percent", "share"),
+        ("batch size B*", "batch_size_optimum", "batch_size_law", "count", "batch_size"),
         ("extra negatives K*", "negatives_optimum", "negatives_law", "count", "negatives"),
     ):
         for metric in _metric_and_stand_in(study, optimum, law_name, answer.metric):

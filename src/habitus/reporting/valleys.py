@@ -72,6 +72,15 @@ DEPTH = Valley(
     ("embedder_share", "embedder_flop_share", "depth", "text_depth", "params", "slots_seen"),
     "Parabolas in the logarithm of the share.", curve=parabola,
 )  # fmt: skip
+BATCH_SIZE = Valley(
+    "batch-size", "batch_size", PlotAxis("batch B (windows per step)", log=True, kind="count"),
+    "Metrics against batch size at equal compute", "batch size", "batch_size_optimum",
+    ("batch_sequences", "steps", "slots_seen", "params", "embedder_share", "flops_nominal"),
+    "One model per budget. For the same compute a larger batch has more candidates, fewer steps and less data. "
+    "Lines are valleys whose shape all budgets share; diamonds are optima with 95% intervals.",
+    letter="B*", law="batch_size_law", law_title="Best batch size against compute, B*(C)",
+    table_title="Best batch size B*", table_words="batch sizes are identified",
+)  # fmt: skip
 SIZE = Valley(
     "isoflop", "allocation", PlotAxis("model size N (parameters without vocabulary)", log=True, kind="count"),
     "Iso-FLOP curves", "model size", "size_optimum",

@@ -18,7 +18,7 @@ class StudyAxis:
     knob: str  # the column of laws.json that it varies
     needs: tuple[str, ...] = ()  # axes whose answers its cells are built from
     correlations: CorrelationStage | None = None  # the correlation tables that its runs enter
-    on_request: bool = False  # a study runs it only where it is named
+    on_request: bool = False  # a study runs it only where it is named, or where its preset has budgets for it
 
 
 # Of runs on a log that ends before the compute does: passes, sizes and regularisation, chosen on validation.
@@ -35,6 +35,8 @@ AXES = {
         StudyAxis("share", "embedder_share", correlations="stage1"),
         StudyAxis("depth", "embedder_share", correlations="stage1"),
         StudyAxis("batch", "batch_sequences", needs=("share",)),
+        # What the batch axis does not see: what more in-batch candidates are worth at equal compute.
+        StudyAxis("batch_size", "batch_sequences", needs=("share",), on_request=True),
         # A later budget of the allocation is centred on what the earlier ones found.
         StudyAxis("allocation", "params", needs=("share", "allocation"), correlations="stage1"),
         StudyAxis("negatives", "num_negatives", needs=("allocation",), correlations="stage2"),

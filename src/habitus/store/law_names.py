@@ -32,6 +32,10 @@ LAW_NAMES = {
         ),
         LawName("critical_batch", "critical batch", "Critical batch size", column="B_crit"),
         LawName("critical_batch_fixed_pool", "critical batch, candidates of a fixed pool", "Critical batch size"),
+        LawName(
+            "batch_size_optimum", "B* at equal compute", "Batch size B* at equal compute", per_budget=True, column="B*"
+        ),
+        LawName("batch_size_law", "B*(C)", "B*(C)", column="B*"),
         LawName("size_optimum", "N*", "Model size N*: valleys of one shape", per_budget=True, column="N*"),
         LawName("size_parabola", "N* by parabola", "Model size N*: parabolas", per_budget=True),
         LawName("size_law", "N*(C)", "Allocation laws", column="N*"),

@@ -62,7 +62,8 @@ def _write_laws(laws: Laws, store: Path, dataset: Dataset) -> Laws:
 def plan_larger_budget(store: Path, options: StudyOptions, laws: Laws, dataset: Dataset, note: Note) -> Plan:
     """The recipe for the next larger budget; where no plan can be made, the best run's."""
     assert options.metric is not None
-    largest = max(run.budget for run in laws.runs)
+    sizes = [run.budget for run in laws.runs if run.axis == "allocation"]  # the batch axes reach beyond them
+    largest = max(sizes or [run.budget for run in laws.runs])
     flops = options.plan_flops or float(f"{10 * largest:.3g}")
     common = PlanOptions(laws=store / LAWS_FILE, dataset=dataset, gpu=options.gpu)
     why = ""

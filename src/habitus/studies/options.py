@@ -16,6 +16,7 @@ from habitus.store import (
     direction_of,
     horizon_of,
 )
+from habitus.sweeps import load_preset
 from habitus.typed import suggest_name
 from habitus.units import MAX_THREADS
 
@@ -96,6 +97,8 @@ class StudyOptions:
         """The axes in the order in which they run."""
         # Initialisations matter for learning rates across sizes, not for a recipe: only the full programme has them.
         default = [a for a in GRID_AXES if not AXES[a].on_request and (a != "init" or self.preset == "paper")]
+        if self.preset is not None and load_preset(self.preset).batch_size.budgets:
+            default.append("batch_size")
         return tuple(axis for axis in GRID_AXES if axis in (self.axes or default))
 
 

@@ -46,8 +46,8 @@ DEFAULT_LOG_HOURS = {"cuda": 0.16, "cpu": 0.5}  # of a study of one's own log wi
 _ASSUMED_RATES = {"cuda": 5e13, "cpu": 1e10}  # nominal FLOP/s, of a core on a CPU: tells regimes apart, nothing else
 _AXES_SHARE = 0.5  # of an envelope between the regimes, for the axes; the rest is searched
 # The laws that a recipe rests on.
-_RECIPE_LAWS = ("share_law", "share_optimum", "depth_optimum", "critical_batch", "size_law", "size_optimum",
-                "loss_law", STUDY_RECIPE, "negatives_law", "negatives_optimum")  # fmt: skip
+_RECIPE_LAWS = ("share_law", "share_optimum", "depth_optimum", "critical_batch", "batch_size_law", "batch_size_optimum",
+                "size_law", "size_optimum", "loss_law", STUDY_RECIPE, "negatives_law", "negatives_optimum")  # fmt: skip
 
 
 @dataclass(frozen=True)

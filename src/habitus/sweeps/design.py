@@ -86,6 +86,18 @@ def _batch(draft: Draft) -> None:
                 draft.add_batch(base.model, budget, batch, pool=pool)
 
 
+def _batch_size(draft: Draft) -> None:
+    """One model per budget, several batch sizes at equal compute: which of them ends best."""
+    share = draft.share()
+    for budget in draft.budgets():
+        base = draft.share_cell(budget, {"embedder_share": share}, share=share)
+        if base is None:
+            continue
+        usual = draft.preset.batch_sequences(budget)
+        for batch in sorted({max(1, round(multiple * usual)) for multiple in draft.preset.batch_size.multiples}):
+            draft.add_batch_size(base.model, budget, batch)
+
+
 def _allocation(draft: Draft) -> None:
     """Shapes along each iso-FLOP line, centred on the expected best size."""
     share = draft.share()
@@ -151,6 +163,7 @@ _DESIGNERS: dict[str, Callable[[Draft], None]] = {
     "share": _share,
     "depth": _depth,
     "batch": _batch,
+    "batch_size": _batch_size,
     "allocation": _allocation,
     "negatives": _negatives,
     "init": _init,

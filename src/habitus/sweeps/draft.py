@@ -185,6 +185,16 @@ class Draft:
         settings = self.preset.batch
         self._add(cell, budget, label, wanted, train, max(1, min(settings.max_every, steps // settings.evaluations)))
 
+    def add_batch_size(self, model: ModelRecipe, budget: float, batch: int) -> None:
+        """Add a model at another batch size for the same compute, with the schedule of all other runs."""
+        wanted = {"batch_sequences": batch}
+        steps = round(budget / self._cell(model, batch, 1).flops_per_step)
+        cell = self._cell(model, batch, max(1, steps), {"flops": budget})
+        if self._is_affordable(cell, budget, wanted, self.preset.batch_size.min_steps, steps):
+            rule = self.preset.rule_rate(batch, budget)
+            rates = rate_grid(self.request.learning_rates, self.settings.learning_rates, rule)
+            self._add_runs(cell, model, budget, f"B={batch}", wanted, rates, 0, {})
+
     def add_stage_two(self, budget: float, parent: PlannedRun, num_negatives: int) -> None:
         """Add the frozen stage with K extra negatives, or list why not."""
         settings, wanted = self.preset.negatives, {"num_negatives": num_negatives}

@@ -124,6 +124,17 @@ class BatchAxis(AxisSettings):
     )  # fmt: skip
 
 
+class BatchSizeAxis(AxisSettings):
+    """One model per budget at several batch sizes for the same compute, with the schedule of all other runs."""
+
+    multiples: tuple[float, ...] = Field(
+        (0.5, 1, 2, 4, 8), min_length=4, description="Of the windows per step that other axes have at the budget."
+    )
+    min_steps: int = Field(10, ge=1, description="A batch that leaves fewer is not run.")
+    extend: int = Field(0, ge=0)
+    regimes: Regimes = ("batch", "catalogue")
+
+
 class AllocationAxis(AxisSettings):
     """Iso-FLOP lines. `ladder` holds all shapes by size; a budget takes `num_shapes` neighbours of it."""
 
@@ -234,7 +245,7 @@ class RegularisationAxis(AxisSettings):
 
 
 # Axes younger than presets, whose sections those before them do not read.
-_YOUNGER = (LOG_AXIS, "context", "shape", "regularisation")
+_YOUNGER = (LOG_AXIS, "context", "shape", "regularisation", "batch_size")
 
 
 class Preset(Typed):
@@ -257,6 +268,7 @@ class Preset(Typed):
     context: ContextAxis = ContextAxis()
     shape: ShapeAxis = ShapeAxis()
     regularisation: RegularisationAxis = RegularisationAxis()
+    batch_size: BatchSizeAxis = BatchSizeAxis()
 
     @model_validator(mode="after")
     def _check_budgets(self) -> Self:
