@@ -88,6 +88,17 @@ class Axes:
             runs += made.cells
         return Design(axis, tuple(runs))
 
+    def add_seeds(self, axis: str, count: int) -> None:
+        """Every cell of an axis with so many seeds, in the manifests that have it."""
+        for file in load_manifests(self.path, axis):
+            cells = file.design(self.runner.store, self.facts, file.manifest.budgets()).cells
+            wanted = [p.with_seed(seed, self.facts) for p in cells if p.row.seed == 0 for seed in range(count)]
+            known = {p.hash for p in cells}
+            added = {p.hash: p for p in wanted if p.hash not in known}
+            for planned in added.values():
+                self.runner.store.add(planned.hash, planned.recipe)
+            file.extend(added.values())
+
     def tuned(self, planned: PlannedRun) -> PlannedRun:
         """The run at the rate that the law gives its size."""
         cell = planned.cell
@@ -110,6 +121,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--preset", default=str(PRESET))
     parser.add_argument("--rates-of", type=Path, default=Path("docs/studies/paper-range/runs.store.xz"))
+    parser.add_argument("--seeds", type=int, default=1, help="Of every cell of axes that have been designed.")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
@@ -118,6 +130,8 @@ def main() -> None:
     one, complete = Axes(o), True
     for piece in o.pieces:
         axes, _, budgets = piece.partition(":")
+        for axis in axes.split(",") if o.seeds > 1 else ():
+            one.add_seeds(axis, o.seeds)
         complete &= one.run(axes.split(","), [float(b) for b in budgets.split(",") if b])
     if o.pack:
         pack_store(one.path, o.pack)
