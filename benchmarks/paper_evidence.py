@@ -18,6 +18,7 @@ from habitus.store import SURFACE_AXIS, Correlation, Law, Laws, RunRow
 LOSS = "batch/loss"
 INFINITE = math.inf
 COMPARED_AXES = ("share", "allocation", SURFACE_AXIS)  # of architectures at tuned rates, or of cells over all knobs
+LEAST_CELLS = 5  # of a budget of a surface: the runs of a forecast are no sweep
 LEAST_RELIABLE = 0.5  # a correlation that noise hides by more is refused, not corrected
 Z = 1.96
 
@@ -64,8 +65,13 @@ class Evidence:
     def recipe_optima(self, metric: str) -> dict[float, Law]:
         """The best recipe of each budget whose size and share lie inside what was tried, and which leaves some of the
         pass: the paper's log does not end."""
-        found = self.optima("recipe_optimum", metric)
-        found = {c: law for c, law in found.items() if law["slots"] < 0.98 * self.surface_runs.most_slots}
+        cells: dict[float, set[str]] = {}
+        for run in self.runs(SURFACE_AXIS):
+            cells.setdefault(run.budget, set()).add(run.cell_id)
+        found = {
+            c: law for c, law in self.optima("recipe_optimum", metric).items()
+            if law["slots"] < 0.98 * self.surface_runs.most_slots and len(cells.get(c, ())) >= LEAST_CELLS
+        }  # fmt: skip
         if not found:
             raise NotMeasuredError(f"no optimum of {metric} over all knobs of a recipe")
         return found
@@ -108,16 +114,23 @@ class Evidence:
                 found.setdefault(run.budget, {}).setdefault(run.knobs[knob], []).append(run.metrics[metric])
         return {c: {x: mean(values) for x, values in sorted(by_x.items())} for c, by_x in sorted(found.items())}
 
+    def num_seeds(self, axis: str, metric: str, knob: str, budget: float, x: float) -> int:
+        """Of the cell of a budget whose knob is x."""
+        return sum(metric in r.metrics and r.knobs.get(knob) == x for r in self.runs(axis) if r.budget == budget)
+
     def runs(self, axis: str) -> list[RunRow]:
         return [run for run in self.laws.runs if run.axis == axis and run.chosen]
 
-    def seed_error(self, metric: str) -> tuple[float, int]:
+    def seed_error(self, metric: str, stage: int | None = None) -> tuple[float, int]:
         """Half the 95% interval of one run from seed to seed, by the cells with several; and its degrees of freedom.
 
-        By Student's t: few seeds know their own spread badly.
+        By Student's t: few seeds know their own spread badly. Of one stage where it is named: runs of stage 2 share
+        their parent, and differ by less.
         """
         cells: dict[str, list[float]] = {}
         for record in self.records:
+            if stage is not None and record.recipe.train.stage != stage:
+                continue
             if record.status == "done" and metric in record.metrics and not record.recipe.evaluate.every:
                 same = record.recipe.model_copy(update={"train": record.recipe.train.model_copy(update={"seed": 0})})
                 cells.setdefault(same.to_json(), []).append(record.metrics[metric].value)

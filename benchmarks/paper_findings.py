@@ -27,9 +27,11 @@ from paper_evidence import (
     spanning,
     without_noise,
 )
+from scipy.stats import t
 
+from habitus.laws.frontier import shared_shape
 from habitus.laws.recipe_optimum import OPTIMUM, Budget, exponents_by_refit, recipe_optima
-from habitus.store import SURFACE_AXIS
+from habitus.store import SURFACE_AXIS, RunRow, direction_of
 
 BY_RECIPE = "by the recipe's law"
 RECALL, NDCG = "batch/recall@10", "batch/ndcg@10"
@@ -83,10 +85,12 @@ def flat_band(e: Evidence) -> Measured:
         return replace(found, figure="surface-slices")
     error, dof = e.seed_error(LOSS)
     for c, cells in reversed(e.cells("share", LOSS, "embedder_share").items()):
-        inside = [loss for share, loss in cells.items() if 0.015 <= share <= 0.07]
+        inside = {share: loss for share, loss in cells.items() if 0.015 <= share <= 0.07}
         if len(inside) >= 2:
-            half = error * math.sqrt(2)
-            spread = max(inside) - min(inside)
+            worst, best = max(inside, key=lambda s: inside[s]), min(inside, key=lambda s: inside[s])
+            seeds = [e.num_seeds("share", LOSS, "embedder_share", c, s) for s in (worst, best)]
+            half = error * math.sqrt(sum(1 / n for n in seeds))
+            spread = inside[worst] - inside[best]
             return Measured(spread, spread - half, spread + half, len(inside), f"at {c:.0e}, seeds with {dof} dof")
     raise NotMeasuredError("no budget has two cells between 2% and 6%")
 
@@ -206,12 +210,39 @@ def exponent_difference(metric: str) -> Callable[[Evidence], Measured]:
     def measure(e: Evidence) -> Measured:
         if not e.runs("allocation") and e.runs(SURFACE_AXIS):
             return exponent_difference_by_recipe(e, metric)
-        loss, other = size_exponent(e), of_law(e.law("size_law", metric), "exponent")
-        half = math.hypot(loss.smallest_effect, other.smallest_effect)
-        value = other.value - loss.value
-        return Measured(value, value - half, value + half, other.n)
+        size_exponent(e), e.law("size_law", metric)  # refused where either is
+        return paired_exponents(e, metric)
 
     return measure
+
+
+def paired_exponents(e: Evidence, metric: str) -> Measured:
+    """How much faster N* grows by the metric than by the loss, on the same runs: a jackknife leaves out a size at every
+    budget, then a budget, in both, since what one size or one budget is off by moves both exponents alike."""
+    runs = [r for r in e.runs("allocation") if {metric, LOSS} <= set(r.metrics)]
+
+    def difference(left_out: Callable[[RunRow], bool]) -> float:
+        slopes = []
+        for name in (metric, LOSS):
+            kept = [r for r in runs if not left_out(r)]
+            columns = ([r.budget for r in kept], [r.knobs["params"] for r in kept], [r.metrics[name] for r in kept])
+            law = shared_shape(*columns, direction_of(name)).size
+            slopes.append(law["exponent"] if law.ok else math.nan)
+        return slopes[0] - slopes[1]
+
+    value, variance = difference(lambda _: False), 0.0
+    keys: tuple[Callable[[RunRow], float], ...] = (lambda r: r.knobs["params"], lambda r: r.budget)
+    for key in keys:
+        groups = sorted({key(r) for r in runs})
+        moved = np.array([difference(_is_in(key, group)) for group in groups])
+        moved = moved[np.isfinite(moved)]
+        variance += float((len(moved) - 1) * moved.var())
+    half = float(t.ppf(0.975, len({r.budget for r in runs}) - 2)) * math.sqrt(variance)
+    return Measured(value, value - half, value + half, len(runs), "paired jackknife over sizes and budgets")
+
+
+def _is_in(key: Callable[[RunRow], float], group: float) -> Callable[[RunRow], bool]:
+    return lambda run: key(run) == group
 
 
 def exponent_difference_by_recipe(e: Evidence, metric: str) -> Measured:
@@ -239,7 +270,27 @@ def loss_wants_more_negatives(e: Evidence) -> Measured:
 
 def negatives_band(e: Evidence) -> Measured:
     optima = [pair for metric in (FULL_RECALL, FULL_NDCG) for pair in e.optima("negatives_optimum", metric).items()]
-    return spanning(optima, "x_opt", "K* of a ranking metric")
+    return spanning(optima, "x_opt", "K* of a ranking metric") if optima else best_negatives(e)
+
+
+def best_negatives(e: Evidence) -> Measured:
+    """Where no valley turns: the K whose ranking metrics seeds cannot tell from the best, at every budget."""
+    lows, highs, notes, count = [], [], [], 0
+    if not e.cells("negatives", FULL_RECALL, "num_negatives"):
+        raise NotMeasuredError("no sweep of negatives")
+    for metric in (FULL_RECALL, FULL_NDCG):
+        error, dof = e.seed_error(metric, stage=2)
+        for c, cells in e.cells("negatives", metric, "num_negatives").items():
+            best = max(cells, key=lambda k: cells[k])
+            alike = [k for k, value in cells.items() if value >= cells[best] - math.sqrt(2) * error]
+            # The end lies between the last K that is as good as the best and the next one.
+            beyond = [k for k in cells if k > max(alike)]
+            lows.append(min(alike))
+            highs.append(min(beyond, default=INFINITE))
+            notes.append(f"{metric.split('/')[1]} at {c:.1e}: {best:,.0f}")
+            count += len(cells)
+    note = f"no valley turns; best K that was run: {'; '.join(notes)}; seeds with {dof} dof"
+    return Measured(max(lows), min(lows), max(highs), count, note)
 
 
 def more_negatives_still_help(e: Evidence) -> Measured:

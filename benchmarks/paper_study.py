@@ -28,6 +28,7 @@ from habitus.record import Record
 from habitus.reporting import report
 from habitus.store import (
     ARCHIVE_SUFFIX,
+    SURFACE_AXIS,
     Laws,
     RegisteredPlan,
     headline_metrics,
@@ -85,16 +86,18 @@ def keep_written(path: Path, text: str) -> str:
 
 def forecasts(evidence: Evidence, plans: Iterable[RegisteredPlan]) -> list[dict[str, object]]:
     """What registered plans said of stage-1 runs that were made since, as shares of the gain since the largest budget
-    below."""
+    that they were fitted to."""
     rows: list[dict[str, object]] = []
     for plan in sorted(plans, key=lambda plan: plan.flops):
         C = plan.stage1_flops
+        # Runs of a larger budget came after it: they are no part of what it could know.
+        largest = 1.01 * plan.extrapolation.largest if plan.extrapolation else 0.9 * C
         for predicted in (p for p in plan.predictions if p.stage == 1):
             made = [r.metrics[predicted.metric].value for r in evidence.records
                     if predicted.metric in r.metrics and _same_but_seed(r, plan)]  # fmt: skip
             if not made:
                 continue
-            best = _best_by_budget(evidence, predicted.metric, C)
+            best = _best_by_budget(evidence, predicted.metric, largest)
             if len(best) < 2:
                 continue
             (before, far), (last, near) = sorted(best.items())[-2:]
@@ -120,8 +123,8 @@ def _same_but_seed(record: Record, plan: RegisteredPlan) -> bool:
 def _best_by_budget(evidence: Evidence, metric: str, below: float) -> dict[float, float]:
     best: dict[float, float] = {}
     lower = "loss" in metric
-    for run in evidence.runs("allocation"):
-        if run.budget < 0.9 * below and metric in run.metrics:
+    for run in (run for axis in ("allocation", SURFACE_AXIS) for run in evidence.runs(axis)):
+        if run.budget <= below and metric in run.metrics:
             value, other = run.metrics[metric], best.get(run.budget)
             best[run.budget] = value if other is None else (min if lower else max)(value, other)
     return best
@@ -150,7 +153,8 @@ def readme(
     lines += [_row(row, figures) for row in rows]
     if told:
         lines += ["", "## Forecasts, registered before the runs", "",
-                  "Misses are shares of the gain since the largest budget below; persistence is no gain at all.", "",
+                  "Misses are shares of the gain since the best run of the largest budget that the plan was fitted to; "
+                  "persistence is no gain at all, the log line goes on through the best runs of the last two.", "",
                   "| FLOPs | metric | registered [95%] | measured | inside | miss | persistence | log line | plan |",
                   "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
         for row in told:

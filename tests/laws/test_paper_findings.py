@@ -148,7 +148,7 @@ def test_forecasts_are_held_against_the_gain_beside_persistence_and_a_line(
     laws, records = fit(store, ["batch/loss"]), list(read_records(store))
     run = next(r for r in records if r.status == "done" and "batch/loss" in r.metrics)
     evidence = study.Evidence(laws, [run])
-    best = study._best_by_budget(evidence, "batch/loss", 1e19)
+    best = study._best_by_budget(evidence, "batch/loss", 9e18)
     (b1, far), (b2, near) = sorted(best.items())[-2:]
     measured = run.metrics["batch/loss"].value
     predicted = SimpleNamespace(
@@ -161,6 +161,7 @@ def test_forecasts_are_held_against_the_gain_beside_persistence_and_a_line(
         predictions=[predicted, later],
         stage1=run.recipe,
         registered_hash="ab" * 32,
+        extrapolation=None,
     )
     (row,) = study.forecasts(evidence, [plan])
     sign = 1 if near > measured else -1
@@ -169,3 +170,39 @@ def test_forecasts_are_held_against_the_gain_beside_persistence_and_a_line(
     assert row["misses"]["log line"] == pytest.approx((near + (near - far) - measured) / abs(near - measured))
     assert row["inside"] and row["runs"] == 1
     assert "ab" * 6 in study.readme([], [row], "x", 1)
+    # Runs of a budget that the plan was not fitted to came later: the gain is counted from those it knew.
+    plan.extrapolation = SimpleNamespace(largest=b1)
+    (row,) = study.forecasts(evidence, [plan])
+    assert row["misses"]["persistence"] == pytest.approx(1 if far > measured else -1)
+    assert row["misses"]["law"] == pytest.approx(0.5 * (near - measured) / abs(far - measured))
+
+
+def test_negatives_that_no_valley_tells_are_those_that_seeds_cannot_tell_apart(findings: Any) -> None:
+    evidence = importlib.import_module("paper_evidence")
+    recall = {0.0: 0.170, 1024.0: 0.172, 16384.0: 0.160, 131072.0: 0.150, 524288.0: 0.138}
+
+    def run(k: float) -> RunRow:
+        return RunRow(axis="negatives", budget=1e15, cell_id=f"K={k:g}", learning_rate=1e-2, seed=0, init="default",
+                      chosen=True, knobs={"num_negatives": k},
+                      metrics=dict.fromkeys((findings.FULL_RECALL, findings.FULL_NDCG), recall[k]))  # fmt: skip
+
+    def told(spread: float) -> Any:
+        e = evidence.Evidence(SimpleNamespace(runs=[run(k) for k in recall], entries=()), [])
+        e.records = []
+        for name in ("a", "b"):
+            for seed in (0, 1):
+                record = _seeded(name, seed, 0.0)
+                record.recipe.train.stage = 2
+                value = SimpleNamespace(value=0.1 + spread * seed)
+                record.metrics = {findings.FULL_RECALL: value, findings.FULL_NDCG: value}
+                e.records.append(record)
+        stage1 = _seeded("c", 0, 0.0)
+        stage1.recipe.train.stage = 1  # another stage's noise is not asked
+        return findings.negatives_band(SimpleNamespace(
+            optima=lambda *_: {}, cells=e.cells, seed_error=lambda m, stage: e.seed_error(m, stage)))  # fmt: skip
+
+    # Two pairs of seeds that differ by 0.0005: sd 0.00035, t with 2 dof 4.3, so 0.0022 between two runs.
+    sharp = told(0.0005)
+    assert (sharp.low, sharp.high, sharp.verdict(125e3, 870e3)) == (0.0, 16384.0, "refuted")
+    vague = told(0.01)
+    assert vague.high == math.inf and vague.verdict(125e3, 870e3) == "not decided"

@@ -8,6 +8,7 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.allocation import surface_optimum
+from habitus.laws.cell_scatter import cell_means, cell_scatter
 from habitus.laws.checks import num_distinct, pluralize, sign_of
 from habitus.laws.cost import realised_cost
 from habitus.laws.critical_batch import critical_batch
@@ -82,10 +83,13 @@ def fit_share(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
     """s* per budget by two-term valleys, and s*(C) over the interior ones. The floor of joint_dim 4 does not enter."""
     above = [run for run in runs if run.knobs.get("joint_dim", np.inf) > _FLOOR_JOINT_DIM]
     data = axis_data(above, AXES["share"].knob, metric)
-    optima = {}
-    for c in np.unique(data.budget):
-        at = data.budget == c
-        optima[float(c)] = judge_fit(two_term(data.x[at], data.y[at], direction_of(metric), error=error), error)
+    direction = direction_of(metric)
+    rows = {float(c): (data.x[data.budget == c], data.y[data.budget == c]) for c in np.unique(data.budget)}
+    optima = {c: judge_fit(two_term(x, y, direction, error=error), error) for c, (x, y) in rows.items()}
+    scatter = cell_scatter(optima, shared=False)
+    if scatter is not None:
+        means = {c: cell_means(x, y) for c, (x, y) in rows.items()}
+        optima = {c: scatter.noted(two_term(x, y, direction, error=scatter.error)) for c, (x, y) in means.items()}
     return AxisLaws(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from habitus.laws.cell_scatter import cell_means, cell_scatter
 from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, check_rows_differ, num_distinct, sign_of
 from habitus.laws.isoflop import FLAT_TOLERANCE, isoflop_optimum
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
@@ -53,7 +54,8 @@ def frontier(
 ) -> Frontier:
     """Every budget's optimum with the shared shape and by parabola, and N*(C) and L*(C) through them.
 
-    With the `error` from seed to seed, valleys that miss their points by more than that are refused.
+    With the `error` from seed to seed, valleys that miss their points by more than that are refused, unless what they
+    miss is small and goes with no place in the valley: then it is noise of cells (cell_scatter.py).
     """
     split = _by_budget(budget, size, metric)
     parabolas = {c: judge_fit(isoflop_optimum(xs, ys, direction), error) for c, (xs, ys) in split.items()}
@@ -86,23 +88,52 @@ def _by_budget(budget: Numbers, size: Numbers, metric: Numbers) -> Split:
 def _shared_shape(split: Split, direction: Direction, error: PureError | None, levels: Sequence[float]) -> SharedShape:
     valleys, shape = _shared_valleys(split, direction, levels)
     optima = {c: judge_fit(law, error) for c, law in valleys.items()}
+    scatter = cell_scatter(optima, shared=True)
+    if scatter is not None:
+        split = {c: cell_means(*rows) for c, rows in split.items()}
+        valleys, shape = _shared_valleys(split, direction, levels)
+        optima = {c: scatter.noted(law) for c, law in valleys.items()}
     interior = [c for c, law in optima.items() if law.status == "ok"]
-    left_out = [c for c in optima if c not in interior]
-    return SharedShape(optima, _through(interior, optima, left_out, shape), _height(interior, optima, shape, direction))
+    of_sizes = _common_of_sizes({c: split[c] for c in interior}, optima) if scatter else 0.0
+    size = _through(interior, optima, shape, of_sizes)
+    return SharedShape(optima, size, _height(interior, optima, shape, direction))
 
 
-def _through(interior: list[float], optima: dict[float, Law], left_out: list[float], shape: "_Shape | None") -> Law:
+def _common_of_sizes(split: Split, optima: dict[float, Law]) -> np.ndarray:
+    """Covariance of the log optima that comes from sizes with an effect of their own at every budget: a jackknife that
+    leaves out one size at a time, at the fitted exponents."""
+    moved = []
+    for left_out in np.unique(np.concatenate([xs for xs, _ in split.values()])) if split else ():
+        places = []
+        for c, (xs, ys) in split.items():
+            law, kept = optima[c], xs != left_out
+            alpha, beta, best = law.details["alpha"], law.details["beta"], law["x_opt"]
+            u = np.log(xs[kept] / best)
+            terms = np.stack([np.ones_like(u), np.exp(alpha * u), np.exp(-beta * u)], axis=1)
+            linear, *_ = np.linalg.lstsq(terms, sign_of(law.details["direction"]) * ys[kept], rcond=None)
+            places.append(float(log_optimum(np.array([[alpha, beta]]), linear[None])[0]) if kept.sum() > 3 else 0.0)
+        moved.append(places)
+    rows = np.array([places for places in moved if np.isfinite(places).all()])
+    if len(rows) < 2:
+        return np.zeros((len(split), len(split)))
+    return np.asarray((len(rows) - 1) * np.cov(rows, rowvar=False, bias=True).reshape(len(split), len(split)))
+
+
+def _through(
+    interior: list[float], optima: dict[float, Law], shape: "_Shape | None", of_sizes: np.ndarray | float
+) -> Law:
     """The power law through the interior optima; budgets left out are named.
 
     With a shared shape each optimum counts by its own error: valleys flatten as compute grows, so the
     largest budget, which an extrapolation leans on most, is known least.
     """
     sizes = [optima[c]["x_opt"] for c in interior]
+    left_out = [c for c in optima if c not in interior]
     if shape is None or not interior:
         law = power_law(interior, sizes)
     else:
         weights = [optima[c].details["log_x_opt_se"] ** -2.0 for c in interior]
-        law = power_law(interior, sizes, weights, common=shape.common(interior))
+        law = power_law(interior, sizes, weights, common=shape.common(interior) + of_sizes)
     if left_out:
         named = ", ".join(f"{c:.3g} ({optima[c].status.replace('_', ' ')})" for c in left_out)
         law = law.with_warnings(f"budgets without an interior optimum are left out: {named}")

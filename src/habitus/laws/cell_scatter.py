@@ -1,0 +1,106 @@
+"""Cells that scatter about their valleys by more than seeds differ: noise of cells, or the wrong form?
+
+Models of one size differ in more than their size: in how many heads they have, in which share comes out at a coarse
+joint_dim, in how well a rule's rate suits them. A few seeds agree so well that any such difference is a lack of fit.
+Where it goes with the place in the valley, the form is wrong and its optimum is refused. Where it does not, and is
+small beside what the valley spans, it is noise like that of seeds, of cells instead of runs: the curve is fitted to
+the means of cells, and intervals count their scatter.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from habitus.laws.pure_error import PureError
+from habitus.laws.residual_structure import residual_structure
+from habitus.store import Law
+
+_WRONG = 0.05  # p value of residuals that go with the place in the valley
+_MOST = 0.12  # of what a valley spans: up to there planted optima and exponents are held (decision 0143)
+_LEAST_DOF = 8  # of the scatter: fewer cells do not show whether it has a structure
+
+
+class CellScatter(NamedTuple):
+    """The scatter of the means of cells about the curves of several budgets."""
+
+    error: PureError
+    p_value: float
+
+    def noted(self, law: Law) -> Law:
+        """The law of cells' means, with what was counted as noise."""
+        details = {**law.details, "cell_scatter": self.error.relative_variance**0.5, "structure_p_value": self.p_value}
+        why = (
+            f"cells scatter about the curves by {self.error.relative_variance**0.5:.2g} of the metric, more than seeds "
+            f"do and at random (p = {self.p_value:.2g}): counted as noise of cells"
+        )
+        return law.model_copy(update={"details": details, "warnings": (*law.warnings, why)})
+
+
+def cell_scatter(laws: Mapping[float, Law], *, shared: bool) -> CellScatter | None:
+    """The scatter of cells about the valleys of some budgets; None where it is no noise of cells.
+
+    `shared`: the budgets have their exponents in common.
+    """
+    valleys = [_Valley.of(law) for law in laws.values() if law.status in ("ok", "misfit") and "x_opt" in law.values]
+    if not valleys or not any(law.status == "misfit" for law in laws.values()):
+        return None
+    missed = np.concatenate([v.missed for v in valleys])
+    design = _tangents(valleys, shared)
+    dof = len(missed) - design.shape[1]
+    if dof < _LEAST_DOF:
+        return None
+    variance = float(missed @ missed) / dof
+    if variance**0.5 > _MOST * float(np.median([v.span for v in valleys])):
+        return None
+    left = np.eye(len(missed)) - design @ np.linalg.pinv(design)
+    places = np.concatenate([v.place for v in valleys])
+    p_value = residual_structure(missed, left, places[:, None], np.arange(len(missed))).p_value
+    if p_value < _WRONG:
+        return None
+    return CellScatter(PureError(variance, dof, len(missed)), p_value)
+
+
+def cell_means(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cells of one budget, and the mean of each over its seeds."""
+    places = np.unique(x)
+    return places, np.array([y[x == place].mean() for place in places])
+
+
+class _Valley(NamedTuple):
+    """The cells of one budget: misses as shares of the metric's level, places in the valley, and tangents of its curve
+    by floor, a, b, α and β."""
+
+    missed: np.ndarray
+    place: np.ndarray
+    span: float
+    tangents: np.ndarray
+
+    @classmethod
+    def of(cls, law: Law) -> "_Valley":
+        found = {**law.details, **law.values}
+        sign = 1.0 if law.details["direction"] == "min" else -1.0
+        x, y = cell_means(np.asarray(law.points["x"]), np.asarray(law.points["y"]))
+        u = np.log(x / found["x_opt"])
+        # Relative to the optimum, where powers of x are numbers of ordinary size.
+        rise = sign * found["a"] * x ** found["alpha"]
+        fall = sign * found["b"] * x ** -found["beta"]
+        level = float(np.abs(y).mean())
+        tangents = np.stack([np.ones_like(u), rise, fall, rise * u, fall * u], axis=1)
+        curve = found["floor"] + rise + fall
+        return cls((y - curve) / level, u, float(np.ptp(y)) / level, tangents)
+
+
+def _tangents(valleys: list[_Valley], shared: bool) -> np.ndarray:
+    """The columns that the fit had, [cells, values]: exponents once where budgets share them."""
+    rows = []
+    for number, valley in enumerate(valleys):
+        own, exponents = valley.tangents[:, :3], valley.tangents[:, 3:]
+        blocks = [np.zeros((len(own), 3)) for _ in valleys]
+        blocks[number] = own
+        if not shared:
+            others = [np.zeros((len(own), 2)) for _ in valleys]
+            others[number] = exponents
+            blocks += others
+        rows.append(np.hstack([*blocks, exponents] if shared else blocks))
+    return np.vstack(rows)
