@@ -26,7 +26,7 @@ from habitus.laws.allocation import surface_optimum
 from habitus.laws.critical_batch import critical_batch
 from habitus.laws.frontier import frontier
 from habitus.laws.power_law import power_law, predict_power_law
-from habitus.laws.pure_error import judge_fit, pure_error
+from habitus.laws.pure_error import PureError, judge_fit, pure_error
 from habitus.laws.recipe_cost import slot_cost
 from habitus.laws.recipe_optimum import recipe_exponents, recipe_optimum
 from habitus.laws.recipe_surface import columns_of, predict_recipe, recipe_surface
@@ -89,6 +89,37 @@ def simulate_replicated(rng: np.random.Generator, kink: float, noise: float) -> 
     if "x_opt" not in law.values:
         return {"s*": (np.nan, 0.0, np.inf, shape[0], False)}
     return {"s*": (law["x_opt"], *law.interval("x_opt"), shape[0], law.ok)}
+
+
+def simulate_offset_sizes(rng: np.random.Generator, scatter: float, bend: float, common: bool) -> dict[str, Answer]:
+    """Five iso-FLOP lines of seven of twelve sizes, three of them with two seeds that differ by 0.025%. Sizes are off
+    by a `scatter` of their own (a share of 0.06 nats), the same at every budget where it is `common`; beyond twice the
+    optimum the valley may `bend` upwards, by that share of its height per e-fold."""
+    sizes, exponent, noise = np.array([1.1, 2, 3.1, 4.3, 5.9, 9.6, 14, 20, 31, 47, 74, 110]) * 1e5, 0.54, 2.5e-4
+    effects, rows, best = rng.standard_normal(len(sizes)), [], {}
+    for budget, depth in zip((1e14, 2.3e14, 5.5e14, 1.3e15, 3e15), (0.18, 0.135, 0.05, 0.06, 0.055), strict=True):
+        best[budget] = 3.4e5 * (budget / 1e14) ** exponent
+        first = int(np.clip(np.argmin(np.abs(np.log(sizes / best[budget]))) - 3, 0, len(sizes) - 7))
+        chosen = sizes[first : first + 7]
+        u = np.log(chosen / best[budget])
+        rise = np.exp(0.96 * u) / 0.96 + np.exp(-1.235 * u) / 1.235
+        y = 8.5 + depth * (rise - 1 / 0.96 - 1 / 1.235) / (rise.max() - 1 / 0.96 - 1 / 1.235)
+        y = y + bend * depth * np.clip(u - 0.7, 0, None)
+        own = effects[first : first + 7] if common else rng.standard_normal(7)
+        for k, (n, loss) in enumerate(zip(chosen, y + 0.06 * scatter * own, strict=True)):
+            rows += [(budget, n, loss * (1 + noise * rng.standard_normal())) for _ in range(2 if k in (1, 3, 5) else 1)]
+    error = PureError(noise**2 * float(rng.chisquare(30)) / 30, 30, 15)
+    found = frontier(*np.array(rows).T, "min", error)
+    answers: dict[str, Answer] = {}
+    for budget, law in found.optima.items():
+        missing = (np.nan, 0.0, np.inf, best[budget], False)
+        has = "x_opt" in law.values
+        told = (law["x_opt"], *law.interval("x_opt"), best[budget], law.ok) if has else missing
+        answers[f"N* at {budget:.1e}"] = told
+    law = found.size
+    ends = law.interval("exponent") if law.values else (0.0, np.inf)
+    answers["N* exponent"] = (law["exponent"] if law.values else np.nan, *ends, exponent, law.ok)
+    return answers
 
 
 def simulate_allocation(
@@ -202,6 +233,13 @@ def scenarios() -> Iterator[tuple[str, Callable[[np.random.Generator], dict[str,
         yield f"seeds, valley of the {label}, noise 0.3%", lambda rng, k=kink: simulate_replicated(rng, k, 0.003)
     for label, truth in TRUTHS.items():
         yield f"recipe, {label}, noise 0.004", lambda rng, t=truth: simulate_recipe(rng, t, 0.004)
+    for common in (True, False):
+        for scatter, bend in ((0.0, 0.0), (0.05, 0.0), (0.08, 0.0), (0.12, 0.0), (0.0, 0.6), (0.05, 0.3)):
+            label = "the same at all budgets" if common else "at each budget"
+            yield (
+                f"sizes of their own {label}, {scatter:.0%}, bend {bend:g}",
+                lambda rng, s=scatter, b=bend, c=common: simulate_offset_sizes(rng, s, b, c),
+            )
 
 
 def run(replicates: int, state: Path | None, only: str = "") -> dict[str, dict[str, list[Answer]]]:
