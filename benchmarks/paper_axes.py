@@ -22,6 +22,7 @@ from pathlib import Path
 from paper_plan import SurfaceData, surface_records
 
 from habitus.data import Dataset
+from habitus.errors import ConfigError
 from habitus.laws.recipe_surface import recipe_rate
 from habitus.store import Law, open_store, pack_store, read_records
 from habitus.sweeps import DatasetFacts, RecipeRunner, design_axis, load_preset, sweep
@@ -111,6 +112,9 @@ class Axes:
         runs = self.design("allocation", [budget]).cells
         losses = {p.hash: r.metrics[LOSS].value for p in runs for r in [self.runner.store.record(p.hash)]
                   if r is not None and r.status == "done"}  # fmt: skip
+        if not losses:
+            raise ConfigError(f"no size at {budget:.2g} FLOPs is trained", expected="runs that stage 2 can continue",
+                              next_step=f"run allocation:{budget:.2g} first")  # fmt: skip
         return min((p for p in runs if p.hash in losses), key=lambda p: losses[p.hash])
 
 

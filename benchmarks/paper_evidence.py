@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import t
 
 from habitus.laws import MeasuredRun
+from habitus.laws.cell_scatter import cell_means
 from habitus.laws.recipe_optimum import recipe_slice
 from habitus.laws.surface_axis import SurfaceRuns
 from habitus.record import Record
@@ -18,7 +19,7 @@ from habitus.store import SURFACE_AXIS, Correlation, Law, Laws, RunRow
 LOSS = "batch/loss"
 INFINITE = math.inf
 COMPARED_AXES = ("share", "allocation", SURFACE_AXIS)  # of architectures at tuned rates, or of cells over all knobs
-LEAST_CELLS = 5  # of a budget of a surface: the runs of a forecast are no sweep
+LEAST_CELLS = 5  # of a budget that counts as swept
 LEAST_RELIABLE = 0.5  # a correlation that noise hides by more is refused, not corrected
 Z = 1.96
 
@@ -65,12 +66,9 @@ class Evidence:
     def recipe_optima(self, metric: str) -> dict[float, Law]:
         """The best recipe of each budget whose size and share lie inside what was tried, and which leaves some of the
         pass: the paper's log does not end."""
-        cells: dict[float, set[str]] = {}
-        for run in self.runs(SURFACE_AXIS):
-            cells.setdefault(run.budget, set()).add(run.cell_id)
         found = {
             c: law for c, law in self.optima("recipe_optimum", metric).items()
-            if law["slots"] < 0.98 * self.surface_runs.most_slots and len(cells.get(c, ())) >= LEAST_CELLS
+            if law["slots"] < 0.98 * self.surface_runs.most_slots and self.is_swept(c)
         }  # fmt: skip
         if not found:
             raise NotMeasuredError(f"no optimum of {metric} over all knobs of a recipe")
@@ -114,6 +112,12 @@ class Evidence:
                 found.setdefault(run.budget, {}).setdefault(run.knobs[knob], []).append(run.metrics[metric])
         return {c: {x: mean(values) for x, values in sorted(by_x.items())} for c, by_x in sorted(found.items())}
 
+    def is_swept(self, budget: float) -> bool:
+        """Whether enough architectures were compared at a budget: the runs of a forecast are no sweep."""
+        cells = {run.cell_id for axis in COMPARED_AXES for run in self.runs(axis)
+                 if abs(math.log(run.budget / budget)) < 0.01}  # fmt: skip
+        return len(cells) >= LEAST_CELLS
+
     def num_seeds(self, axis: str, metric: str, knob: str, budget: float, x: float) -> int:
         """Of the cell of a budget whose knob is x."""
         return sum(metric in r.metrics and r.knobs.get(knob) == x for r in self.runs(axis) if r.budget == budget)
@@ -154,7 +158,8 @@ class Evidence:
             return 1.0
         noise = sum(float(np.var(values) * len(values)) for values in cells.values()) / dof
         by_budget = [[mean(v) for (b, _), v in cells.items() if b == c] for c in {budget for budget, _ in cells}]
-        spread = mean(float(np.var(means, ddof=1)) for means in by_budget if len(means) > 1)
+        by_budget = [m for m in by_budget if len(m) >= LEAST_CELLS] or [m for m in by_budget if len(m) > 1]
+        spread = mean(float(np.var(means, ddof=1)) for means in by_budget)
         return max(0.05, 1 - noise / spread)
 
     def correlation(self, name: str, first: str, second: str) -> dict[str, Correlation]:
@@ -163,6 +168,10 @@ class Evidence:
                   for table in named.tables]  # fmt: skip
         pairs = {table.label: p for table in tables for p in table.pairs if {p.first, p.second} == {first, second}}
         return {label: pair for label, pair in pairs.items() if pair.rho is not None}
+
+    def is_of_sweep(self, label: str) -> bool:
+        """Whether a table of correlations is of one budget at which architectures were compared."""
+        return label[:1].isdigit() and self.is_swept(float(label))
 
     def regimes(self, axis: str, metric: str) -> dict[float, Correlation]:
         """ρ of a metric between its two regimes, by budget."""
@@ -195,6 +204,29 @@ def spanning(optima: Iterable[tuple[float, Law]], name: str, what: str) -> Measu
     note = "; ".join(f"{c:.0e}: {value:.3g}" for c, value, *_ in rows)
     value = math.exp(mean(math.log(row[1]) for row in rows))
     return Measured(value, min(row[2] for row in rows), max(row[3] for row in rows), sum(row[4] for row in rows), note)
+
+
+def share_curve(law: Law, first: float, second: float) -> tuple[float, float, int]:
+    """How much higher the fitted curve of a share sweep lies at the first share than at the second, its standard error
+    and degrees of freedom: by all cells of the budget, whose scatter about the curve is the error."""
+    x, y = cell_means(np.asarray(law.points["x"]), np.asarray(law.points["y"]))
+    level = float(np.abs(y).mean())
+    floor, a, b, alpha, beta = (float(law[name]) for name in ("floor", "a", "b", "alpha", "beta"))
+
+    def tangents(at: np.ndarray) -> np.ndarray:
+        rise, fall, u = a * at**alpha, b * at**-beta, np.log(at)
+        return np.stack([np.ones_like(u), rise, fall, rise * u, fall * u], axis=1)
+
+    def curve(at: float) -> float:
+        return floor + a * at**alpha + b * at**-beta
+
+    missed, dof = y - np.array([curve(v) for v in x]), max(1, len(x) - 5)
+    scatter = law.details.get("cell_scatter")
+    sigma = level * scatter if scatter else math.sqrt(float(missed @ missed) / dof)
+    between = np.subtract(*tangents(np.array([first, second])))
+    inverse = np.linalg.pinv(tangents(x).T @ tangents(x))
+    dof = int(law.details.get("cell_scatter_dof", dof))
+    return curve(first) - curve(second), sigma * math.sqrt(float(between @ inverse @ between)), dof
 
 
 def mean_ratio(pairs: Sequence[tuple[Measured, Measured]], what: str, *, same_runs: bool = False) -> Measured:

@@ -24,6 +24,7 @@ from paper_evidence import (
     of_correlation,
     of_law,
     of_refits,
+    share_curve,
     spanning,
     without_noise,
 )
@@ -83,7 +84,15 @@ def flat_band(e: Evidence) -> Measured:
         rows = e.slices(top, (0.02, 0.03, 0.045, 0.06))
         found = of_refits(np.ptp(rows, axis=1), len(e.surface_runs.runs), f"2% to 6% at {top:.0e}, {BY_RECIPE}")
         return replace(found, figure="surface-slices")
-    error, dof = e.seed_error(LOSS)
+    curves = e.optima("share_optimum", LOSS)
+    if curves:
+        top = max(curves)
+        shares = [float(s) for s in np.geomspace(0.02, 0.06, 9)]
+        heights = [share_curve(curves[top], s, 0.02)[0] for s in shares]
+        span, se, dof = share_curve(curves[top], shares[int(np.argmax(heights))], shares[int(np.argmin(heights))])
+        half = float(t.ppf(0.975, dof)) * se
+        return Measured(span, span - half, span + half, curves[top].residuals.n, f"at {top:.1e}, by the fitted curve")
+    error, dof = e.seed_error(LOSS, stage=1)
     for c, cells in reversed(e.cells("share", LOSS, "embedder_share").items()):
         inside = {share: loss for share, loss in cells.items() if 0.015 <= share <= 0.07}
         if len(inside) >= 2:
@@ -105,7 +114,13 @@ def large_embedder_costs_less(e: Evidence) -> Measured:
         return replace(
             of_refits(first - last, len(e.surface_runs.runs), f"{note}, {BY_RECIPE}"), figure="surface-slices"
         )
-    error, _ = e.seed_error(LOSS)
+    curves = {c: share_curve(law, 0.27, 0.06) for c, law in e.optima("share_optimum", LOSS).items()}
+    if len(curves) > 1:
+        (first, a, dof), (last, b, _) = curves[min(curves)], curves[max(curves)]
+        half, value = float(t.ppf(0.975, dof)) * math.hypot(a, b), first - last
+        note = "; ".join(f"{c:.1e}: {cost:+.3f}" for c, (cost, *_) in curves.items()) + ", by fitted curves"
+        return Measured(value, value - half, value + half, len(curves), note)
+    error, _ = e.seed_error(LOSS, stage=1)
     costs = {}
     for c, cells in e.cells("share", LOSS, "embedder_share").items():
         try:
@@ -120,7 +135,7 @@ def large_embedder_costs_less(e: Evidence) -> Measured:
 
 
 def depth_is_second_order(e: Evidence) -> Measured:
-    error, _ = e.seed_error(LOSS)
+    error, _ = e.seed_error(LOSS, stage=1)
     depth, share = e.cells("depth", LOSS, "depth"), e.cells("share", LOSS, "embedder_share")
     shared = [c for c in depth if c in share and len(depth[c]) >= 3 and len(share[c]) >= 3]
     if not shared:
@@ -235,7 +250,8 @@ def paired_exponents(e: Evidence, metric: str) -> Measured:
     for key in keys:
         groups = sorted({key(r) for r in runs})
         moved = np.array([difference(_is_in(key, group)) for group in groups])
-        moved = moved[np.isfinite(moved)]
+        if not np.isfinite([value, *moved]).all():
+            raise NotMeasuredError(f"N*(C) of {metric} or of {LOSS} is not identified without one size or budget")
         variance += float((len(moved) - 1) * moved.var())
     half = float(t.ppf(0.975, len({r.budget for r in runs}) - 2)) * math.sqrt(variance)
     return Measured(value, value - half, value + half, len(runs), "paired jackknife over sizes and budgets")
@@ -275,22 +291,23 @@ def negatives_band(e: Evidence) -> Measured:
 
 def best_negatives(e: Evidence) -> Measured:
     """Where no valley turns: the K whose ranking metrics seeds cannot tell from the best, at every budget."""
-    lows, highs, notes, count = [], [], [], 0
+    bests, lows, highs, notes, count = [], [], [], [], 0
     if not e.cells("negatives", FULL_RECALL, "num_negatives"):
         raise NotMeasuredError("no sweep of negatives")
     for metric in (FULL_RECALL, FULL_NDCG):
         error, dof = e.seed_error(metric, stage=2)
         for c, cells in e.cells("negatives", metric, "num_negatives").items():
             best = max(cells, key=lambda k: cells[k])
-            alike = [k for k, value in cells.items() if value >= cells[best] - math.sqrt(2) * error]
-            # The end lies between the last K that is as good as the best and the next one.
-            beyond = [k for k in cells if k > max(alike)]
-            lows.append(min(alike))
-            highs.append(min(beyond, default=INFINITE))
+            seeds = {k: e.num_seeds("negatives", metric, "num_negatives", c, k) for k in cells}
+            alike = [k for k in cells if cells[k] >= cells[best] - error * math.sqrt(1 / seeds[k] + 1 / seeds[best])]
+            # The ends lie between the outermost K that are as good as the best and the next ones.
+            bests.append(best)
+            lows.append(max((k for k in cells if k < min(alike)), default=0.0))
+            highs.append(min((k for k in cells if k > max(alike)), default=INFINITE))
             notes.append(f"{metric.split('/')[1]} at {c:.1e}: {best:,.0f}")
             count += len(cells)
     note = f"no valley turns; best K that was run: {'; '.join(notes)}; seeds with {dof} dof"
-    return Measured(max(lows), min(lows), max(highs), count, note)
+    return Measured(mean(bests), min(lows), max(highs), count, note)
 
 
 def more_negatives_still_help(e: Evidence) -> Measured:
@@ -310,7 +327,7 @@ def more_negatives_still_help(e: Evidence) -> Measured:
 
 def stage1_locked(e: Evidence) -> Measured:
     pairs = e.correlation("stage1", LOSS, RECALL)
-    found = mean_correlation([pair for label, pair in pairs.items() if label[:1].isdigit()], "stage 1")
+    found = mean_correlation([pair for label, pair in pairs.items() if e.is_of_sweep(label)], "stage 1")
     found = without_noise(found, [e.reliability(metric) for metric in (LOSS, RECALL)])
     return of_architectures(e, found)
 
@@ -339,7 +356,7 @@ def regime_agreement(metric: str) -> Callable[[Evidence], Measured]:
 def history_slices(e: Evidence) -> Measured:
     tables = [t for named in e.laws.correlations if named.name == f"slices:{RECALL}" and named.runs.startswith("best")
               for t in named.tables]  # fmt: skip
-    pairs = [pair for t in tables for pair in [t.worst()] if pair is not None]
+    pairs = [pair for table in tables if e.is_of_sweep(table.label) for pair in [table.worst()] if pair is not None]
     names = [f"{RECALL}/{name}" if name != "all" else RECALL for pair in pairs for name in (pair.first, pair.second)]
     noise = [mean(map(e.reliability, names))] * 2 if names else [1.0]
     return of_architectures(e, without_noise(mean_correlation(pairs, "slices by history"), noise))
@@ -354,7 +371,7 @@ def of_architectures(e: Evidence, found: Measured) -> Measured:
 
 
 def mup_is_no_better(e: Evidence) -> Measured:
-    error, _ = e.seed_error(LOSS)
+    error, _ = e.seed_error(LOSS, stage=1)
     best: dict[tuple[float, str], float] = {}
     for run in (run for run in e.laws.runs if run.axis == "init" and LOSS in run.metrics):
         key = run.budget, run.init

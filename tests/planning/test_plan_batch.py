@@ -86,6 +86,13 @@ def test_one_optimum_goes_on_as_the_ladder(tmp_path: Path) -> None:
     assert B.value == 32 and "carried on as C^0.30" in B.how  # 16 at 1e12, a tenth of the compute
 
 
+def test_a_metric_that_only_wants_more_is_said_where_the_loss_decides(tmp_path: Path) -> None:
+    more = [{**row, "catalogue/recall@10": 0.1 + 1e-3 * k} for k, row in enumerate(batch_rows((1e12,)))]
+    B = plan(1.25e13, "catalogue/recall@10", PlanOptions(laws=fitted(tmp_path, more))).quantities["batch_sequences"]
+    assert B.value == 32 and "of catalogue/loss" in B.how
+    assert "catalogue/recall@10 by itself wants 256 or more at 1e+12, an end of what was tried" in B.how
+
+
 def test_laws_of_runs_with_another_batch_forecast_nothing(laws_path: Path) -> None:
     """The sizes' runs have 16 windows: L*(C) holds for them alone."""
     same = plan(1.25e13, "batch/loss", PlanOptions(laws=laws_path))
@@ -95,7 +102,7 @@ def test_laws_of_runs_with_another_batch_forecast_nothing(laws_path: Path) -> No
     assert any("of runs with another batch than the plan's 32" in warning for warning in other.warnings)
 
 
-def test_the_fastest_of_batches_as_good_for_the_metric_counts_from_the_best_one() -> None:
+def test_the_fastest_of_batches_as_good_for_the_metric_is_carried_on_whatever_the_plan_had() -> None:
     recall = {8.0: 0.190, 16.0: 0.200, 32.0: 0.1995, 64.0: 0.195}
 
     def run(axis: str, batch: float, value: float) -> RunRow:
@@ -108,6 +115,9 @@ def test_the_fastest_of_batches_as_good_for_the_metric_counts_from_the_best_one(
     runs = (run("allocation", 8, 0.19), *(run("batch_size", b, v) for b, v in recall.items()))
     laws = Laws(source="", seed=0, metrics=("catalogue/recall@10",), runs=runs)
     speeds = [StepSpeed(1, batch * 1e6, 1e9 * batch) for batch in recall]
-    best = Quantity(value=64, source="this study", how="B*")
-    chosen = choose_fastest(best, laws, speeds, "catalogue/recall@10")
-    assert chosen.value == 128 and "of 16, 32, all within 0.5% of the best catalogue/recall@10" in chosen.how
+    # 16 and 32 are as good, 32 is twice as fast: 64 at ten times the compute, also where the plan had the runs' own 8.
+    for value in (64, 8):
+        had = Quantity(value=value, source="this study", how="B*")
+        chosen = choose_fastest(had, laws, speeds, "catalogue/recall@10", 1e13)
+        assert chosen.value == 64 and "of 16, 32, all within 0.5% of the best catalogue/recall@10" in chosen.how
+        assert choose_fastest(had, laws, speeds, "catalogue/recall@10", 1e12).value == 32

@@ -2,15 +2,16 @@
 
 Models of one size differ in more than their size: in how many heads they have, in which share comes out at a coarse
 joint_dim, in how well a rule's rate suits them. A few seeds agree so well that any such difference is a lack of fit.
-Where it goes with the place in the valley, the form is wrong and its optimum is refused. Where it does not, and is
-small beside what the valley spans, it is noise like that of seeds, of cells instead of runs: the curve is fitted to
-the means of cells, and intervals count their scatter.
+Where it goes with the place in the valley, or with one budget, the form is wrong and its optimum is refused. Where it
+does not, and is small beside what the valley spans, it is noise like that of seeds, of cells instead of runs: the
+curve is fitted to the means of cells, and intervals count their scatter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from habitus.laws.pure_error import PureError
 from habitus.laws.residual_structure import residual_structure
@@ -29,10 +30,12 @@ class CellScatter(NamedTuple):
 
     def noted(self, law: Law) -> Law:
         """The law of cells' means, with what was counted as noise."""
-        details = {**law.details, "cell_scatter": self.error.relative_variance**0.5, "structure_p_value": self.p_value}
+        scatter = self.error.relative_variance**0.5
+        own = {"cell_scatter": scatter, "cell_scatter_dof": self.error.dof, "structure_p_value": self.p_value}
+        details = {**law.details, **own}
         why = (
-            f"cells scatter about the curves by {self.error.relative_variance**0.5:.2g} of the metric, more than seeds "
-            f"do and at random (p = {self.p_value:.2g}): counted as noise of cells"
+            f"cells scatter about the curves by {scatter:.2g} of the metric, more than seeds do and at random "
+            f"(p = {self.p_value:.2g}): counted as noise of cells"
         )
         return law.model_copy(update={"details": details, "warnings": (*law.warnings, why)})
 
@@ -55,10 +58,28 @@ def cell_scatter(laws: Mapping[float, Law], *, shared: bool) -> CellScatter | No
         return None
     left = np.eye(len(missed)) - design @ np.linalg.pinv(design)
     places = np.concatenate([v.place for v in valleys])
+    if any(_stands_out(missed, first, last, dof) for first, last in _spans(valleys)):
+        return None
     p_value = residual_structure(missed, left, places[:, None], np.arange(len(missed))).p_value
     if p_value < _WRONG:
         return None
     return CellScatter(PureError(variance, dof, len(missed)), p_value)
+
+
+def _spans(valleys: Sequence["_Valley"]) -> Iterator[tuple[int, int]]:
+    """Where the cells of each budget begin and end."""
+    ends = np.cumsum([len(v.missed) for v in valleys])
+    yield from zip([0, *map(int, ends[:-1])], map(int, ends), strict=True)
+
+
+def _stands_out(missed: np.ndarray, first: int, last: int, dof: int) -> bool:
+    """Whether the cells of one budget miss their curve by more than those of the others, as where it alone bends."""
+    own = missed[first:last]
+    own_dof = dof * len(own) / len(missed)
+    rest, rest_dof = float(missed @ missed - own @ own), dof - own_dof
+    if rest_dof < 1 or rest <= 0:
+        return False
+    return float(stats.f.sf(float(own @ own) / own_dof / (rest / rest_dof), own_dof, rest_dof)) < _WRONG / 5
 
 
 def cell_means(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

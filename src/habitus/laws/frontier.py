@@ -111,9 +111,13 @@ def _common_of_sizes(split: Split, optima: dict[float, Law]) -> np.ndarray:
             u = np.log(xs[kept] / best)
             terms = np.stack([np.ones_like(u), np.exp(alpha * u), np.exp(-beta * u)], axis=1)
             linear, *_ = np.linalg.lstsq(terms, sign_of(law.details["direction"]) * ys[kept], rcond=None)
-            places.append(float(log_optimum(np.array([[alpha, beta]]), linear[None])[0]) if kept.sum() > 3 else 0.0)
+            places.append(float(log_optimum(np.array([[alpha, beta]]), linear[None])[0]) if kept.sum() >= 3 else 0.0)
         moved.append(places)
-    rows = np.array([places for places in moved if np.isfinite(places).all()])
+    rows = np.array(moved)
+    # A valley that needs a size to turn at all has moved to the end of what was tried, or farther.
+    ends = [np.log([xs.min() / optima[c]["x_opt"], xs.max() / optima[c]["x_opt"]]) for c, (xs, _) in split.items()]
+    for k, (low, high) in enumerate(ends):
+        rows[:, k] = np.clip(np.nan_to_num(rows[:, k], nan=high, posinf=high, neginf=low), low, high)
     if len(rows) < 2:
         return np.zeros((len(split), len(split)))
     return np.asarray((len(rows) - 1) * np.cov(rows, rowvar=False, bias=True).reshape(len(split), len(split)))

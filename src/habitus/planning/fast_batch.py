@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import mean, median
 
+from habitus.planning.knobs import LADDER_EXPONENT
 from habitus.sizing import StepSpeed
 from habitus.store import Laws, Quantity, RunRow, direction_of
 
@@ -12,11 +13,13 @@ _SAME = 1e-3  # of the FLOPs of a step
 AS_GOOD = 0.005  # of the metric: batches within it of the best are as good
 
 
-def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed], metric: str = LOSS) -> Quantity:
-    """B times what the fastest batch is of the one that B stands for; as it is, and said, where none can be compared.
+def choose_fastest(
+    B: Quantity, laws: Laws, speeds: Sequence[StepSpeed], metric: str = LOSS, compute: float | None = None
+) -> Quantity:
+    """The fastest batch of those as good as the best one; B as it is, and said, where none can be compared.
 
-    Where batch sizes were compared at equal compute, B is the best of them for the metric; else that of the sizes'
-    runs, and the batch axis says what others lose of the loss.
+    Where batch sizes were compared at equal compute, it is the fastest of them for the metric, carried on to `compute`
+    as the ladder goes. Else B is that of the sizes' runs, and the batch axis says what faster ones lose of the loss.
     """
     compared = any(run.axis == "batch_size" and run.chosen and metric in run.metrics for run in laws.runs)
     axis, metric = ("batch_size", metric) if compared else ("batch", LOSS)
@@ -27,7 +30,7 @@ def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed], metric:
     best = max if direction_of(metric) == "max" else min
     own = _own_batch(laws, next(iter(runs.values()))[0].budget) if runs else None
     if runs and compared:
-        own = best(values, key=lambda b: values[b])
+        own = best(values, key=lambda b: values[b])  # only to say how much faster another one is
     if len(runs) < 3 or own not in runs:
         return B.model_copy(update={"how": f"{B.how}; no batch axis with speeds around it to choose a faster one by"})
     top = best(values.values())
@@ -36,8 +39,13 @@ def choose_fastest(B: Quantity, laws: Laws, speeds: Sequence[StepSpeed], metric:
     gain = (rates[fastest] or 0.0) / (rates[own] or 1.0)
     where = f"of {', '.join(f'{b:g}' for b in as_good)}, all within {AS_GOOD:.1%} of the best {metric} at "
     where += f"{runs[own][0].budget:.3g} FLOPs, {fastest:g} trains fastest ({gain:.2f} times the speed of {own:g})"
-    value = max(1.0, 2.0 ** round(math.log2(B.value * fastest / own)))
-    return B.model_copy(update={"value": value, "low": None, "high": None, "how": f"{B.how}; {where}"})
+    wanted, how = B.value * fastest / own, B.how
+    if compared:
+        budget = runs[own][0].budget
+        wanted = fastest * ((compute or budget) / budget) ** LADDER_EXPONENT
+        how = "the fastest batch as good as the best one, carried on as the ladder goes"
+    value = max(1.0, 2.0 ** round(math.log2(wanted)))
+    return B.model_copy(update={"value": value, "low": None, "high": None, "how": f"{how}; {where}"})
 
 
 def _runs_by_batch(laws: Laws, axis: str, metric: str) -> dict[float, list[RunRow]]:

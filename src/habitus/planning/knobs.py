@@ -218,12 +218,13 @@ def _best_batch(C: float, metric: str, laws: SourcedLaws) -> Quantity | None:
 
     Where the law's interval says nothing, the optimum of the largest budget goes on as the ladder does.
     """
-    regime = metric.partition("/")[0]
+    regime, beyond = metric.partition("/")[0], ""
     for name in dict.fromkeys([metric, f"{regime}/loss", *stage1_metrics(metric)]):
+        beyond = beyond or _only_improves(name, laws)
         for entry in laws.first_ok("batch_size_law", [name], "coefficient"):
             value, low, high = predict_power_law(entry.law, C)
             if entry.law.points and high <= _USEFUL * low:
-                how = f"{_describe_law('B* law at equal compute', entry)}; the nearest power of two"
+                how = f"{_describe_law('B* law at equal compute', entry)}; the nearest power of two{beyond}"
                 return _power_of_two(_quantity(value, low, high, laws.source, how, entry.law))
         optima = laws.first_ok("batch_size_optimum", [name], "x_opt")
         if optima:
@@ -234,10 +235,20 @@ def _best_batch(C: float, metric: str, laws: SourcedLaws) -> Quantity | None:
             B = float(entry.law["x_opt"])
             how = (
                 f"B* {B:.0f} of {name} at {entry.budget:.3g} and equal compute, carried on as C^{LADDER_EXPONENT:.2f}, "
-                "as the ladder; the nearest power of two"
+                f"as the ladder; the nearest power of two{beyond}"
             )
             return _power_of_two(_quantity(scale * B, scale * low, scale * high, laws.source, how, entry.law))
     return None
+
+
+def _only_improves(metric: str, laws: SourcedLaws) -> str:
+    """What is to be said of a metric that was best at an end of the batch sizes, where another one decides."""
+    entries = laws.entries("batch_size_optimum", [metric])
+    if not entries or entries[-1].law.status not in ("monotone", "boundary") or not entries[-1].law.points:
+        return ""
+    best, sizes = entries[-1].law.details["best_on_grid"], entries[-1].law.points["x"]
+    side = "or more" if best > math.sqrt(min(sizes) * max(sizes)) else "or less"
+    return f"; {metric} by itself wants {best:g} {side} at {entries[-1].budget:.3g}, an end of what was tried"
 
 
 def _power_of_two(B: Quantity) -> Quantity:

@@ -176,7 +176,7 @@ def plan_cells(
     optima = optimal_knobs(C, C2, metric, sources)
     N, s, B = (optima[name] for name in ("params", "embedder_share", "batch_sequences"))
     if fastest_batch:
-        B = choose_fastest(B, sources[0].file, facts.speeds, metric)
+        B = choose_fastest(B, sources[0].file, facts.speeds, metric, C)
     if fixed.batch_scale != 1:
         how = f"{B.how}; in windows of {fixed.dataset.seq_len}"
         B = B.model_copy(update={"value": fixed.in_windows(B.value), "low": None, "high": None, "how": how})
