@@ -6,7 +6,7 @@ from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Point
 from habitus.reporting.format import power_of_ten, reason, sentence, significant
 from habitus.reporting.runs import best_row, better, make_views, run_points, run_sheet
 from habitus.reporting.study import Study
-from habitus.store import LOG_AXIS, SURFACE_AXIS, Prediction, RunRow, direction_of
+from habitus.store import LOG_AXIS, SURFACE_AXIS, TRAIN, Prediction, RunRow, direction_of
 
 _AXES = ("allocation", "share", "depth", SURFACE_AXIS, LOG_AXIS)  # of stage 1, the first that was run
 
@@ -89,6 +89,12 @@ def _describe(study: Study, metric: str, by_budget: dict[float, list[RunRow]]) -
     parts = [
         f"the best of these runs has {metric} {significant(best.metrics[metric])}, at {power_of_ten(best.budget)} FLOPs"
     ]
+    # Sizes were compared at one batch: another one may have reached more.
+    others = [] if metric.startswith(f"{TRAIN}/") else study.best_rate_runs("batch_size", needs=[metric])
+    top = best_row([best, *others], metric)
+    if top is not best:
+        windows, value = f"{top.knobs['batch_sequences']:g}", significant(top.metrics[metric])
+        parts.append(f"with {windows} windows per step it reached {value} at {power_of_ten(top.budget)}")
     planned = _planned(study, metric)
     law = study.law("loss_law", metric)
     if planned:

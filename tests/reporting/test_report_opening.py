@@ -1,0 +1,24 @@
+"""The sentence beside the first picture."""
+
+from types import SimpleNamespace
+
+from habitus.reporting.opening import _describe
+from habitus.store import RunRow
+
+
+def run(axis: str, budget: float, batch: float, recall: float) -> RunRow:
+    return RunRow(axis=axis, budget=budget, cell_id=f"{axis}{batch}", learning_rate=1e-3, seed=0, init="default",
+                  chosen=True, knobs={"batch_sequences": batch},
+                  metrics={"catalogue/recall@10": recall, "train/loss": -recall})  # fmt: skip
+
+
+def test_a_batch_that_reached_more_than_all_sizes_is_said() -> None:
+    sizes = {1e11: [run("allocation", 1e11, 8, 0.17)], 3e11: [run("allocation", 3e11, 8, 0.186)]}
+    batches = [run("batch_size", 6e11, 8, 0.18), run("batch_size", 6e11, 32, 0.1952)]
+    study = SimpleNamespace(best_rate_runs=lambda axis, needs: batches, law=lambda *_: None, plan=None)
+    said = "The best of these runs has {} {}, at 3\u00b710\u00b9\u00b9 FLOPs"
+    told = _describe(study, "catalogue/recall@10", sizes)  # type: ignore[arg-type]
+    best = said.format("catalogue/recall@10", "0.1860")
+    assert told == best + ". With 32 windows per step it reached 0.1952 at 6\u00b710\u00b9\u00b9."
+    # Batches of other sizes have other candidates: their training losses are not compared.
+    assert "windows" not in _describe(study, "train/loss", sizes)  # type: ignore[arg-type]
