@@ -93,8 +93,8 @@ def _describe(study: Study, metric: str, by_budget: dict[float, list[RunRow]]) -
     others = [] if metric.startswith(f"{TRAIN}/") else study.best_rate_runs("batch_size", needs=[metric])
     top = best_row([best, *others], metric)
     if top is not best:
-        windows, value = f"{top.knobs['batch_sequences']:g}", significant(top.metrics[metric])
-        parts.append(f"with {windows} windows per step it reached {value} at {power_of_ten(top.budget)}")
+        windows, reached = f"{top.knobs['batch_sequences']:g}", significant(top.metrics[metric])
+        parts.append(f"with {windows} windows per step it reached {reached} at {power_of_ten(top.budget)}")
     planned = _planned(study, metric)
     law = study.law("loss_law", metric)
     if planned:
