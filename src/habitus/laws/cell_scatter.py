@@ -18,6 +18,7 @@ from habitus.laws.residual_structure import residual_structure
 from habitus.store import Law
 
 _WRONG = 0.05  # p value of residuals that go with the place in the valley
+_ALONE = 0.01  # p value of a budget that misses by more than the others: several are asked
 _MOST = 0.12  # of what a valley spans: up to there planted optima and exponents are held (decision 0143)
 _LEAST_DOF = 8  # of the scatter: fewer cells do not show whether it has a structure
 
@@ -79,7 +80,7 @@ def _stands_out(missed: np.ndarray, first: int, last: int, dof: int) -> bool:
     rest, rest_dof = float(missed @ missed - own @ own), dof - own_dof
     if rest_dof < 1 or rest <= 0:
         return False
-    return float(stats.f.sf(float(own @ own) / own_dof / (rest / rest_dof), own_dof, rest_dof)) < _WRONG / 5
+    return float(stats.f.sf(float(own @ own) / own_dof / (rest / rest_dof), own_dof, rest_dof)) < _ALONE
 
 
 def cell_means(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
