@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from habitus.serving.names import ItemNames, words_of
+from habitus.serving.catalogue import ItemNames, words_of
 
 WORDS = ("milk", "fluid milk gal", "9999", "zzz")
 REPEATS = 5

@@ -9,7 +9,8 @@ import torch
 
 from habitus.errors import ModelError
 from habitus.serving import RecommendRequest, Retriever
-from habitus.serving.scan import HIDDEN, exact_search
+from habitus.serving.candidates import HIDDEN
+from habitus.serving.index import exact_search
 from habitus.softmax.cpu_scan import FEW_QUERIES
 
 Log = dict[int, list[dict[str, Any]]]

@@ -1,20 +1,21 @@
-"""The items that are served: the trained catalogue on disk, and the candidates in memory.
+"""The trained catalogue on disk: what its items are called, and from an id or from words to their rows.
 
-    V  rows of the trained catalogue      n  rows of items added at run time, after them
+    V  rows of the catalogue
 
 RUN/serve/catalogue holds the raw ids, names and category codes, copied once from the dataset that the run was trained
-on; the vectors are those of RUN/catalogue. With both, a run can be served without its dataset. The candidates are this
-catalogue plus the items added since, minus those withdrawn.
+on; the vectors are those of RUN/catalogue. With both, a run can be served without its dataset.
 """
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from pydantic import Field
@@ -27,9 +28,7 @@ from habitus.evaluation import cache_folder, check_dataset, find_cache
 from habitus.files import sha256_of, staged_folder
 from habitus.model import CACHE_MANIFEST, Bundle, CacheManifest, EmbeddingCache, batch_tensors, build_cache
 from habitus.progress import Note, Progress
-from habitus.serving.ids import IdFormat, IdLookup, Key
-from habitus.serving.names import ItemNames, matches, plain_texts
-from habitus.serving.scan import HIDDEN
+from habitus.serving.values import IdFormat, Key
 from habitus.store import SplitName
 from habitus.typed import Sealed
 
@@ -38,20 +37,108 @@ _MANIFEST, _IDS, _QUERIES = "manifest.json", "ids.parquet", "queries.safetensors
 # Catalogues that were written before these existed, or of a schema that displays nothing, are without them.
 _DISPLAY, _COUNTS = "display.parquet", "counts.npy"
 _SAMPLE_QUERIES, _SAMPLE_WINDOWS = 2_048, 64
-# On a CPU the catalogue is held as float32 up to this size; above it, it is read as stored and converted on the way.
-_RESIDENT_BYTES = 8 << 30
+_SEARCHED_ROWS = 1 << 16  # at a time: popular items are found without reading the rest
 
 
-class CatalogueManifest(Sealed):
-    """manifest.json of RUN/serve/catalogue."""
+class IdLookup:
+    """From keys to catalogue rows: sorted 64-bit hashes and their rows, 16 bytes per item whatever the ids are."""
 
-    format_version: int = _FORMAT_VERSION
-    bundle_checksum: str
-    dataset_checksum: str
-    num_items: int
-    categories: dict[str, str] = Field(description="File of the codes by field.")
-    numbers: dict[str, str] = Field(default_factory=dict, description="File of the values by field, times in days.")
-    files: dict[str, str] = Field(description="SHA-256 by name.")
+    def __init__(self, id_format: IdFormat, ids: pa.Table) -> None:
+        self.id_format = id_format
+        self.ids = ids
+        hashes = np.fromiter(map(hash, _iterate_keys(id_format, ids)), np.int64, ids.num_rows)
+        self._order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._order]
+
+    def rows_of(self, keys: Sequence[Key]) -> list[int]:
+        """The catalogue row of each key, -1 where there is none."""
+        hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
+        low = np.searchsorted(self._hashes, hashes, "left")
+        counts = np.searchsorted(self._hashes, hashes, "right") - low
+        places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        matches = self._order[places]  # rows of equal hash: nearly always one or none per key
+        match_keys = self.id_format.keys(self.ids.take(pa.array(matches)))
+        numbers = np.repeat(np.arange(len(keys)), counts).tolist()
+        rows = [-1] * len(keys)
+        for number, row, key in zip(numbers, matches.tolist(), match_keys, strict=True):
+            if key == keys[number]:
+                rows[number] = row
+        return rows
+
+
+def _iterate_keys(id_format: IdFormat, ids: pa.Table) -> Iterator[Key]:
+    for start in range(0, ids.num_rows, 1 << 18):  # as Python objects, ids take ten times their size
+        yield from id_format.keys(ids.slice(start, 1 << 18))
+
+
+class ItemNames:
+    """What people see of the trained items, and search over it and the ids by the beginnings of words.
+
+    Search reads plain texts: in lower case, without accents, words between single spaces. What begins a word of such a
+    text stands after a space, so that looking for words is looking for substrings. Popular items come first; without
+    displayed columns only ids can be searched.
+    """
+
+    def __init__(self, ids: pa.Table, display: pa.Table | None, counts: np.ndarray | None) -> None:
+        self.ids = ids
+        self.display = display
+        self.counts = counts  # int64 [V]: training events of each item
+
+    def at(self, rows: Iterable[int]) -> list[dict[str, str]]:
+        """The displayed values of catalogue rows; missing ones are absent."""
+        rows = list(rows)
+        if self.display is None:
+            return [{} for _ in rows]
+        records = self.display.take(pa.array(rows, pa.int64())).to_pylist()
+        return [{name: text for name, text in record.items() if text is not None} for record in records]
+
+    @cached_property
+    def popular_rows(self) -> np.ndarray:
+        """All rows, the most frequent in training first; in catalogue order where that is not known."""
+        if self.counts is None:
+            return np.arange(self.ids.num_rows)
+        return np.argsort(-self.counts, kind="stable")
+
+    def search(self, words: Sequence[str], limit: int, hidden: set[int]) -> list[int]:
+        """The most popular rows whose names or ids hold a word that begins with each of the given ones."""
+        rows: list[int] = []
+        for at in range(0, self.ids.num_rows, _SEARCHED_ROWS):
+            chosen = self.popular_rows[at : at + _SEARCHED_ROWS]
+            if words:
+                chosen = chosen[matches(self._plain_texts.slice(at, _SEARCHED_ROWS), words)]
+            rows += [row for row in chosen.tolist() if row not in hidden][: limit - len(rows)]
+            if len(rows) == limit:
+                break
+        return rows
+
+    @cached_property
+    def _plain_texts(self) -> pa.ChunkedArray:
+        """What search reads, in the order of `popular_rows`."""
+        columns = list(self.ids.columns)
+        if self.display is not None:
+            columns += [column for column in self.display.columns if not _is_address(column)]
+        filled = [pc.fill_null(column.cast(pa.string()), "") for column in columns]
+        texts = pc.binary_join_element_wise(*filled, " ").take(pa.array(self.popular_rows))
+        return plain_texts(texts)
+
+
+def words_of(text: str) -> list[str]:
+    """The words to search for."""
+    return list(dict.fromkeys(plain_texts(pa.array([text]))[0].as_py().split()))
+
+
+def plain_texts(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Texts as search reads them, each with a space before every word."""
+    bare = pc.replace_substring_regex(pc.utf8_normalize(texts, form="NFKD"), r"\p{M}+", "")
+    return pc.binary_join_element_wise("", pc.replace_substring_regex(pc.utf8_lower(bare), r"[^\p{L}\p{N}]+", " "), " ")
+
+
+def matches(plain: pa.Array | pa.ChunkedArray, words: Sequence[str]) -> np.ndarray:
+    """Which of the plain texts hold a word that begins with each of the given ones, bool."""
+    found = np.ones(len(plain), bool)
+    for word in words:
+        found &= pc.match_substring(plain, f" {word}").to_numpy(zero_copy_only=False)
+    return found
 
 
 @dataclass(frozen=True)
@@ -77,6 +164,18 @@ class TrainedCatalogue:
         """The raw ids of catalogue rows; a mapping each where an item is an item×field pair."""
         ids = self.ids.take(pa.array(list(rows), pa.int64()))
         return ids.to_pylist() if self.id_format.is_pair else ids.column(0).to_pylist()
+
+
+class CatalogueManifest(Sealed):
+    """manifest.json of RUN/serve/catalogue."""
+
+    format_version: int = _FORMAT_VERSION
+    bundle_checksum: str
+    dataset_checksum: str
+    num_items: int
+    categories: dict[str, str] = Field(description="File of the codes by field.")
+    numbers: dict[str, str] = Field(default_factory=dict, description="File of the values by field, times in days.")
+    files: dict[str, str] = Field(description="SHA-256 by name.")
 
 
 def open_catalogue(bundle: Bundle, data: Path | None, note: Note, progress: Progress | None = None) -> TrainedCatalogue:
@@ -224,162 +323,7 @@ def _load_catalogue(folder: Path, bundle: Bundle, cache: EmbeddingCache) -> Trai
     return TrainedCatalogue(ids, codes, numbers, cache, id_format, IdLookup(id_format, ids), queries, names, context)
 
 
-class CandidateItems:
-    """Rows 0 to V-1 are the trained catalogue, the next n the items added at run time. Not safe for several threads."""
-
-    def __init__(self, catalogue: TrainedCatalogue, device: torch.device) -> None:
-        self.catalogue = catalogue
-        self.device = device
-        cache = catalogue.cache
-        # Scores accumulate in float32 either way; on CUDA the fast kernels take half-precision operands.
-        self.dtype = cache.dtype if device.type == "cuda" else torch.float32
-        self.trained_vectors = _load_resident(cache.pieces(0, catalogue.num_items), self.dtype, device)
-        self.num_trained = catalogue.num_items
-        self.num_active = self.num_trained - len(catalogue.context_rows)
-        self.added_vectors = torch.empty(0, cache.manifest.joint_dim, dtype=self.dtype, device=device)
-        self.num_added = 0
-        self.added_keys: list[Key] = []  # by row
-        self.added_origins: list[int] = []  # by row: the trained row that it replaces, -1 of a new item
-        self.added_categories: list[Mapping[str, Any]] = []  # by row, as texts
-        self.added_display: list[dict[str, str]] = []  # by row
-        self.added_rows: dict[Key, int] = {}  # of withdrawn items too
-        self.hidden: set[int] = set(catalogue.context_rows)  # and rows that are withdrawn or replaced
-        self._bias: Tensor | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_trained + self.num_added
-
-    def rows_of(self, keys: Sequence[Key]) -> list[int]:
-        """The row of each item's newest vector, withdrawn or not; -1 where the item is unknown."""
-        rows = self.catalogue.lookup.rows_of(keys)
-        if self.added_rows:
-            rows = [self.added_rows.get(key, row) for key, row in zip(keys, rows, strict=True)]
-        return rows
-
-    def newest_rows(self) -> dict[int, int]:
-        """Catalogue row -> row of its newest vector, for trained items that were changed."""
-        keys = list(self.added_rows)
-        trained = self.catalogue.lookup.rows_of(keys) if keys else []
-        return {row: self.added_rows[key] for key, row in zip(keys, trained, strict=True) if row >= 0}
-
-    def vectors(self, rows: np.ndarray) -> Tensor:
-        """The vectors of rows, in the type that scores are computed in."""
-        flat = torch.from_numpy(np.ascontiguousarray(rows)).to(self.device)
-        result = torch.empty(len(rows), self.added_vectors.shape[1], dtype=self.dtype, device=self.device)
-        first = 0
-        for piece in (*self.trained_vectors, self.added_vectors[: self.num_added]):
-            here = ((flat >= first) & (flat < first + len(piece))).nonzero().flatten()
-            if len(here):
-                places = (flat[here] - first).to(piece.device)
-                result[here] = piece[places].to(self.device, self.dtype)
-            first += len(piece)
-        return result
-
-    def pieces(self) -> list[Tensor]:
-        """All rows, as the parts of one table."""
-        added = [self.added_vectors[: self.num_added]] if self.num_added else []
-        return [*self.trained_vectors, *added]
-
-    def bias(self) -> Tensor | None:
-        """What to add to scores so that hidden rows are not returned; None if there are none."""
-        if not self.hidden:
-            return None
-        if self._bias is None or len(self._bias) != self.num_rows:
-            self._bias = torch.zeros(self.num_rows, device=self.device)
-            self._bias[torch.tensor(sorted(self.hidden), device=self.device)] = HIDDEN
-        return self._bias
-
-    def put(self, key: Key, categories: Mapping[str, Any], display: dict[str, str], vector: Tensor) -> None:
-        """Add an item, or give it another vector."""
-        row = self.added_rows.get(key, -1)
-        if row < 0:
-            trained = self.catalogue.lookup.rows_of([key])[0]
-            row = self._append(key, trained)
-            if trained >= 0:
-                self._hide(trained)
-            self.num_active += 1
-        elif row in self.hidden:
-            self.hidden.discard(row)
-            self.num_active += 1
-            self._bias = None
-        place = row - self.num_trained
-        # Rounded as the catalogue's vectors are, so that an item's score does not depend on where it stands.
-        self.added_vectors[place] = vector.to(self.catalogue.cache.dtype).to(self.device, self.dtype)
-        self.added_categories[place] = categories
-        self.added_display[place] = display
-
-    def withdraw(self, key: Key) -> bool:
-        """Stop recommending an item; False where it was not being recommended."""
-        row = self.rows_of([key])[0]
-        if row < 0 or row in self.hidden:
-            return False
-        self._hide(row)
-        return True
-
-    def is_active(self, key: Key) -> bool:
-        """Whether an item may be recommended now."""
-        row = self.rows_of([key])[0]
-        return row >= 0 and row not in self.hidden
-
-    def ids_at(self, rows: Iterable[int]) -> list[Any]:
-        """The raw ids of rows."""
-        rows = list(rows)
-        trained = [row for row in rows if row < self.num_trained]
-        ids = dict(zip(trained, self.catalogue.ids_at(trained), strict=True)) if trained else {}
-        to_id = self.catalogue.id_format.to_id
-        return [ids[row] if row < self.num_trained else to_id(self.added_keys[row - self.num_trained]) for row in rows]
-
-    def display_at(self, rows: Iterable[int]) -> list[dict[str, str]]:
-        """What people see of rows beside their ids."""
-        rows = list(rows)
-        trained = [row for row in rows if row < self.num_trained]
-        display = dict(zip(trained, self.catalogue.names.at(trained), strict=True))
-        return [display[row] if row in display else self.added_display[row - self.num_trained] for row in rows]
-
-    def find(self, words: Sequence[str], limit: int) -> list[int]:
-        """Rows that may be recommended and whose names or ids hold the given words; without words popular ones."""
-        trained = self.catalogue.names.search(words, limit, self.hidden)
-        if not self.num_added:
-            return trained
-        texts = [" ".join(map(str, (key, *self.added_display[n].values()))) for n, key in enumerate(self.added_keys)]
-        places = np.flatnonzero(matches(plain_texts(pa.array(texts)), words))[::-1] + self.num_trained
-        added = [row for row in places.tolist() if row not in self.hidden]
-        return (added + trained if words else trained + added)[:limit]
-
-    def _append(self, key: Key, origin: int) -> int:
-        if self.num_added == len(self.added_vectors):
-            grown = self.added_vectors.new_empty(max(64, 2 * len(self.added_vectors)), self.added_vectors.shape[1])
-            grown[: self.num_added] = self.added_vectors[: self.num_added]
-            self.added_vectors = grown
-        row = self.num_trained + self.num_added
-        self.num_added += 1
-        self.added_keys.append(key)
-        self.added_origins.append(origin)
-        self.added_categories.append({})
-        self.added_display.append({})
-        self.added_rows[key] = row
-        return row
-
-    def _hide(self, row: int) -> None:
-        if row not in self.hidden:
-            self.hidden.add(row)
-            self.num_active -= 1
-            self._bias = None
-
-
-def _load_resident(pieces: list[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """The catalogue as one table on the device if it fits, else the mapped files as they are."""
-    needed = sum(piece.numel() for piece in pieces) * dtype.itemsize
-    if device.type == "cuda":
-        fits = needed < torch.cuda.mem_get_info(device)[0] * 0.8
-    else:
-        fits = needed <= _RESIDENT_BYTES
-    if not fits:
-        return pieces
-    table = torch.empty(sum(map(len, pieces)), pieces[0].shape[1], dtype=dtype, device=device)
-    at = 0
-    for piece in pieces:
-        table[at : at + len(piece)] = piece
-        at += len(piece)
-    return [table]
+def _is_address(column: pa.ChunkedArray) -> bool:
+    """Whether a displayed column holds URLs, whose words nobody searches for."""
+    first = column.drop_null()
+    return len(first) > 0 and first[0].as_py().startswith(("http://", "https://"))

@@ -27,9 +27,10 @@ from habitus.data import (
 )
 from habitus.events import GAP, HOUR, WEEKDAY, user_field
 from habitus.model import EMBED_ROWS, Bundle, embed_features
-from habitus.serving.ids import IdFormat, Key
 from habitus.serving.schemas import Event, Fields, Limits, RequestError
 from habitus.serving.values import (
+    IdFormat,
+    Key,
     check_names,
     read_category,
     read_days,

@@ -1,6 +1,9 @@
 """Indexes over the candidates: exact search, or faiss with a recall that is measured when the index is built.
 
-    M  queries      V  items of the catalogue      d  width of a vector      k  items wanted per query
+    M  queries      V  candidates      d  width of a vector      k  items wanted per query
+
+Exact search scores every candidate, keeps the best and the log-sum-exp of all of them; among equal scores lower rows
+come first, as in evaluation.
 
 faiss searches lists around centres (IVF), compressed ones (IVF-PQ) or a graph (HNSW). It only proposes rows: their
 scores are computed again from the vectors themselves, so that an item has the score that exact search gives it. What
@@ -13,8 +16,9 @@ items added at run time, and from a fixed random sample over all others. The err
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,8 +30,8 @@ from habitus.files import sha256_of, staged_folder
 from habitus.model import Bundle
 from habitus.progress import Note, Progress
 from habitus.randomness import Stream, permute_index, shuffle_keys
-from habitus.serving.catalogue import CandidateItems
-from habitus.serving.scan import ScanResult, exact_search
+from habitus.serving.candidates import HIDDEN, CandidateItems
+from habitus.softmax import CandidateScan, CandidateTable, topk
 from habitus.typed import Typed
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ EFFORTS = {
     "ivfpq": _NUM_PROBES,
     "hnsw": (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
 }
-_ADD_ROWS = 1 << 16
+_ADD_ROWS, _SCANNED_ROWS = 1 << 16, 1 << 18  # at a time
 
 
 class IndexInfo(Typed):
@@ -63,6 +67,14 @@ class IndexInfo(Typed):
     recall_at_10: float = Field(description="Against exact search, measured when the index was built; 1 for exact.")
     log_sum_error: float = Field(0.0, description="Median error of a log-probability, in nats; 0 for exact.")
     log_sum_error_95: float = Field(0.0, description="95% of the queries are off by less.")
+
+
+class ScanResult(NamedTuple):
+    """Per query: the best scores and their rows, best first, -1 beyond the last; log-sum-exp over the candidates."""
+
+    scores: Tensor  # float32 [M, k]
+    rows: Tensor  # int64 [M, k]
+    lse: Tensor  # float64 [M]
 
 
 class SearchIndex(Protocol):
@@ -83,6 +95,25 @@ class ExactIndex:
 
     def search(self, queries: Tensor, k: int, candidates: CandidateItems) -> ScanResult:
         return exact_search(queries, candidates.pieces(), k, candidates.bias())
+
+
+@torch.no_grad()
+def exact_search(queries: Tensor, pieces: Sequence[Tensor], k: int, bias: Tensor | None = None) -> ScanResult:
+    """The k best candidates of queries [M, d]; `pieces` are one table of any stored type, on any device.
+
+    `bias` [V] on the queries' device is added to the scores; HIDDEN hides a candidate.
+    """
+    scan = CandidateScan.for_search(queries, k)
+    first = 0
+    for piece in pieces:
+        part = None if bias is None else bias[first : first + len(piece)]
+        # Checking all rows at every request would cost about as much as scoring them.
+        scan.scan_table(CandidateTable(piece), bias=part, first_id=first, block_rows=_SCANNED_ROWS, check=False)
+        first += len(piece)
+    keys = scan.topk_keys()
+    scores, rows = topk.decode_scores(keys), topk.decode_ids(keys)
+    gone = (keys == topk.EMPTY) | (scores < HIDDEN / 2)
+    return ScanResult(scores.masked_fill(gone, -torch.inf), rows.masked_fill(gone, -1), scan.lse())
 
 
 def open_index(

@@ -22,8 +22,8 @@ from typing import Any
 
 from habitus.errors import RunError
 from habitus.files import sync_folder
-from habitus.serving.ids import Key
 from habitus.serving.schemas import OtherWriterError, StorageError
+from habitus.serving.values import Key
 
 JOURNAL, LOCK = "journal.jsonl", "lock"
 FORMAT = {"format": "habitus items", "version": 1}

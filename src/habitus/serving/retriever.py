@@ -17,12 +17,11 @@ from habitus.errors import ConfigError
 from habitus.evaluation import resolve_device
 from habitus.model import Bundle, batch_tensors, load_bundle
 from habitus.progress import Note, Progress
-from habitus.serving.catalogue import CandidateItems, open_catalogue
+from habitus.serving.candidates import CandidateItems
+from habitus.serving.catalogue import open_catalogue, words_of
 from habitus.serving.encoding import EncodedHistory, HistoryEncoder, ItemEncoder, pack_histories
-from habitus.serving.ids import Key
 from habitus.serving.index import IndexInfo, IndexKind, SearchIndex, open_index
 from habitus.serving.item_store import ItemStore, JournalEntry
-from habitus.serving.names import words_of
 from habitus.serving.schemas import (
     BY_POPULARITY,
     EmbedRequest,
@@ -51,6 +50,7 @@ from habitus.serving.schemas import (
 )
 from habitus.serving.scoring import score_requests
 from habitus.serving.search import EncodedRequest, Filter, PastItems, RankedRows, Searcher, collect_past_items
+from habitus.serving.values import Key
 
 LIBRARY_LIMITS = Limits(max_history=10_000)  # of a retriever in Python; a server's are set on its command line
 

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from habitus.data import Encoders
 from habitus.model import MASKED_COPY_SCORE
-from habitus.serving.catalogue import CandidateItems
+from habitus.serving.candidates import CandidateItems, Popularity
 from habitus.serving.encoding import EncodedHistory
-from habitus.serving.index import SearchIndex
-from habitus.serving.popularity import Popularity
-from habitus.serving.scan import exact_search
+from habitus.serving.index import SearchIndex, exact_search
 from habitus.serving.schemas import Limits, RecommendRequest, RequestError
 from habitus.serving.values import check_names, in_range, read_category, read_range
 

@@ -1,8 +1,13 @@
-"""Single values of requests: each is read as `habitus.data` reads a column, or refused with the name of its place."""
+"""Raw ids and single values of requests: each is read as the log has it, or refused with the name of its place.
 
+Values are read as `habitus.data` reads a column.
+"""
+
+import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -17,15 +22,96 @@ from habitus.data import (
     YEAR_2200_US,
     to_categories,
 )
-from habitus.events import TimeUnit
-from habitus.serving.ids import is_unicode
+from habitus.events import Schema, TimeUnit
 from habitus.serving.schemas import RequestError, invalid_value
 from habitus.typed import suggest_name
 
+Key = Any  # of an item: int | str, or a tuple of it and the pair's texts
 _NUMBER = re.compile(NUMBER_PATTERN)
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class IdFormat:
+    """How items are named: by an integer or a text, and by further columns if item×field pairs are predicted."""
+
+    item_column: str  # of the log
+    table_column: str  # of the item table, and of answers
+    pair_columns: tuple[str, ...]
+    is_integer: bool
+
+    @staticmethod
+    def from_schema(schema: Schema, ids: pa.Table) -> "IdFormat":
+        is_integer = pa.types.is_integer(ids.schema.field(schema.items.item).type)
+        return IdFormat(schema.events.item_column, schema.items.item, schema.events.pair_columns, is_integer)
+
+    @property
+    def is_pair(self) -> bool:
+        return bool(self.pair_columns)
+
+    def keys(self, ids: pa.Table) -> Sequence[Key]:
+        """The keys of a table of ids, in its order."""
+        columns = [ids.column(name).to_pylist() for name in (self.table_column, *self.pair_columns)]
+        return list(zip(*columns, strict=True)) if self.is_pair else columns[0]
+
+    def event_key(self, event: Mapping[str, Any], what: str) -> Key:
+        """The key of an event's item."""
+        return self._key([event.get(name) for name in (self.item_column, *self.pair_columns)], what)
+
+    def key(self, item_id: Any, what: str = "item id") -> Key:
+        """The key of an id as a client gives it: a plain value, or for pairs a mapping or a list in order.
+
+        For a pair it may also be a text that holds such a mapping or list as JSON, as in the path of a URL.
+        """
+        if not self.is_pair:
+            return self._key([item_id], what)
+        names = (self.table_column, *self.pair_columns)
+        expected = f"a mapping with {', '.join(names)}, or a list of their values"
+        if isinstance(item_id, str):
+            try:
+                item_id = json.loads(item_id)
+            except (ValueError, RecursionError):
+                raise invalid_value(what, item_id, expected) from None
+        if isinstance(item_id, Mapping):
+            if set(item_id) != set(names):
+                raise invalid_value(what, sorted(map(str, item_id)), expected)
+            return self._key([item_id[name] for name in names], what)
+        if isinstance(item_id, list | tuple) and len(item_id) == len(names):
+            return self._key(list(item_id), what)
+        raise invalid_value(what, item_id, expected)
+
+    def to_id(self, key: Key) -> Any:
+        """The id of a key, as responses give it."""
+        return dict(zip((self.table_column, *self.pair_columns), key, strict=True)) if self.is_pair else key
+
+    def _key(self, values: list[Any], what: str) -> Key:
+        first, *rest = values
+        item = self._integer(first, what) if self.is_integer else self._text(first, what)
+        if not rest:
+            return item
+        pair = zip(rest, self.pair_columns, strict=True)
+        return (item, *(self._text(value, f"{what}, {name}") for value, name in pair))
+
+    def _integer(self, value: Any, what: str) -> int:
+        if isinstance(value, str) and len(value) < 25:
+            body = value.strip().removeprefix("-")
+            value = int(value) if body.isascii() and body.isdigit() else value
+        if isinstance(value, float) and value == value and abs(value) < 2**53 and value == int(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+            raise invalid_value(what, value, "an id: an integer, as in the log")
+        return value
+
+    def _text(self, value: Any, what: str) -> str:
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int) and abs(value) < 2**64:
+            return str(value)
+        if not isinstance(value, str) or not 0 < len(value) <= 1_000 or not _is_unicode(value):
+            raise invalid_value(what, value, "an id: a text of 1 to 1,000 characters, as in the log")
+        return value
 
 
 def check_names(what: str, names: Iterable[Any], allowed: Iterable[str]) -> None:
@@ -95,6 +181,11 @@ def read_time(what: str, value: Any, unit: TimeUnit) -> int:
     return time_us
 
 
+def read_days(what: str, value: Any) -> float:
+    """A field of kind 'time' in days since 1970, NaN if it is missing."""
+    return math.nan if value is None else float(_read_datetime_us(what, value)) / MICROSECONDS_PER_DAY
+
+
 def read_value(what: str, kind: str, value: Any) -> float:
     """A number, or a time in days, as the catalogue holds it: float32, NaN if it is missing."""
     return float(np.float32((read_number if kind == "number" else read_days)(what, value)))
@@ -109,38 +200,9 @@ def read_range(what: str, kind: str, ends: tuple[Any, Any]) -> tuple[float, floa
     return low, high
 
 
-def to_moment(time_us: int) -> datetime:
-    """The moment of a time in microseconds since 1970."""
-    return _EPOCH + time_us * _MICROSECOND
-
-
 def in_range(value: float | None, low: float, high: float) -> bool:
     """Whether a number lies in a range; a missing one lies in none."""
     return value is not None and low <= value <= high
-
-
-def read_days(what: str, value: Any) -> float:
-    """A field of kind 'time' in days since 1970, NaN if it is missing."""
-    return math.nan if value is None else float(_read_datetime_us(what, value)) / MICROSECONDS_PER_DAY
-
-
-def _read_datetime_us(what: str, value: Any) -> int:
-    """A moment in microseconds since 1970; times without a zone are UTC."""
-    moment = value
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00") from None
-    elif isinstance(value, date) and not isinstance(value, datetime):
-        moment = datetime(value.year, value.month, value.day)
-    if not isinstance(moment, datetime):
-        raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00")
-    try:
-        moment = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
-    except OverflowError:
-        raise invalid_value(what, value, "a time from 1900 to 2199") from None
-    return (moment - _EPOCH) // _MICROSECOND
 
 
 def read_text(what: str, value: Any, longest: int) -> str:
@@ -167,10 +229,45 @@ def read_vector(what: str, value: Any, size: int) -> list[float]:
     return entries
 
 
+def to_moment(time_us: int) -> datetime:
+    """The moment of a time in microseconds since 1970."""
+    return _EPOCH + time_us * _MICROSECOND
+
+
+def _read_datetime_us(what: str, value: Any) -> int:
+    """A moment in microseconds since 1970; times without a zone are UTC."""
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00") from None
+    elif isinstance(value, date) and not isinstance(value, datetime):
+        moment = datetime(value.year, value.month, value.day)
+    if not isinstance(moment, datetime):
+        raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00")
+    try:
+        moment = moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment
+    except OverflowError:
+        raise invalid_value(what, value, "a time from 1900 to 2199") from None
+    return (moment - _EPOCH) // _MICROSECOND
+
+
 def _check_text(what: str, value: str, longest: int) -> str:
     """A text that can be written as UTF-8 and is not too long."""
     if len(value) > longest:
         raise RequestError(f"{what} has {len(value):,} characters", expected=f"at most {longest:,}")
-    if not is_unicode(value):
+    if not _is_unicode(value):
         raise RequestError(f"{what} holds half of a surrogate pair", expected="Unicode text")
     return value
+
+
+def _is_unicode(value: str) -> bool:
+    """Whether a text can be written as UTF-8: JSON may hold halves of surrogate pairs."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
