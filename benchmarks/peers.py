@@ -163,8 +163,7 @@ def full_steps(given: np.ndarray, items: int, steps: int) -> Clock:
     from habitus.model import BehaviorModel, batch_tensors, item_tensors
     from habitus.recipe import ModelRecipe, TrainRecipe
     from habitus.softmax import candidate_softmax
-    from habitus.training.optimizers import build_optimizer, clip_gradients
-    from habitus.training.schedule import learning_rate_at
+    from habitus.training.optimizers import build_optimizer, clip_gradients, learning_rate_at
 
     size = ModelRecipe(joint_dim=64, width=64, depth=2, head_dim=32, text_len=1, text_depth=1)
     recipe = TrainRecipe(batch_sequences=BATCH, steps=1_000, learning_rate=1e-3, optimizer="adamw")

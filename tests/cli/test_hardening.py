@@ -101,9 +101,9 @@ def test_force_trains_what_seems_not_to_fit(place: Path, monkeypatch: pytest.Mon
     from habitus.data import Dataset
     from habitus.errors import OutOfMemory
     from habitus.recipe import Recipe
-    from habitus.training import TrainOptions, memory_check, train
+    from habitus.training import TrainOptions, environment, train
 
-    monkeypatch.setattr(memory_check, "available_memory", lambda: 10_000)
+    monkeypatch.setattr(environment, "available_memory", lambda: 10_000)
     recipe, dataset = Recipe.read(place / "recipe.toml"), Dataset.open(place / "dataset")
     with pytest.raises(OutOfMemory, match=r"and cpu has 9\.77 KiB"):
         train(recipe, dataset, place / "small")

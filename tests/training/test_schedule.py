@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from habitus.recipe import TrainRecipe
-from habitus.training.schedule import learning_rate_at
+from habitus.training.optimizers import learning_rate_at
 
 
 def recipe(**changes: object) -> TrainRecipe:

@@ -14,9 +14,9 @@ from habitus.errors import Interrupted
 from habitus.planning.hardware import busy_note
 from habitus.recipe import Recipe
 from habitus.store import Quantity
-from habitus.training import TrainOptions, threads, train
+from habitus.training import TrainOptions, environment, train
+from habitus.training.environment import choose_threads, with_threads
 from habitus.training.loop import _is_out_of_memory
-from habitus.training.threads import choose_threads, with_threads
 
 
 def recipe_of(dataset: Dataset, width: int, batch: int, steps: int = 2) -> Recipe:
@@ -33,8 +33,8 @@ def recipe_of(dataset: Dataset, width: int, batch: int, steps: int = 2) -> Recip
 def eight_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with eight cores, of which 5.7 are idle."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    monkeypatch.setattr(threads, "idle_cores", lambda: 5.7)
+    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+    monkeypatch.setattr(environment, "idle_cores", lambda: 5.7)
 
 
 @pytest.mark.usefixtures("eight_threads")
@@ -45,8 +45,8 @@ def test_small_steps_get_one_thread_and_large_ones_the_idle_cores(dataset: Datas
 
 def test_a_busy_machine_gives_one_thread(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    monkeypatch.setattr(threads, "idle_cores", lambda: 0.2)
+    monkeypatch.setattr(environment, "usable_cores", lambda: 8)
+    monkeypatch.setattr(environment, "idle_cores", lambda: 0.2)
     assert choose_threads(recipe_of(dataset, width=1024, batch=256), dataset) == 1
 
 

@@ -32,10 +32,9 @@ from habitus.training.compile import configure_compiler, load_compiler, mark_ker
 from habitus.training.device_batches import DeviceBatch, DeviceItems, load_events, text_capacity
 from habitus.training.items import item_dropout_rates
 from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
-from habitus.training.optimizers import build_optimizer, clip_gradients
+from habitus.training.optimizers import build_optimizer, clip_gradients, learning_rate_at
 from habitus.training.parallel import GradientExchange, gather_rows, process_group, sum_over_ranks
 from habitus.training.prefetch import Prefetch, capturing, run_on_side_stream
-from habitus.training.schedule import learning_rate_at
 from habitus.training.sharing import (
     catalogue_places,
     drawn_capacity,

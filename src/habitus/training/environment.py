@@ -1,4 +1,4 @@
-"""Where a run takes place: threads, device, versions, memory; what the Record says of them."""
+"""Where a run takes place: the memory that it needs, threads, signals; what the Record says of the machine."""
 
 import gc
 import os
@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,11 +17,123 @@ import numpy as np
 import torch
 
 from habitus import __version__
+from habitus.data import Dataset
+from habitus.errors import ConfigError, OutOfMemory
+from habitus.machine import available_memory, idle_cores, usable_cores
+from habitus.recipe import Recipe
+from habitus.sizing import Inputs, Workload, breakdown, cell_of_recipe, training_bytes
 from habitus.softmax import choose_backend
 from habitus.store import gpu_reported
+from habitus.training.checkpoints import saved_threads
 from habitus.training.options import TrainOptions
+from habitus.units import format_bytes
 
+# Threads meet after every operation, hundreds of times in a step. Where a step is small, or another process has a core,
+# they wait for each other longer than they work; one thread waits for nobody.
+_STEP_FLOPS_PER_THREAD = 1e9  # executed; some tens of milliseconds of work
+_MOST_LAYERS = 4096  # building more takes minutes, whatever their width
+_SAMPLED_ITEMS = 4096
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)  # the second is what schedulers send some time before the end
+
+
+# Before a run ---------------------------------------------------------------------------------------------------------
+
+
+def check_memory(
+    recipe: Recipe, dataset: Dataset, device: torch.device, *, accumulate: int = 1, processes: int = 1
+) -> None:
+    """Refuse a run whose steps take more memory than the device, or this process on it, can have."""
+    layers = recipe.model.depth + recipe.model.text_depth
+    if layers > _MOST_LAYERS:
+        raise ConfigError(f"the model has {layers:,} layers", expected=f"at most {_MOST_LAYERS:,}")
+    room = memory_of_device(device)
+    needed = expected_bytes(
+        recipe, dataset, on_cpu=device.type == "cpu", parts=accumulate * processes, processes=processes
+    )
+    if processes > 1:  # which share the weights too, at the latest where they are too large for one
+        for part in ("weights", "gradients", "optimizer"):
+            needed[part] //= processes
+        needed["total"] = sum(count for part, count in needed.items() if part != "total")
+    if room is None or needed["total"] <= room:
+        return
+    largest = sorted((part for part in needed if part != "total"), key=lambda part: -needed[part])
+    named = ", ".join(f"{part} {format_bytes(needed[part])}" for part in largest[:3])
+    raise OutOfMemory(
+        f"a step of this recipe takes about {format_bytes(needed['total'])} ({named}), "
+        f"and {device} has {format_bytes(room)}",
+        expected="a step that fits; a container's limit counts as well",
+        next_step="lower train.batch_sequences or the model's sizes, or pass --accumulate 2 or more; "
+        "--force trains without this check",
+    )
+
+
+def memory_of_device(device: torch.device) -> int | None:
+    """Bytes of the device that a run may take; of a machine, what is free now within its limits."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return available_memory()
+
+
+def expected_bytes(
+    recipe: Recipe, dataset: Dataset, *, on_cpu: bool, parts: int = 1, processes: int = 1
+) -> dict[str, int]:
+    """Bytes of a step by part, as `--dry-run` counts them, but with the dataset's own items and texts.
+
+    Of several processes, each of which scores its share of the extra negatives.
+    """
+    model, train, inputs = recipe.model, recipe.train, Inputs.of(dataset.fields)
+    slots = max(1, train.batch_sequences // parts) * recipe.data.seq_len
+    work = Workload.expected(
+        B=max(1, train.batch_sequences // parts),
+        L=recipe.data.seq_len,
+        t=1,
+        K=-(-train.num_negatives // processes),
+        stage=train.stage,
+    )
+    items = min(work.items, dataset.num_items)
+    text_tokens = round(items * _mean_tokens(dataset, model.text_len))
+    work = Workload(
+        slots=slots,
+        items=items,
+        text_tokens=text_tokens,
+        text_pairs=0,
+        context_pairs=0,
+        queries=work.queries,
+        candidates=min(work.candidates, dataset.num_items),
+        copied_pairs=work.copied_pairs,
+    )
+    precision = "fp32" if on_cpu else train.precision
+    return training_bytes(model, inputs, breakdown(model, inputs), work, precision=precision, optimizer=train.optimizer)
+
+
+def _mean_tokens(dataset: Dataset, text_len: int) -> float:
+    """Text tokens of an item, on average over some of the catalogue."""
+    rows = np.unique(np.linspace(0, dataset.num_items - 1, min(dataset.num_items, _SAMPLED_ITEMS)).astype(np.int64))
+    tokens = dataset.item_features(rows).tokens
+    return 0.0 if tokens is None else float((tokens[:, :text_len] != 0).sum(1).mean())
+
+
+def with_threads(
+    options: TrainOptions, recipe: Recipe, dataset: Dataset, device: torch.device, out: Path
+) -> TrainOptions:
+    """The options with a number of threads: those of the checkpoint that is resumed, or as step and machine allow."""
+    if options.threads is not None or device.type != "cpu":
+        return options
+    saved = saved_threads(out) if options.resume else None  # a resumed run is the same to the bit
+    return replace(options, threads=saved or choose_threads(recipe, dataset))
+
+
+def choose_threads(recipe: Recipe, dataset: Dataset) -> int:
+    """As many threads as the step feeds and idle cores carry; one at least."""
+    most = min(torch.get_num_threads(), usable_cores())  # OMP_NUM_THREADS is the former
+    cell = cell_of_recipe(recipe, Inputs.of(dataset.fields))
+    threads = min(most, int(cell.executed_flops / cell.steps / _STEP_FLOPS_PER_THREAD))
+    if threads <= 1:
+        return 1
+    return max(1, min(threads, round(idle_cores())))
+
+
+# While it lasts -------------------------------------------------------------------------------------------------------
 
 
 class StopRequest:
@@ -66,6 +179,9 @@ def training_environment(options: TrainOptions, device: torch.device) -> Iterato
             torch.cuda.empty_cache()
     if stop.received and not heeded:
         os.kill(os.getpid(), stop.number)
+
+
+# What its Record says -------------------------------------------------------------------------------------------------
 
 
 def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from habitus.progress import Note
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import read_run_record
-from habitus.training.environment import StopRequest, training_environment
+from habitus.training.environment import StopRequest, check_memory, training_environment, with_threads
 from habitus.training.journal import Meter, TrainingProgress
-from habitus.training.memory_check import check_memory
 from habitus.training.options import (
     TrainOptions,
     check_best,
@@ -27,9 +26,8 @@ from habitus.training.options import (
     hold_folder,
 )
 from habitus.training.run import TrainingRun
+from habitus.training.starting import check_trunk
 from habitus.training.step import StepResult
-from habitus.training.threads import with_threads
-from habitus.training.trunk import check_trunk
 
 
 def train(

@@ -49,9 +49,8 @@ from habitus.training.parallel import (
     shard,
 )
 from habitus.training.recording import TrainingOutcome, make_record, publish_record, write_card
-from habitus.training.starting import Start
+from habitus.training.starting import Start, copy_journal, prune_trunk, reaches
 from habitus.training.step import EagerEngine, Work
-from habitus.training.trunk import copy_journal, prune_trunk, reaches
 from habitus.units import format_bytes
 
 _SHARE_FOR_DATA = 0.5  # of the free device memory

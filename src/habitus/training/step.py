@@ -21,7 +21,7 @@ from habitus.recipe import Recipe
 from habitus.training.batches import HostBatches, HostStep, StepBatch
 from habitus.training.items import FrozenVectors, HostItems
 from habitus.training.loss import ExtraPool, FrozenPools, GroupedPool, LogQ, Losses, TargetPool, batch_losses
-from habitus.training.optimizers import build_optimizer, clip_gradients
+from habitus.training.optimizers import build_optimizer, clip_gradients, learning_rate_at
 from habitus.training.parallel import (
     GradientExchange,
     gather_rows,
@@ -30,7 +30,6 @@ from habitus.training.parallel import (
     shard_like,
     sum_over_ranks,
 )
-from habitus.training.schedule import learning_rate_at
 
 _TAIL_STEPS = 100  # over which the training losses of a Record are averaged
 
