@@ -62,11 +62,11 @@ def loss_and_recall(study: Study) -> Exhibit | None:
 
 
 def channels(study: Study) -> Exhibit | None:
-    """Both training channels against K."""
+    """Both training channels against K, and their mean, which is what training minimises."""
     axis = axis_of(study, NEGATIVES)
     panels, clauses = [], []
     top = max((row.budget for row in study.best_rate_runs("negatives", needs=["num_negatives"])), default=0.0)
-    for name, title in (("train/in_batch_loss", "in-batch channel"), ("train/extra_loss", "channel with extras")):
+    for name, title in _CHANNELS.items():
         marks: list[Mark] = []
         for budget in study.budgets:
             rows = study.best_rate_runs("negatives", budget, ["num_negatives", name])
@@ -91,12 +91,20 @@ def channels(study: Study) -> Exhibit | None:
         return None
     if not clauses:
         clauses = ["one K only: nothing to compare"]
-    sheet = run_sheet(
-        study.best_rate_runs("negatives"), ["train/in_batch_loss", "train/extra_loss", "train/loss"], NEGATIVES.knobs
-    )
+    sheet = run_sheet(study.best_rate_runs("negatives"), list(_CHANNELS), NEGATIVES.knobs)
     view = View(sentence(*clauses), panels=tuple(panels))
-    how = "The pool of the second channel grows with K, so its loss rises by itself and ranks nothing across K."
+    how = (
+        "The pool of the second channel grows with K, so its loss, and with it the mean, rises by itself and ranks "
+        "nothing across K. With K = 0 there is one channel, which is the mean."
+    )
     return Exhibit("channels", "Training-loss channels against K", (view,), sheet, how)
+
+
+_CHANNELS = {
+    "train/in_batch_loss": "in-batch channel",
+    "train/extra_loss": "channel with extras",
+    "train/loss": "mean of both, which is minimised",
+}
 
 
 def _gains(rows: list[RunRow], metric: str) -> list[float]:

@@ -10,7 +10,7 @@ from habitus.reporting.figure import Exhibit, Heat, Mark, Panel, PlotAxis, Sheet
 from habitus.reporting.format import join_words, plural, power_of_ten, sentence
 from habitus.reporting.runs import make_views, run_points, run_sheet
 from habitus.reporting.study import Study
-from habitus.store import CORRELATED_REGIMES, correlated_axes, direction_of
+from habitus.store import CORRELATED_REGIMES, CorrelationStage, correlated_axes, direction_of
 
 
 def regimes(study: Study) -> Exhibit | None:
@@ -169,9 +169,10 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
                 clauses.append(
                     f"{stage_title(stage)}: ρ of loss and {name} is " + join_words(f"{r:+.2f} at {b}" for b, r in rhos)
                 )
-        across, clause = _batch_loss_panel(study, f"catalogue/{name}")
-        panels += across
-        clauses += clause
+        for stage in CORRELATED_REGIMES:
+            across, clause = _batch_loss_panel(study, stage, f"catalogue/{name}")
+            panels += across
+            clauses += clause
         reading = sentence(*clauses).replace("-0", "−0").replace("-1", "−1") or "Too few runs to correlate."
         return View(reading, f"batch/{name} catalogue/{name}", tuple(panels)) if panels else None
 
@@ -185,14 +186,14 @@ def loss_and_recall_regimes(study: Study) -> Exhibit | None:
     )
 
 
-def _batch_loss_panel(study: Study, catalogue: str) -> tuple[list[Panel], list[str]]:
-    """What is cheap to watch, batch/loss, against what is served, over the catalogue, for runs that have both."""
-    loss = "batch/loss"
+def _batch_loss_panel(study: Study, stage: CorrelationStage, catalogue: str) -> tuple[list[Panel], list[str]]:
+    """What is cheap to watch, batch/loss, against what is served, over the catalogue, for runs that have both: cells
+    of stage 1, and the numbers of extra negatives of stage 2."""
+    loss, where = "batch/loss", {"stage1": "across regimes", "stage2": "across regimes, over K"}[stage]
     marks: list[Mark] = []
     clauses = []
     for budget in study.budgets:
-        axes = correlated_axes("stage1")
-        rows = [r for axis in axes for r in study.best_rate_runs(axis, budget, [loss, catalogue])]
+        rows = [r for axis in correlated_axes(stage) for r in study.best_rate_runs(axis, budget, [loss, catalogue])]
         if rows:
             marks.append(run_points(study, rows, loss, catalogue, loss, catalogue, label=power_of_ten(budget)))
         if len(rows) >= 3:
@@ -200,8 +201,9 @@ def _batch_loss_panel(study: Study, catalogue: str) -> tuple[list[Panel], list[s
             pair = spearman_matrix(columns, seed=study.laws.seed).pairs[0]
             if pair.rho is not None:
                 clauses.append(f"{pair.rho:+.2f} at {power_of_ten(budget)}")
-    panels = [Panel("across regimes", PlotAxis(loss), PlotAxis(catalogue), tuple(marks), labels="margin")]
-    return (panels if marks else []), [f"ρ of {loss} and {catalogue} is {join_words(clauses)}"] if clauses else []
+    panel = Panel(where, PlotAxis(loss), PlotAxis(catalogue), tuple(marks), labels="margin")
+    told = [f"{where}: ρ of {loss} and {catalogue} is {join_words(clauses)}"] if clauses else []
+    return ([panel] if marks else []), told
 
 
 def _agrees(metric: str, rho: float) -> bool:
