@@ -29,8 +29,8 @@ from .reading import Page, read_page
 ORDER = """opening plan test-users answer map passes regularisation value-of-data log-limits
     surface-slices surface-table surface-exponents
     share share-law share-table batch batch-table batch-targets isoflop frontiers allocation-table exponents
-    negatives negatives-table correlations loss-recall regimes recipe accounting share-zoom flop-share proxy why-small
-    depth
+    negatives negatives-table correlations loss-recall regimes recipe accounting costs share-zoom flop-share proxy
+    why-small depth
     depth-metrics depth-summary depth-grid depth-evaluation trajectories channels negatives-law train-surrogate
     surrogacy init init-table training-loss correlations-budget correlations-stage1 correlations-stage2 loss-metric
     slices slices-batch slices-catalogue rollout rollout-table both flat calibration rates exclusions warnings

@@ -12,6 +12,7 @@ from habitus.reporting import (
     batch,
     context,
     correlations,
+    costs,
     depth,
     disclosure,
     finite,
@@ -158,6 +159,7 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
     ("recipe-table", "Recipe", (("recipe table", summary.recipe_table, "allocation"),)),
     ("accounting-and-checks", "Accounting and cross-checks of the share", (
         ("iso-FLOP accounting", allocation_tables.accounting, "allocation"),
+        ("optima by nominal and executed FLOPs", costs.both_costs, "allocation"),
         ("share zoom, loss only", share.share_zoom, "share"),
         ("metrics against FLOP share", share.flop_share, "share"),
         ("N/D as a proxy of the share", share.proxy, "share"),
