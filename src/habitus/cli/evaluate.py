@@ -11,7 +11,7 @@ from habitus.cli.screen import phases
 from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from habitus.evaluation import Evaluation
+    from habitus.evaluation import EvaluateOptions, Evaluation
 
 EXAMPLE = """
 
@@ -187,7 +187,7 @@ def evaluate(
     if out is not None:
         _write(evaluations, out)
     if kept is not None:
-        _keep(evaluations, kept)
+        _keep(evaluations, kept, options)
     if as_json:
         typer.echo(_json(evaluations))
         return
@@ -253,7 +253,7 @@ def _kept_file(runs: list[Path], name: str, checkpoints: bool) -> Path:
     return path
 
 
-def _keep(evaluations: "list[Evaluation]", path: Path) -> None:
+def _keep(evaluations: "list[Evaluation]", path: Path, options: "EvaluateOptions") -> None:
     """The results of the cells, by recipe hash; those of baselines belong to no run."""
     from habitus.store import StoreEvaluation
 
@@ -263,6 +263,7 @@ def _keep(evaluations: "list[Evaluation]", path: Path) -> None:
         dataset_checksum=cells[0].dataset_checksum,
         specification=cells[0].specification,
         runs={Path(one.scorer).name: one.metrics for one in cells},
+        catalogue_items=options.catalogue_items if "catalogue" in options.regimes else None,
     ).write(path)
     typer.echo(f"kept {len(cells)} cells as {path.stem}: habitus fit reads them", err=True)
 

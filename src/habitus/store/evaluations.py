@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,25 +22,33 @@ class StoreEvaluation(Typed):
     dataset_checksum: str
     specification: dict[str, EvaluationSpec] = Field(description="By regime.")
     runs: dict[str, dict[str, Metric]] = Field(description="By recipe hash, then by metric.")
+    catalogue_items: int | Literal["all"] | None = Field(
+        None, exclude_if=lambda items: items is None, description="Candidates of the catalogue regime, as asked for."
+    )
 
     def metrics_of(self, record: Record) -> dict[str, Metric]:
         """What it adds to a Record: its metrics under their own names where it was measured as the Record was, and
         otherwise with the evaluation's name behind."""
         named = {}
         for metric, value in self.runs.get(record.recipe_hash, {}).items():
-            if not self._measured_alike(metric.partition("/")[0], record.evaluation):
+            if not self._measured_alike(metric.partition("/")[0], record):
                 named[f"{metric}/{EVALUATION_SLICE}{self.name}"] = value
             elif metric not in record.metrics:
                 named[metric] = value
         return named
 
-    def _measured_alike(self, regime: str, spec: EvaluationSpec | None) -> bool:
-        own = self.specification[regime]
+    def _measured_alike(self, regime: str, record: Record) -> bool:
+        own, spec = self.specification[regime], record.evaluation
         if horizon_of(regime) is not None:  # users and cut follow from the dataset, as in a Record
             return own.side == "validation"
         if spec is None or (own.query_set_checksum, own.side) != (spec.query_set_checksum, spec.side):
             return False
-        return own.batch_sequences == spec.batch_sequences if regime == "batch" else own.candidates == spec.candidates
+        if regime == "batch":
+            return own.batch_sequences == spec.batch_sequences
+        if self.catalogue_items is not None and "catalogue" not in record.recipe.evaluate.regimes:
+            # The Record counts the candidates of its batches.
+            return self.catalogue_items == record.recipe.evaluate.catalogue_items
+        return own.candidates == spec.candidates
 
 
 def evaluation_path(store: Path, name: str) -> Path:
