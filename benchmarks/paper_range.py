@@ -47,6 +47,7 @@ from habitus.store import (
 )
 from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, preset_dataset, sweep
 
+PRESET = Path(__file__).parents[1] / "docs" / "studies" / "paper-range" / "preset.toml"
 AXES = ("negatives", "depth", "init", "batch", "share", "allocation")
 SHARES, BATCHES, RATES, SIZES = (0.01, 0.6), (0.25, 4.0), (1 / 3, 3.0), (0.2, 5.0)  # ranges; of the usual but for s
 SEEDED, SEEDS = 4, 3
@@ -267,7 +268,7 @@ class Experiment:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--preset", default="standard")
+    parser.add_argument("--preset", default=str(PRESET), help="The one that the runs so far were designed by.")
     parser.add_argument("--data", type=Path, help="A prepared dataset, instead of the preset's world.")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--budgets", default="1e14,3e14,1e15,3e15")

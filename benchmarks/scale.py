@@ -2,18 +2,17 @@
 
     python benchmarks/scale.py [--extended 0.3] [--until 1e17]
 
-Rates are nominal TFLOP/s of a whole stage-1 step on one H200 by budget, as measured. Cells come
-from preset `paper` on a log of 10⁷ items and 10¹⁰ events, more than any cell needs.
+Rates are nominal TFLOP/s of a whole stage-1 step on one H200 by budget, as measured (`habitus.sizing.H200_RATES`).
+Cells come from preset `paper` on a log of 10⁷ items and 10¹⁰ events, more than any cell needs.
 """
 
 import argparse
 
-from habitus.sizing import TYPICAL_INPUTS, wall_seconds
+from habitus.sizing import H200_RATES, TYPICAL_INPUTS, wall_seconds
 from habitus.sweeps import DatasetFacts, design_axis, load_preset
 
-# benchmarks/results/train-h200.json: whole steps, compiled and captured.
-MEASURED = {1e15: 106.2e12, 1e16: 256.2e12, 1e17: 460.8e12, 1e18: 655.6e12}
-OVERHEAD_SECONDS = 3.6 + 3.5  # start-up with a warm compile cache, there; one evaluation, evaluate-h200.json
+# Start-up with a warm compile cache, benchmarks/results/train-h200.json; one evaluation, evaluate-h200.json.
+OVERHEAD_SECONDS = 3.7 + 3.5
 PAPER_AXES = ("share", "depth", "batch", "allocation", "negatives", "init")
 FACTS = DatasetFacts("0" * 64, TYPICAL_INPUTS, 256, 24, 10_000_000, 40_000_000)
 
@@ -52,7 +51,7 @@ def main() -> None:
 
 def rate(budget: float) -> float:
     """The rate of the nearest measured budget that is not above."""
-    return MEASURED[max(known for known in MEASURED if known <= budget * 1.001)]
+    return H200_RATES[max(known for known in H200_RATES if known <= budget * 1.001)]
 
 
 if __name__ == "__main__":

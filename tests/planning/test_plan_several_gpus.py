@@ -6,7 +6,7 @@ import pytest
 
 from habitus.planning.hardware import memory_of, rate_on
 from habitus.planning.several_gpus import SharedStep, Sharing, reached
-from habitus.sizing import CellRequest, solve
+from habitus.sizing import H200_RATES, CellRequest, solve
 from habitus.store import gpu_named
 
 H200 = gpu_named("h200")
@@ -45,10 +45,10 @@ def test_seconds_of_a_step_by_hand() -> None:
 
 
 def test_smaller_steps_reach_less_and_the_smallest_take_as_long() -> None:
-    assert reached(3.0e12) == pytest.approx(233e12)
-    assert reached(math.sqrt(3.0e12 * 2.0e13)) == pytest.approx(math.sqrt(233e12 * 437e12))
-    assert reached(4.7e11 / 4) == pytest.approx(84e12 / 4)
-    assert reached(1e17) == pytest.approx(626e12)
+    assert reached(3.0e12) == pytest.approx(H200_RATES[1e16])
+    assert reached(math.sqrt(3.0e12 * 2.0e13)) == pytest.approx(math.sqrt(H200_RATES[1e16] * H200_RATES[1e17]))
+    assert reached(4.7e11 / 4) == pytest.approx(H200_RATES[1e15] / 4)
+    assert reached(1e17) == pytest.approx(H200_RATES[1e18])
 
 
 def test_more_gpus_widen_the_range_and_say_what_is_assumed() -> None:

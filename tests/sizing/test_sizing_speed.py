@@ -1,15 +1,25 @@
 """Times stated before a study are corrected by what its finished axes took."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from habitus.planning.several_gpus import MEASURED_STEPS
 from habitus.record import Seconds
-from habitus.sizing import TYPICAL_INPUTS, fit_speed, pace, part_factors
+from habitus.sizing import H200_RATES, TYPICAL_INPUTS, fit_speed, pace, part_factors
 from habitus.studies.progress import StudyMonitor, StudyProgress
 from tests.planning.planted import example_recipe, record_of
+
+
+def test_assumed_rates_are_the_newest_measured_ones() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "train-h200.json"
+    rows = {float(row["cell"]): row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    assert {budget: row["nominal_tflops"] * 1e12 for budget, row in rows.items()} == pytest.approx(H200_RATES)
+    for step_flops, row in zip(MEASURED_STEPS, rows.values(), strict=True):
+        assert step_flops == pytest.approx(row["nominal_tflops"] * 1e9 * row["step_ms"], rel=0.05)
 
 
 def test_the_pace_is_what_was_taken_over_what_was_stated() -> None:

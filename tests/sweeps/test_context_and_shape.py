@@ -35,7 +35,7 @@ def test_windows_of_all_lengths_cost_the_budget_with_the_same_slots_per_step(sta
     for planned in design.cells:
         recipe, cell = planned.recipe, planned.cell
         B, L = recipe.train.batch_sequences, recipe.data.seq_len
-        assert B * L == 32 * 256  # 32 windows of 256 at 1e14
+        assert B * L == 16 * 256  # 16 windows of 256 at 1e14
         assert recipe.train.attention_flops
         counted = cell.contextualizer_params + attention_term(recipe.model.width, recipe.model.depth, L=L)
         t = tokens_per_item(24, TYPICAL_INPUTS)

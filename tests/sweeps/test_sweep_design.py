@@ -242,7 +242,7 @@ def test_every_knob_changes_the_hash_and_the_order_of_keys_does_not(facts: Datas
 
 
 def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
-    """Values taken before `copying` and `dropout` came: stores of that time must be recognised."""
+    """Values taken before `copying`, `dropout` and `replicates` came: stores of that time must be recognised."""
     recipe = Recipe.parse(
         {
             "model": {"joint_dim": 16, "width": 64, "depth": 2},
@@ -252,7 +252,13 @@ def test_recipes_cells_and_presets_of_before_keep_their_hashes() -> None:
     )
     assert recipe.hash("0" * 64) == "34866d13c6eb1e7926968882dc036d5e1f202696ebb6cea91da2654227b8ec79"
     assert _cell_hash(recipe) == "2cf1e717"
-    assert load_preset("paper").hash("share") == "877714f76f9e2530d9a73a386a5dddefac4baab8f1cdd6c5999b3ff5a30d3eaa"
+    paper = load_preset("paper")
+    seedless = {"replicates": 1, "replicates_until": None}
+    before = {name: paper.axis(name).model_copy(update=seedless) for name in ("allocation", "negatives")}
+    assert (
+        paper.model_copy(update=before).hash("share")
+        == "877714f76f9e2530d9a73a386a5dddefac4baab8f1cdd6c5999b3ff5a30d3eaa"
+    )
 
 
 def test_another_learning_rate_changes_rate_and_hash_only(facts: DatasetFacts, tiny: Preset) -> None:
@@ -427,7 +433,8 @@ def test_depth_rows_have_the_printed_shares_and_depth_and_negatives_three_rates_
         assert 1 / 1.15 < shares[budget, depth] / printed < 1.15, (budget, depth)
     for preset in (paper, load_preset("standard")):
         for axis in ("depth", "negatives"):
-            rates = Counter(planned.row.cell_id for planned in design_axis(axis, own_world(preset), preset).cells)
+            cells = design_axis(axis, own_world(preset), preset).cells
+            rates = Counter(cell_id for cell_id, _ in {(p.row.cell_id, p.row.learning_rate) for p in cells})
             assert set(rates.values()) == {3}, (preset.name, axis)
 
 

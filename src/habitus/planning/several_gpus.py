@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from habitus.sizing import Cell
+from habitus.sizing import H200_RATES, Cell
 from habitus.store import Gpu
 
 GPUS_PER_MACHINE = 8  # beyond it messages leave the machine
@@ -23,16 +23,16 @@ _MESSAGE_SECONDS = 25e-6  # that a message takes however short it is, at the slo
 _GRADIENT_MESSAGE = 32 * 2**20  # bytes
 _ROW_MESSAGES = 12  # of one pool: rows there and back, queries, scores, sums, weights
 
-# Nominal FLOPs of a measured step of one H200 and what it reached (benchmarks/results/train-h200.json,
-# `habitus.sizing.H200_RATES`): a smaller step reaches less.
-MEASURED_STEPS = {4.7e11: 84e12, 3.0e12: 233e12, 2.0e13: 437e12, 1.3e14: 626e12}
-# The steps of these budgets: parameters, slots and joint_dim, for a budget whose cell is not known yet.
+# The measured steps of one H200 by budget (benchmarks/results/train-h200.json): nominal FLOPs, parameters, slots and
+# joint_dim, for a budget whose cell is not known yet.
 _MEASURED_CELLS = {
     1e15: (4.7e11, 2_433_901, 64 * 256, 28),
     1e16: (3.0e12, 7_160_197, 128 * 256, 52),
     1e17: (2.0e13, 21_351_745, 256 * 256, 96),
     1e18: (1.3e14, 68_228_265, 512 * 256, 168),
 }
+# Nominal FLOPs of these steps and what they reached: a smaller step reaches less.
+MEASURED_STEPS = {_MEASURED_CELLS[budget][0]: rate for budget, rate in H200_RATES.items()}
 
 
 @dataclass(frozen=True)

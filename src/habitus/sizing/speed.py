@@ -20,9 +20,9 @@ from habitus.store import GPUS, Gpu
 if TYPE_CHECKING:
     import numpy as np
 
-# Whole stage-1 steps on one H200, nominal FLOP/s by budget (docs/measurements, `benchmarks/train.py`, 2026-11-15).
+# Whole stage-1 steps on one H200, nominal FLOP/s by budget (benchmarks/results/train-h200.json, 2026-11-18).
 # Evaluation, warm-up and checkpoints are not in them.
-H200_RATES = {1e15: 84e12, 1e16: 233e12, 1e17: 437e12, 1e18: 626e12}
+H200_RATES = {1e15: 110.2e12, 1e16: 257.5e12, 1e17: 455.9e12, 1e18: 642.4e12}
 _PACE_SECONDS = 60.0
 NEAR_FACTOR = 2.0  # a run's step is near a planned one within this factor of FLOPs
 _AS_NEAR = 1.25  # where none is, runs within this factor of the nearest one's distance count as well

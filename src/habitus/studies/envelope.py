@@ -6,6 +6,7 @@ Letters as in sizing: widths follow C^0.3, because N* follows about C^0.6.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,16 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.sizing import contextualizer_parts, largest_num_negatives, tokens_per_item
 from habitus.studies.options import GRID_AXES, StudyOptions
-from habitus.sweeps import DatasetFacts, Design, Preset, PriorResults, SweepRequest, centred_shapes, design_axis
+from habitus.sweeps import (
+    DatasetFacts,
+    Design,
+    Preset,
+    PriorResults,
+    ReplicatedAxis,
+    SweepRequest,
+    centred_shapes,
+    design_axis,
+)
 
 _WIDTH_EXPONENT = 0.3
 _LEAST_SHAPES = 4  # of the allocation axis at a budget: three for a parabola, one to judge it by
@@ -109,12 +119,13 @@ def scale_preset(preset: Preset, factor: float) -> Preset:
     def widen(width: int) -> int:
         return max(head, round(width * factor**_WIDTH_EXPONENT / head) * head)
 
-    axes = {
-        name: getattr(preset, name).model_copy(
-            update={"budgets": tuple(budget(b) for b in getattr(preset, name).budgets)}
-        )
-        for name in GRID_AXES
-    }
+    axes: dict[str, Any] = {}
+    for name in GRID_AXES:
+        settings = preset.axis(name)
+        changes: dict[str, Any] = {"budgets": tuple(budget(b) for b in settings.budgets)}
+        if isinstance(settings, ReplicatedAxis) and settings.replicates_until is not None:
+            changes["replicates_until"] = budget(settings.replicates_until)
+        axes[name] = settings.model_copy(update=changes)
     rows = [
         row.model_copy(
             update={

@@ -5,7 +5,7 @@ from habitus.sweeps.design import centred_shapes, design_axis
 from habitus.sweeps.estimate import device_kind, speed_of_store, usual_workers
 from habitus.sweeps.mps import mps_environment
 from habitus.sweeps.outcome import RunOutcome, SweepProgress, SweepResult
-from habitus.sweeps.preset import EvaluationSettings, Preset, load_preset, preset_dataset, preset_text
+from habitus.sweeps.preset import EvaluationSettings, Preset, ReplicatedAxis, load_preset, preset_dataset, preset_text
 from habitus.sweeps.prior_results import PriorResults
 from habitus.sweeps.recipe_list import RecipeRunner
 from habitus.sweeps.request import SweepRequest, check_axis, parse_budgets
@@ -22,6 +22,7 @@ __all__ = [
     "Preset",
     "PriorResults",
     "RecipeRunner",
+    "ReplicatedAxis",
     "RunList",
     "RunOutcome",
     "Store",

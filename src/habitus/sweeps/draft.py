@@ -131,19 +131,14 @@ class Draft:
         Of six sizes and more the outermost are left out: they cost most and say least about where the best one is.
         """
         settings = self.preset.allocation
-        sizes: dict[str, PlannedRun] = {}
-        for planned in self.cells:
-            first = sizes.get(planned.row.cell_id, planned)
-            if planned.row.flops_budget == budget and self._off_rule(planned) <= self._off_rule(first):
-                sizes[planned.row.cell_id] = planned
-        ordered = sorted(sizes.values(), key=lambda planned: planned.cell.params)
+        ordered = sorted(self._nearest_rule(budget), key=lambda planned: planned.cell.params)
         if len(ordered) < 3 or self.request.learning_rates is not None or self.request.seeds is not None:
             return  # the user says how often cells are run
         ordered = ordered[1:-1] if len(ordered) >= 6 else ordered
         top = budget == max(self.budgets())
         for planned in (ordered[0], ordered[len(ordered) // 2], ordered[-1]):
             rule = self.preset.rule_rate(planned.cell.batch_sequences, budget)
-            for seed in range(1, settings.replicates):
+            for seed in range(1, settings.replicates_at(budget)):
                 self.cells.append(planned.with_seed(seed, self.facts))
             for multiple in settings.top_rates if top else ():
                 rate = float(f"{multiple * rule:.12g}")
@@ -151,13 +146,22 @@ class Draft:
 
     def repeat_counts(self, budget: float) -> None:
         """Run the fewest, the middle and the most extra negatives of a budget with more seeds."""
-        counts = {p.row.cell_id: p for p in self.cells if p.row.flops_budget == budget and p.recipe.train.num_negatives}
-        ordered = sorted(counts.values(), key=lambda planned: planned.recipe.train.num_negatives)
+        counts = [planned for planned in self._nearest_rule(budget) if planned.recipe.train.num_negatives]
+        ordered = sorted(counts, key=lambda planned: planned.recipe.train.num_negatives)
         if len(ordered) < 3 or self.request.learning_rates is not None or self.request.seeds is not None:
             return
         for planned in (ordered[0], ordered[len(ordered) // 2], ordered[-1]):
-            for seed in range(1, self.preset.negatives.replicates):
+            for seed in range(1, self.preset.negatives.replicates_at(budget)):
                 self.cells.append(planned.with_seed(seed, self.facts))
+
+    def _nearest_rule(self, budget: float) -> list[PlannedRun]:
+        """Of each cell of a budget the run whose rate is nearest to the rule's."""
+        cells: dict[str, PlannedRun] = {}
+        for planned in self.cells:
+            first = cells.get(planned.row.cell_id, planned)
+            if planned.row.flops_budget == budget and self._off_rule(planned) <= self._off_rule(first):
+                cells[planned.row.cell_id] = planned
+        return list(cells.values())
 
     def _off_rule(self, planned: PlannedRun) -> float:
         """How far a run's rate is from the rule's, in logarithms."""

@@ -81,6 +81,20 @@ class AxisSettings(Typed):
     regimes: Regimes = ("batch",)
 
 
+class ReplicatedAxis(AxisSettings):
+    """An axis that runs three cells of each budget with several seeds: small, middle and large."""
+
+    replicates: int = Field(
+        1, ge=1, exclude_if=lambda n: n == 1, description="Seeds of these three, by which noise is known."
+    )
+    replicates_until: float | None = Field(
+        None, gt=0, exclude_if=lambda budget: budget is None, description="Larger budgets have one seed."
+    )
+
+    def replicates_at(self, budget: float) -> int:
+        return self.replicates if self.replicates_until is None or budget <= self.replicates_until else 1
+
+
 class ShareAxis(AxisSettings):
     shares: tuple[float, ...] = Field(description="Embedder shares; the floor is added.")
     floor: bool = Field(True, description="Also the smallest embedder that can be built.")
@@ -135,31 +149,26 @@ class BatchSizeAxis(AxisSettings):
     regimes: Regimes = ("batch", "catalogue")
 
 
-class AllocationAxis(AxisSettings):
-    """Iso-FLOP lines. `ladder` holds all shapes by size; a budget takes `num_shapes` neighbours of it."""
+class AllocationAxis(ReplicatedAxis):
+    """Iso-FLOP lines. `ladder` holds all shapes by size; a budget takes `num_shapes` neighbours of it.
+
+    Of six sizes and more the outermost have one seed.
+    """
 
     ladder: tuple[tuple[int, int], ...] = Field(min_length=3, description="(width, depth), small to large.")
     num_shapes: int = Field(6, ge=3)
     centres: tuple[tuple[float, float], ...] = Field(description="(budget, params) to centre on before any law.")
     widen: int = Field(2, ge=0, description="Shapes added beyond an edge where the best size lies, at most.")
-    replicates: int = Field(
-        1, ge=1, exclude_if=lambda n: n == 1,
-        description="Seeds of a small, the middle and a large size of each budget, by which noise is known.",
-    )  # fmt: skip
     top_rates: tuple[float, ...] = Field(
         (), exclude_if=not_,
         description="Multiples of the rule's rate that these three sizes of the largest budget are run with as well.",
     )  # fmt: skip
 
 
-class NegativesAxis(AxisSettings):
+class NegativesAxis(ReplicatedAxis):
     num_negatives: tuple[int, ...] = Field(min_length=2)
     batch_sequences: int = Field(64, ge=1, description="One stage-2 batch for the whole store.")
     min_steps: int = Field(200, ge=1, description="A K that leaves fewer steps is not affordable.")
-    replicates: int = Field(
-        1, ge=1, exclude_if=lambda n: n == 1,
-        description="Seeds of the fewest, the middle and the most negatives of each budget, by which noise is known.",
-    )  # fmt: skip
 
 
 class InitRow(Typed):
