@@ -14,6 +14,7 @@ from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.sizing import Parts, pace, part_factors, seconds_taken
 from habitus.store import RECORD_FILE, direction_of, read_record
+from habitus.studies.paired_cells import stated_seconds
 from habitus.studies.state import StatedSpeeds, StudyState
 from habitus.sweeps import SweepProgress, SweepResult
 from habitus.typed import Typed
@@ -145,7 +146,7 @@ class StudyMonitor:
 
     def report_plan(self, state: StudyState) -> None:
         """Note what was decided, then the plan of the study."""
-        for text in (*state.notes, *(_plan_lines(state) if state.axes else ())):
+        for text in (*state.notes, *(_plan_lines(state, self.metric) if state.axes else ())):
             self.note(text)
         if state.baseline is not None:
             self.note(f"best baseline: {state.baseline.scorer}, {self.metric} {state.baseline.value:.4f} on validation")
@@ -301,7 +302,7 @@ def interruption(out: Path, where: str, why: str) -> Interrupted:
     )
 
 
-def _plan_lines(state: StudyState) -> list[str]:
+def _plan_lines(state: StudyState, metric: str) -> list[str]:
     """The study's plan as a table: axis, runs, FLOPs, time."""
     lines = [f"{'axis':<12}{'runs':>6}{'FLOPs':>11}{'time':>13}"]
     for cost in state.costs:
@@ -310,4 +311,7 @@ def _plan_lines(state: StudyState) -> list[str]:
     lines.append(f"{'together':<12}{runs:>6}{state.flops:>11.3g}{format_seconds(state.seconds):>13}")
     workers = f"{state.workers} worker{'s' * (state.workers > 1)}"
     lines.append(f"on {workers}, after {format_seconds(state.probe_seconds)} of probes")
+    paired = stated_seconds(state, metric)
+    if paired:
+        lines.append(f"then {format_seconds(paired)} to evaluate two cells again, user by user")
     return lines

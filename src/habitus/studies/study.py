@@ -19,7 +19,7 @@ from habitus.laws import fit
 from habitus.planning import LogRegime, log_regime
 from habitus.progress import Note
 from habitus.store import LAWS_FILE, RECORD_FILE, STUDY_RECIPE, Laws, Plan, horizon_of
-from habitus.studies import conclusion, finalists
+from habitus.studies import conclusion, finalists, paired_cells
 from habitus.studies.baseline import best_baseline, check_horizon
 from habitus.studies.design import LARGE_WORLD, design_study, open_stand_in
 from habitus.studies.envelope import repeat_share
@@ -326,7 +326,9 @@ class _Study:
         store = self.out / STORE
         if search is not None and not state.axes:
             return conclusion.fit_log_laws(store, self.metric, self.dataset)
-        return conclusion.fit_laws(store, self.options, self.dataset, allow_repeats=self.options.allow_repeats)
+        repeats = self.options.allow_repeats
+        paired_cells.keep_users(store, state, self.metric, self.dataset, self.options.device, self.note, repeats)
+        return conclusion.fit_laws(store, self.options, self.dataset, allow_repeats=repeats)
 
     def _plan(self, state: StudyState, laws: Laws, search: SearchState | None) -> Plan:
         store = self.out / STORE
