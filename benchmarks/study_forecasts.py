@@ -20,8 +20,8 @@ from prepare import hardware
 
 from habitus.laws import MeasuredRun
 from habitus.laws.study_recipe import fit_study_recipe
-from habitus.planning.knobs import SourcedLaws
 from habitus.planning.predict import PlannedRun, predict_metrics
+from habitus.planning.sources import SourcedLaws
 from habitus.store import Laws, RunRow
 
 LOSS = "batch/loss"

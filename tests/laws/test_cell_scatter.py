@@ -103,3 +103,21 @@ def test_shares_are_judged_over_all_budgets_together() -> None:
     low, high = law.interval("x_opt")
     assert low <= 0.2 <= high and law["x_opt"] == pytest.approx(0.2, rel=0.2)
     assert law.residuals.n == 9  # means of cells: two seeds are no two cells
+
+
+def test_seeds_of_a_cell_are_no_more_cells() -> None:
+    """A second seed that agrees with the first tells nothing of the curve: intervals stay what they were. No test has
+    to see that cells scatter; before, intervals were half as wide."""
+    rows, _ = planted(5, scatter=0.06)
+    single = rows[np.unique(rows[:, :2], axis=0, return_index=True)[1]]
+    near = [single * [1, 1, factor] for factor in (1 - 1e-7, 1 + 1e-7)]
+    alone, twice = frontier(*single.T, "min"), frontier(*np.concatenate(near).T, "min")
+    for budget, law in alone.optima.items():
+        assert law.ok and twice.optima[budget]["x_opt"] == pytest.approx(law["x_opt"], rel=1e-4)
+        assert twice.optima[budget].interval("x_opt") == pytest.approx(law.interval("x_opt"), rel=0.02)
+
+
+def test_sizes_that_are_off_alike_at_every_budget_tell_of_their_scatter_once() -> None:
+    rows, error = planted(0, scatter=0.06)
+    law = next(iter(frontier(*rows.T, "min", error).optima.values()))
+    assert law.details["cell_scatter_dof"] <= len(np.unique(rows[:, 1])) - 1 < len(np.unique(rows[:, :2], axis=0)) - 17

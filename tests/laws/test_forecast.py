@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from habitus.laws import frontier
+from habitus.laws.allocation_runs import AllocationRuns
 from habitus.laws.cost import SIX_ND, RealisedCost, realised_cost
-from habitus.laws.forecast import AllocationRuns, allocation_rollouts
+from habitus.laws.forecast import allocation_rollouts
 from habitus.laws.recipe_value import RecipeLaws
+from habitus.laws.runs import MeasuredRun
 from habitus.store import Forecast, NamedRollout
 
 BUDGETS = (1e15, 1e16, 1e17, 1e18)
@@ -22,13 +24,20 @@ def allocation_runs(planted, *, top_shape: float = 1.0) -> AllocationRuns:
         if budget == BUDGETS[-1]:
             heights = heights.min() + top_shape * (heights - heights.min())
         C.append(np.full(7, budget)), N.append(sizes), L.append(heights)
-    C, N, L = (np.concatenate(column) for column in (C, N, L))
-    return AllocationRuns(C, N, C / (6 * N), L, "min")
+    C, N, L = (np.concatenate(column).tolist() for column in (C, N, L))
+    return AllocationRuns(
+        "batch/loss",
+        tuple(
+            MeasuredRun("allocation", f"{n:g}", c, 0.01, 0, knobs={"params": n, "slots_seen": c / (6 * n)},
+                        metrics={"batch/loss": loss})
+            for c, n, loss in zip(C, N, L, strict=True)
+        ),
+    )  # fmt: skip
 
 
 def rollouts(runs: AllocationRuns) -> dict[str, NamedRollout]:
-    whole = frontier(runs.budget, runs.size, runs.metric)
-    return {item.name: item for item in allocation_rollouts(runs, whole, "batch/loss")}
+    whole = frontier(runs.budget, runs.size, runs.measured)
+    return {item.name: item for item in allocation_rollouts(runs, whole)}
 
 
 def test_no_forecast_depends_on_the_budget_that_it_forecasts(planted) -> None:
@@ -72,7 +81,7 @@ def test_the_realised_cost_is_recovered_and_inverted() -> None:
 def test_a_size_beside_the_optimum_is_predicted_above_the_frontier(planted) -> None:
     """At four times N* the valley of the largest budget stands on top of L*(C)."""
     runs = allocation_runs(planted)
-    fitted = frontier(runs.budget, runs.size, runs.metric)
+    fitted = frontier(runs.budget, runs.size, runs.measured)
     laws = RecipeLaws("min", fitted.height, fitted.size, tuple(fitted.optima.values()), SIX_ND)
     C, best = BUDGETS[-1], planted.size(BUDGETS[-1])
     on, off = (laws.predict("loss_law", f * best, C / (6 * f * best)) for f in (1.0, 4.0))

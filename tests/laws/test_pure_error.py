@@ -145,3 +145,25 @@ def test_seeds_of_other_cells_count_in_the_parabola_of_the_depth_axis() -> None:
     own_se = (own[1] - own[0]) / 2 / float(stats.t.ppf(0.975, 1))
     pooled = (rss + 9 * (0.004 / 5.2 * level) ** 2) / 10
     assert vertex_se / own_se == pytest.approx(np.sqrt(pooled / rss), rel=1e-6)
+
+
+def test_a_fit_says_which_axes_have_no_seeds_to_judge_their_forms_by(planted: Any, tmp_path: Path) -> None:
+    """Seeds of the share axis speak for sizes too; a run of stage 2 has a noise of its own."""
+    rows = planted.rows(axes=("share", "allocation", "negatives"))
+    bare = fit(planted.write(tmp_path / "bare.csv", rows), ["batch/loss"])
+    doubt = "no cell was run with several seeds: whether the form misses its points is not tested"
+    assert f"share, allocation, negatives: {doubt}" in bare.notes
+    assert all(doubt in bare.find(name, "batch/loss").warnings for name in ("share_law", "size_law"))
+    twice = [
+        {**row, "seed": 1, **{name: row[name] * 1.001 for name in ("train/loss", "batch/loss")}}
+        for row in rows if row["axis"] == "share" and row["cell_id"] in ("s2", "s4")
+    ]  # fmt: skip
+    seeded = fit(planted.write(tmp_path / "seeded.csv", rows + twice), ["batch/loss", "catalogue/loss"])
+    assert [note for note in seeded.notes if "several seeds" in note] == [f"negatives: {doubt}"]
+    assert not any("several seeds" in w for w in seeded.find("size_law", "batch/loss").warnings)
+    assert doubt in seeded.find("negatives_law", "catalogue/loss").warnings
+    one = [row for row in twice if row["flops_budget"] == 1e15 and row["cell_id"] == "s2"][:1]
+    few = fit(planted.write(tmp_path / "few.csv", rows + one), ["batch/loss"])
+    assert any(
+        note.startswith("share, allocation: 1 cell with several seeds, 1 degree of freedom") for note in few.notes
+    )

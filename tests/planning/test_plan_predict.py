@@ -8,8 +8,8 @@ import pytest
 from habitus.laws import power_law, saturating
 from habitus.planning import PlanOptions, plan
 from habitus.planning.facts import ParentMetrics
-from habitus.planning.knobs import SourcedLaws
 from habitus.planning.predict import PlannedRun, predict_metrics
+from habitus.planning.sources import SourcedLaws
 from habitus.store import LawEntry, Laws, Prediction, RunRow
 
 METRIC = "catalogue/recall@10"

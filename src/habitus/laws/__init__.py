@@ -1,6 +1,7 @@
 """Laws with uncertainty: what the records say, how sure that is, and where there is no law."""
 
 from habitus.laws.allocation import surface_optimum
+from habitus.laws.best_recipe import best_rate, best_recipe
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
 from habitus.laws.checks import sign_of
 from habitus.laws.context_axis import describe_history, history_of_record, served_history
@@ -24,7 +25,7 @@ from habitus.laws.loss_link import LossLink, loss_link
 from habitus.laws.paired_users import PairedUsers
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
-from habitus.laws.recipe_surface import predict_recipe, untold_knob
+from habitus.laws.recipe_surface import predict_recipe
 from habitus.laws.recipe_value import RecipeLaws, RunValue
 from habitus.laws.response_surface import response_optimum, response_surface
 from habitus.laws.rollout import leave_one_out, rollout
@@ -37,6 +38,7 @@ from habitus.laws.study_recipe import RECIPE_AXES
 from habitus.laws.summary import format_summary
 from habitus.laws.surface import surface
 from habitus.laws.tables import format_tables
+from habitus.laws.told_knobs import rate_of_runs, why_untold
 from habitus.laws.two_term import two_term, two_term_by_budget
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "RecipeLaws",
     "RunValue",
     "allocation_pipeline",
+    "best_rate",
+    "best_recipe",
     "best_rows",
     "compare_approaches",
     "compare_scaling",
@@ -79,6 +83,7 @@ __all__ = [
     "predict_recipe",
     "predict_saturating",
     "published_laws",
+    "rate_of_runs",
     "read_runs",
     "realised_cost",
     "response_optimum",
@@ -98,5 +103,5 @@ __all__ = [
     "trend",
     "two_term",
     "two_term_by_budget",
-    "untold_knob",
+    "why_untold",
 ]

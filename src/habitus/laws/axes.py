@@ -8,18 +8,18 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.allocation import surface_optimum
+from habitus.laws.allocation_runs import AllocationRuns
 from habitus.laws.cell_scatter import cell_means, cell_scatter
 from habitus.laws.checks import num_distinct, pluralize, sign_of
 from habitus.laws.cost import realised_cost
 from habitus.laws.critical_batch import critical_batch
-from habitus.laws.forecast import AllocationRuns, allocation_rollouts
+from habitus.laws.forecast import allocation_rollouts
 from habitus.laws.forms import compare_approaches, compare_scaling, compare_valleys
 from habitus.laws.frontier import Frontier, frontier
 from habitus.laws.isoflop import depth_optimum
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.power_law import power_law
-from habitus.laws.pure_error import PureError, judge_fit
-from habitus.laws.rate_response import rate_response
+from habitus.laws.pure_error import PureError, judge_fit, untested
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_target
 from habitus.laws.surface import surface
@@ -90,7 +90,7 @@ def fit_share(runs: Sequence[MeasuredRun], metric: str, error: PureError | None 
     if scatter is not None:
         means = {c: cell_means(x, y) for c, (x, y) in rows.items()}
         optima = {c: scatter.noted(two_term(x, y, direction, error=scatter.error)) for c, (x, y) in means.items()}
-    return AxisLaws(tuple(_optima_and_law("share", "share", metric, optima, data.note)))
+    return AxisLaws(tuple(_optima_and_law("share", "share", metric, optima, data.note, untested(error))))
 
 
 def fit_negatives(runs: Sequence[MeasuredRun], metric: str, error: PureError | None = None) -> AxisLaws:
@@ -110,7 +110,7 @@ def fit_negatives(runs: Sequence[MeasuredRun], metric: str, error: PureError | N
         except FitError as why:
             optima = {float(c): _not_fitted(why) for c in np.unique(data.budget)}
         optima = {c: judge_fit(law, error) for c, law in optima.items()}
-        entries += _optima_and_law("negatives", name, metric, optima, data.note)
+        entries += _optima_and_law("negatives", name, metric, optima, data.note, untested(error))
     return AxisLaws(tuple(entries))
 
 
@@ -153,7 +153,7 @@ def fit_batch_size(runs: Sequence[MeasuredRun], metric: str, error: PureError | 
     data = axis_data(runs, AXES["batch_size"].knob, metric)
     fitted = frontier(data.budget, data.x, data.y, direction_of(metric), error)
     optima = [_entry("batch_size_optimum", "batch_size", metric, law, c, data.note) for c, law in fitted.optima.items()]
-    return AxisLaws((*optima, _entry("batch_size_law", "batch_size", metric, fitted.size)))
+    return AxisLaws((*optima, _entry("batch_size_law", "batch_size", metric, fitted.size, note=untested(error))))
 
 
 def _is_of_arm(run: MeasuredRun, pool: float | None) -> bool:
@@ -243,19 +243,19 @@ def fit_allocation(
 ) -> AxisLaws:
     """Optima per budget, N*(C), D*(C) by both conventions, L*(C), L(N, D), and their agreement.
 
-    Where cells among `every_rate` were run at several rates, each run counts as it would at its best one.
+    Where cells of the axis among `every_rate` were run at several rates, each run counts as it would at its best one.
+    Roll-outs have the runs as measured, and learn of rates and seeds from those of `every_rate` at the fitted budgets.
     """
     direction = direction_of(metric)
     data = axis_data(runs, AXES["allocation"].knob, metric)
-    response = rate_response(every_rate, metric, direction)
-    if response is not None and all("batch_sequences" in run.knobs for run in data.runs):
-        lost = np.array([response.lost(run) for run in data.runs])
-        data = replace(data, y=data.y - sign_of(direction) * lost)
+    measured = AllocationRuns(metric, data.runs, tuple(every_rate))
+    response = measured.response
+    data = replace(data, y=measured.at_best_rate)
     fitted = frontier(data.budget, data.x, data.y, direction, error)
     entries = [
         *(_entry("size_optimum", "allocation", metric, law, c, data.note) for c, law in fitted.optima.items()),
         *(_entry("size_parabola", "allocation", metric, law, c) for c, law in fitted.parabolas.items()),
-        _entry("size_law", "allocation", metric, fitted.size),
+        _entry("size_law", "allocation", metric, fitted.size, note=untested(error)),
         _entry("size_law_parabola", "allocation", metric, fitted.size_by_parabola),
         _entry("loss_law", "allocation", metric, fitted.height),
         *_data_laws(fitted, data, metric),
@@ -266,17 +266,13 @@ def fit_allocation(
         entries.append(_entry("rate_response", "allocation", metric, response.law(best, top), note=_TUNED))
     if direction == "min" and (data.y > 0).all() and all("slots_seen" in run.knobs for run in data.runs):
         entries += _surface_entries(fitted, data, metric)
-    rollouts = allocation_rollouts(_allocation_runs(data, direction, error), fitted, metric)
+    rollouts = allocation_rollouts(measured, fitted)
     return AxisLaws(tuple(entries), tuple(rollouts), tuple(_forms(fitted, data, metric)))
 
 
-def _allocation_runs(data: AxisData, direction: Direction, error: PureError | None) -> AllocationRuns:
-    known = all("slots_seen" in run.knobs for run in data.runs)
-    slots = np.array([run.knobs["slots_seen"] for run in data.runs]) if known else None
-    return AllocationRuns(data.budget, data.x, slots, data.y, direction, error)
-
-
-def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law], note: str) -> list[LawEntry]:
+def _optima_and_law(
+    axis: str, name: str, metric: str, optima: dict[float, Law], note: str, doubt: str = ""
+) -> list[LawEntry]:
     """The optima per budget and the power law through those that are interior."""
     inside = [c for c, law in optima.items() if law.ok]
     outside = [f"{c:.3g} ({law.status.replace('_', ' ')})" for c, law in optima.items() if not law.ok]
@@ -285,7 +281,7 @@ def _optima_and_law(axis: str, name: str, metric: str, optima: dict[float, Law],
         f"n = {pluralize(len(inside), 'interior budget')}" + (f"; left out: {', '.join(outside)}" if outside else "")
     )
     per_budget = [_entry(f"{name}_optimum", axis, metric, optimum, c, note) for c, optimum in optima.items()]
-    return [*per_budget, _entry(f"{name}_law", axis, metric, law)]
+    return [*per_budget, _entry(f"{name}_law", axis, metric, law, note=doubt)]
 
 
 def _data_laws(fitted: Frontier, data: AxisData, metric: str) -> Iterable[LawEntry]:

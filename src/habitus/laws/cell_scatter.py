@@ -20,7 +20,7 @@ from habitus.store import Law
 _WRONG = 0.05  # p value of residuals that go with the place in the valley
 _ALONE = 0.01  # p value of a budget that misses by more than the others: several are asked
 _MOST = 0.12  # of what a valley spans: up to there planted optima and exponents are held (decision 0143)
-_LEAST_DOF = 8  # of the scatter: fewer cells do not show whether it has a structure
+LEAST_DOF = 8  # of the scatter: fewer cells do not show whether it has a structure
 
 
 class CellScatter(NamedTuple):
@@ -52,7 +52,7 @@ def cell_scatter(laws: Mapping[float, Law], *, shared: bool) -> CellScatter | No
     missed = np.concatenate([v.missed for v in valleys])
     design = _tangents(valleys, shared)
     dof = len(missed) - design.shape[1]
-    if dof < _LEAST_DOF:
+    if dof < LEAST_DOF:
         return None
     variance = float(missed @ missed) / dof
     if variance**0.5 > _MOST * float(np.median([v.span for v in valleys])):
@@ -64,7 +64,12 @@ def cell_scatter(laws: Mapping[float, Law], *, shared: bool) -> CellScatter | No
     p_value = residual_structure(missed, left, places[:, None], np.arange(len(missed))).p_value
     if p_value < _WRONG:
         return None
-    return CellScatter(PureError(variance, dof, len(missed)), p_value)
+    return CellScatter(PureError(variance, min(dof, _num_places(laws) - 1), len(missed)), p_value)
+
+
+def _num_places(laws: Mapping[float, Law]) -> int:
+    """How many sizes (or shares) were run: one that is off alike at every budget tells of the scatter once only."""
+    return len({x for law in laws.values() for x in law.points.get("x", ())})
 
 
 def _spans(valleys: Sequence["_Valley"]) -> Iterator[tuple[int, int]]:

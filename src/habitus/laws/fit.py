@@ -16,7 +16,7 @@ from habitus.laws.law_builders import law_without_values
 from habitus.laws.learning_rate import learning_rate_drift
 from habitus.laws.log_axis import fit_log_axis
 from habitus.laws.paired_users import PairedUsers
-from habitus.laws.pure_error import PureError, pure_error
+from habitus.laws.pure_error import PureError, axis_error, untested
 from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
@@ -54,7 +54,7 @@ _DEFINITIONS = {
     "intervals": "80% and 95%, profile likelihood or Student's t; see docs/laws.md",
     "learning rate": "lowest mean training loss of the last 100 steps, per cell, never by validation",
 }
-_ENOUGH_SEEDS = 3  # degrees of freedom
+_JUDGED_AXES = ("share", "depth", "batch_size", "allocation", "negatives")  # whose valleys seeds can refuse
 _FITTERS: dict[str, Callable[..., AxisLaws]] = {
     "share": fit_share,
     "depth": fit_depth,
@@ -166,10 +166,7 @@ def _law_group(selection: Selection, name: str, metrics: Sequence[str], paired: 
 
 def _error_of(selection: Selection, axis: str, metric: str) -> PureError | None:
     """The error from seed to seed: the axis's own, or that of all runs of stage 1 where it has too little."""
-    own = pure_error(selection.by_axis.get(axis, ()), metric)
-    if axis == "negatives" or (own is not None and own.dof >= _ENOUGH_SEEDS):
-        return own
-    return pure_error((run for run in selection.everything if run.axis != "negatives"), metric)
+    return axis_error(selection.everything, axis, metric)
 
 
 def _metrics_to_fit(runs: Sequence[MeasuredRun], named: Sequence[str]) -> list[str]:
@@ -200,7 +197,7 @@ def _fit_axis(axis: str, metric: str, selection: Selection) -> AxisLaws:
         return AxisLaws()
     judged_by: tuple[Any, ...] = () if axis == LOG_AXIS else (_error_of(selection, axis, metric),)
     if axis == "allocation":
-        judged_by = (*judged_by, selection.by_axis[axis])
+        judged_by = (*judged_by, selection.everything)
     try:
         return _FITTERS[axis](runs, metric, *judged_by)
     except FitError as error:
@@ -343,6 +340,13 @@ def _notes(selection: Selection, group: str, other_groups: Sequence[str]) -> lis
         )
     if selection.exclusions:
         notes.append(f"{pluralize(len(selection.exclusions), 'run')} left out; see exclusions")
-    if pure_error(selection.everything, TAIL_LOSS) is None:
-        notes.append("no cell was run with several seeds: whether a form misses its points is not tested")
-    return notes
+    return [*notes, *_untested(selection)]
+
+
+def _untested(selection: Selection) -> list[str]:
+    """Which axes have no seeds that could show a wrong form, their own or those of others, and which have too few."""
+    axes_by_doubt: dict[str, list[str]] = {}
+    for axis in _JUDGED_AXES:
+        if axis in selection.by_axis:
+            axes_by_doubt.setdefault(untested(_error_of(selection, axis, TAIL_LOSS)), []).append(axis)
+    return [f"{', '.join(axes)}: {doubt}" for doubt, axes in axes_by_doubt.items() if doubt]

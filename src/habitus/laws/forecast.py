@@ -1,8 +1,8 @@
 """Forecasts of the allocation axis: each budget from runs of other budgets alone, with the plan's own estimator.
 
-Everything is fitted again without the budgets that are forecast: the shared shape of the valleys, the weights of the
-optima, N*(C), L*(C) and the surface. What a forecast is held against is measured: the best run of the budget, and for
-N* the optimum by all runs.
+Everything is fitted again without the budgets that are forecast: the rate's curve, the error from seed to seed, the
+shared shape of the valleys, the weights of the optima, N*(C), L*(C) and the surface. What a forecast is held against is
+measured: the best run of the budget as it ran, moved to no other rate; and for N* the optimum by all runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,44 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from habitus.errors import FitError
+from habitus.laws.allocation_runs import AllocationRuns
 from habitus.laws.checks import pluralize
 from habitus.laws.cost import SIX_ND, realised_cost
 from habitus.laws.frontier import SharedShape, shared_shape
 from habitus.laws.power_law import predict_power_law
-from habitus.laws.pure_error import PureError
 from habitus.laws.recipe_value import RecipeLaws
 from habitus.laws.rollout import hold_against
 from habitus.laws.surface import surface
-from habitus.store import Direction, Forecast, NamedRollout, Rollout
+from habitus.store import Forecast, NamedRollout, Rollout
 
 _FEWEST = 3  # budgets that a law can be fitted to
 _SIZE_TOLERANCE = 1.25  # of N*; beyond it the roll-out warns
 GAIN_TOLERANCE = 0.15  # of the gain since the last fitted budget, likewise
 _NAMES = ("size_law", "loss_law", "surface")
-
-
-@dataclass(frozen=True)
-class AllocationRuns:
-    """Budget, size, data (absent where a run does not say) and metric of the runs."""
-
-    budget: np.ndarray
-    size: np.ndarray
-    data: np.ndarray | None
-    metric: np.ndarray
-    direction: Direction
-    error: PureError | None = None  # from seed to seed
-
-    def at(self, budgets: np.ndarray) -> "AllocationRuns":
-        """The runs of some budgets."""
-        keep = np.isin(self.budget, budgets)
-        data = None if self.data is None else self.data[keep]
-        return AllocationRuns(self.budget[keep], self.size[keep], data, self.metric[keep], self.direction, self.error)
-
-    def best(self, budget: float) -> float:
-        """The metric of the budget's best cell, a mean over its seeds."""
-        sizes, metric = self.size[self.budget == budget], self.metric[self.budget == budget]
-        means = [float(metric[sizes == size].mean()) for size in np.unique(sizes)]
-        return min(means) if self.direction == "min" else max(means)
 
 
 @dataclass(frozen=True)
@@ -73,19 +49,23 @@ class AllocationEstimate:
 
 def estimate(runs: AllocationRuns, *, with_surface: bool = True) -> AllocationEstimate:
     """The shared shape, and where the runs say how much data they saw, the realised cost and the surface."""
-    shape = shared_shape(runs.budget, runs.size, runs.metric, runs.direction, runs.error)
+    values = runs.at_best_rate
+    shape = shared_shape(runs.budget, runs.size, values, runs.direction, runs.error)
     cost, by_surface = SIX_ND, None  # along the frontier any cost gives the budget back
-    if runs.data is not None:
+    if runs.slots is not None:
         with suppress(FitError):
-            cost = realised_cost(runs.size, runs.data, runs.budget)
-        if with_surface and runs.direction == "min" and (runs.metric > 0).all():
-            by_surface = surface(runs.size, runs.data, runs.metric)
+            cost = realised_cost(runs.size, runs.slots, runs.budget)
+        if with_surface and runs.direction == "min" and (values > 0).all():
+            by_surface = surface(runs.size, runs.slots, values)
     laws = RecipeLaws(runs.direction, shape.height, shape.size, tuple(shape.optima.values()), cost, by_surface)
     return AllocationEstimate(shape, laws)
 
 
-def allocation_rollouts(runs: AllocationRuns, whole: SharedShape, metric: str) -> Iterator[NamedRollout]:
-    """For N*, the loss law and the surface: every later budget from the lowest k, and each from all the others."""
+def allocation_rollouts(runs: AllocationRuns, whole: SharedShape) -> Iterator[NamedRollout]:
+    """For N*, the loss law and the surface: every later budget from the lowest k, and each from all the others.
+
+    `runs` are as measured; `whole` is the shape by all of them, whose optima forecasts of N* are held against.
+    """
     budgets = np.unique(runs.budget)
     ahead: dict[str, list[Forecast]] = {name: [] for name in _NAMES}
     left_out: dict[str, list[Forecast]] = {name: [] for name in _NAMES}
@@ -98,7 +78,7 @@ def allocation_rollouts(runs: AllocationRuns, whole: SharedShape, metric: str) -
         if ahead[name] or left_out[name] or name != "surface":
             yield NamedRollout(
                 name=name,
-                metric=metric,
+                metric=runs.metric,
                 rollout=Rollout(
                     law=name, forecasts=tuple(ahead[name]), warnings=_warnings(ahead[name], name, len(budgets))
                 ),

@@ -7,13 +7,13 @@ together; the parabolas are given too, as the paper's reading.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from habitus.laws.cell_scatter import cell_means, cell_scatter
+from habitus.laws.cell_scatter import LEAST_DOF, cell_means, cell_scatter
 from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, check_rows_differ, num_distinct, sign_of
 from habitus.laws.isoflop import FLAT_TOLERANCE, isoflop_optimum
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
@@ -25,6 +25,7 @@ from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley
 from habitus.store import LEVELS, Direction, Law
 
 FORM = "sign*y = E_C + a_C*x^alpha + b_C*x^-beta, alpha and beta shared by all budgets"
+_EXACT = 1e-6  # of the variance by all runs: curves through the means of cells
 _CELLS = 4  # distinct sizes a budget must have to lend its weight to the shared shape
 
 
@@ -91,7 +92,7 @@ def _shared_shape(split: Split, direction: Direction, error: PureError | None, l
     scatter = cell_scatter(optima, shared=True)
     if scatter is not None:
         split = {c: cell_means(*rows) for c, rows in split.items()}
-        valleys, shape = _shared_valleys(split, direction, levels)
+        valleys, shape = _shared_valleys(split, direction, levels, scatter.error.dof)
         optima = {c: scatter.noted(law) for c, law in valleys.items()}
     interior = [c for c, law in optima.items() if law.status == "ok"]
     of_sizes = _common_of_sizes({c: split[c] for c in interior}, optima) if scatter else 0.0
@@ -202,8 +203,9 @@ class _Shape:
 
 
 def _shared_valleys(
-    split: Split, direction: Direction, levels: Sequence[float]
+    split: Split, direction: Direction, levels: Sequence[float], most_dof: float = np.inf
 ) -> tuple[dict[float, Law], _Shape | None]:
+    """Every budget's valley, and the joint fit; `most_dof` of its scatter, where its cells tell no more of it."""
     sign = sign_of(direction)
     usable = {c: (xs, ys) for c, (xs, ys) in split.items() if num_distinct(xs) >= _CELLS and not all_equal(ys)}
     laws = {
@@ -223,7 +225,8 @@ def _shared_valleys(
         Curve(valley_terms, np.log(xs) - middles[c], sign * ys, np.full(len(ys), 1 / np.abs(ys).mean()))
         for c, (xs, ys) in usable.items()
     ]
-    best = fit_separable(curves, (EXPONENTS, EXPONENTS))
+    best = _of_cells(fit_separable(curves, (EXPONENTS, EXPONENTS)))
+    best = replace(best, dof=min(best.dof, most_dof))
     if best.dof < 1:
         for c, (xs, _) in usable.items():
             why = "too few cells over all budgets for a shared shape"
@@ -233,6 +236,26 @@ def _shared_valleys(
     for i, (c, (xs, ys)) in enumerate(usable.items()):
         laws[c] = _Budget(i, c, xs, ys, sign, middles[c], best, regions).law(direction)
     return dict(sorted(laws.items())), _Shape(best, regions[0.95], tuple(usable))
+
+
+def _of_cells(best: SeparableFit) -> SeparableFit:
+    """The fit with the variance of cells about the curves and its degrees of freedom, where cells have several seeds.
+
+    Two seeds are not two cells: they share what the cell has beyond its size, whether or not a test shows that. With a
+    mean that counts as often as its cell has seeds,
+
+        s² = Σ_cells seeds·(mean − curve)² / (cells − values),
+
+    the same as by all runs where cells have nothing of their own.
+    """
+    num_cells = int((best.curves.weight > 0).sum())
+    dof = best.dof - (best.curves.num_observations - num_cells)
+    if dof == best.dof or dof < LEAST_DOF or best.sigma2 <= 0:
+        return best
+    sigma2 = max(best.rss - float(best.curves.pure_error.sum()), 0.0) / dof
+    if sigma2 <= _EXACT * best.sigma2:
+        return best
+    return replace(best, dof=dof, sigma2=sigma2, axes=best.axes * float(np.sqrt(sigma2 / best.sigma2)))
 
 
 @dataclass(frozen=True)

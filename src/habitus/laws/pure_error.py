@@ -6,7 +6,7 @@ variance (ν degrees of freedom) and RSS_lof what the residual sum of squares ho
     F = (RSS_lof / d) / s²   follows   F(d, ν)   where the form is right.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from habitus.laws.runs import MeasuredRun
 from habitus.store import Law
 
 SIGNIFICANT = 0.05
+_ENOUGH_SEEDS = 3  # degrees of freedom
 _ROUNDING = 1e-9  # of a metric's level: no curve is wrong by less
 
 
@@ -48,6 +49,24 @@ def pure_error(runs: Iterable[MeasuredRun], metric: str) -> PureError | None:
             dof += len(values) - 1
             num_cells += 1
     return PureError(squares / dof, dof, num_cells) if dof and squares else None
+
+
+def axis_error(runs: Sequence[MeasuredRun], axis: str, metric: str) -> PureError | None:
+    """By the seeds of an axis among all usable runs, or by those of all stage-1 axes where it has too few."""
+    own = pure_error((run for run in runs if run.axis == axis), metric)
+    if axis == "negatives" or (own is not None and own.dof >= _ENOUGH_SEEDS):
+        return own  # a run of stage 2 has a noise of its own
+    return pure_error((run for run in runs if run.axis != "negatives"), metric)
+
+
+def untested(error: PureError | None) -> str:
+    """Why a wrong form would go unseen, or nearly so; empty where seeds can show it."""
+    if error is None:
+        return "no cell was run with several seeds: whether the form misses its points is not tested"
+    if error.dof < _ENOUGH_SEEDS:
+        known = f"{pluralize(error.num_cells, 'cell')} with several seeds, {pluralize(error.dof, 'degree')} of freedom"
+        return f"{known}: a form must miss its points by much to be refused"
+    return ""
 
 
 def judge_fit(law: Law, error: PureError | None) -> Law:

@@ -24,6 +24,7 @@ from habitus.laws.many_fits import fit_many
 from habitus.laws.pure_error import SIGNIFICANT
 from habitus.laws.recipe_form import COLUMNS, FORM, PARTS, Surface
 from habitus.laws.residual_structure import residual_structure
+from habitus.laws.told_knobs import as_told
 from habitus.store import LEVELS, Direction, Law
 
 # Typical values and how far from them, in logarithms, is no surprise: for parts that hardly matter in the runs.
@@ -32,7 +33,6 @@ _FORM_ERROR = 0.1  # of the distance to the budget's best run
 _STARTS = 24
 _REFIT_STEPS = 80  # from the fit to all runs, which is near
 _AT_ONE_VALUE = 1e-9  # of a logarithm: nothing goes with what is the same in all runs
-_AS_IN_RUNS = 0.05  # of a logarithm: a knob of a recipe is that of the runs
 _WRONG = 0.02  # p value of a wrong form: planted steps and kinks have 0.0025, the least there is
 _ROUNDING = 1e-3  # of the range of the metric: no form is wrong that misses by less
 _SPARE = 5  # cells more than numbers, to judge them by
@@ -115,7 +115,8 @@ def from_target(law: Law, target: np.ndarray) -> np.ndarray:
 
 def predict_recipe(law: Law, table: Mapping[str, Numbers], level: float = 0.95) -> tuple[np.ndarray, ...]:
     """The metric of one more run of each recipe, near the best of its budget: value, low and high."""
-    u = centred_logs(law, np.stack([np.log(np.atleast_1d(np.asarray(table[name], float))) for name in COLUMNS], axis=1))
+    logs = np.stack([np.log(np.atleast_1d(np.asarray(table[name], float))) for name in COLUMNS], axis=1)
+    u = as_told(law, centred_logs(law, logs))
     value = Surface.of(np.asarray(law.details["theta"])).metric(u)
     drawn = np.stack([Surface.of(np.asarray(draw)).metric(u) for draw in law.details["draws"]])
     low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2], axis=0)
@@ -124,18 +125,6 @@ def predict_recipe(law: Law, table: Mapping[str, Numbers], level: float = 0.95) 
     ends = (value - np.hypot(below, noise), value + np.hypot(above, noise))
     low, high = sorted((from_target(law, end) for end in ends), key=lambda end: float(end[0]))
     return from_target(law, value), low, high
-
-
-def untold_knob(law: Law, table: Mapping[str, Numbers]) -> str:
-    """A knob that is the same in all runs and another in a recipe: what it is worth, the runs do not say.
-
-    With one batch, what a batch costs cannot be told from the floor, nor data from steps.
-    """
-    for name in COLUMNS:
-        logs = np.log(law.points[name])
-        if np.ptp(logs) <= _AT_ONE_VALUE and np.abs(np.log(table[name]) - logs[0]).max() > _AS_IN_RUNS:
-            return name
-    return ""
 
 
 def recipe_rate(law: Law, embedder_params: float, contextualizer_params: float) -> float:

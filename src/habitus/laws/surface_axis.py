@@ -24,10 +24,11 @@ from habitus.laws.recipe_optimum import (
     recipe_optimum,
     recipe_slice,
 )
-from habitus.laws.recipe_surface import COLUMNS, misfit, predict_recipe, recipe_surface, untold_knob
+from habitus.laws.recipe_surface import COLUMNS, misfit, predict_recipe, recipe_surface
 from habitus.laws.recipe_value import RunValue
 from habitus.laws.rollout import hold_against
 from habitus.laws.runs import MeasuredRun
+from habitus.laws.told_knobs import why_untold
 from habitus.store import SURFACE_AXIS, TRAIN, Direction, Forecast, Law, LawEntry, NamedRollout, Rollout, direction_of
 
 _SLICE_PLACES, _SLICE_REFITS = 9, 40
@@ -153,7 +154,7 @@ class SurfaceRuns:
         told = {
             number: RunValue(*(float(v[0]) for v in predict_recipe(law, row)))
             for number, row in rows.items()
-            if not untold_knob(law, row)
+            if not why_untold(law, row)
         }
         chosen = sorted(told, key=lambda number: sign * told[number].value)[:_FOREMOST]
         if not chosen:

@@ -2,7 +2,6 @@
 
 from habitus.planning.best_run import plan_best_run, plan_of_run
 from habitus.planning.hardware import affordable_flops, busy_note
-from habitus.planning.knobs import RATE_AT_512, stage1_metrics, stage2_metrics
 from habitus.planning.log_limits import log_limits
 from habitus.planning.neighbours import Change, combine, neighbours, passes_of
 from habitus.planning.plan import PlanOptions, plan
@@ -16,8 +15,10 @@ from habitus.planning.portfolio import (
     stage2_recipe,
     usual_passes,
 )
+from habitus.planning.rates import RATE_AT_512
 from habitus.planning.regime import LogRegime, log_regime
 from habitus.planning.registration import check_plan, register_plan
+from habitus.planning.sources import stage1_metrics, stage2_metrics
 
 __all__ = [
     "LEAST_PASSES",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from habitus.laws import describe_history, predict_power_law, served_history
-from habitus.planning.knobs import SourcedLaws, stage2_metrics
 from habitus.planning.shape import FixedSettings
+from habitus.planning.sources import SourcedLaws, stage2_metrics
 from habitus.store import Quantity
 
 

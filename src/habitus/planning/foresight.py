@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from habitus.store import NamedRollout
+
 # A study has one roll-out or two, which can be right by luck: on planted studies intervals failed where they were.
 _LEAST_MISS = 0.15
 
@@ -14,6 +16,20 @@ class Foreseen(NamedTuple):
     last: float
     forecast: float
     measured: float
+
+
+def foreseen_by(rollouts: Sequence[NamedRollout], reading: str, metric: str) -> list[Foreseen]:
+    """The forecasts of the next budget by one law, from every number of budgets that was tried."""
+    found = []
+    for item in rollouts:
+        if (item.name, item.metric) == (reading, metric):
+            nearest: dict[int, tuple[float, Foreseen]] = {}
+            for f in item.rollout.forecasts:
+                k = len(f.fitted_budgets)
+                if f.last is not None and f.gain is not None and f.budget < nearest.get(k, (math.inf, None))[0]:
+                    nearest[k] = f.budget, Foreseen(f.last, f.predicted, f.observed)
+            found += [foreseen for _, foreseen in nearest.values()]
+    return found
 
 
 def error_of_gain(rollouts: Sequence[Foreseen]) -> float | None:

@@ -4,81 +4,45 @@ Letters: C nominal FLOPs of stage 1, N params, s embedder_share, B batch_sequenc
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from habitus.laws import NO_TREND, predict_power_law, published_laws, trend
+from habitus.planning.measured import SIZED_AXES
+from habitus.planning.rates import slope_in_compute
+from habitus.planning.sources import (
+    LOSS,
+    SourcedLaws,
+    power_of_two,
+    quantity_of,
+    size_metrics,
+    stage1_metrics,
+    stage2_metrics,
+    swept,
+)
+from habitus.planning.surface_plan import surface_recipe
 from habitus.sizing import ladder_batch_sequences
-from habitus.store import AXES, Law, LawEntry, Laws, Quantity, QuantitySource, RunRow, direction_of, regime_twins
+from habitus.store import AXES, LawEntry, Laws, Quantity, RunRow, direction_of
 
-LOSS = "batch/loss"
 _PUBLISHED_SHARE = 0.02  # the printed recipe's
-RATE_AT_512 = 2e-3  # the printed rule, 2e-3·√(B/512)
 _USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
 LADDER_EXPONENT = math.log10(2)  # of the batch over compute: twice per decade
 
 
-class SourcedLaws:
-    """One set of laws with the name of its source."""
-
-    def __init__(self, file: Laws, source: QuantitySource) -> None:
-        self.file, self.source = file, source
-
-    def entries(self, name: str, metrics: Sequence[str]) -> list[LawEntry]:
-        """The entries of that name for the first of the metrics that has any."""
-        for metric in metrics:
-            entries = [e for e in self.file.entries if e.name == name and e.metric == metric]
-            if entries:
-                return sorted(entries, key=lambda e: e.budget or 0.0)
-        return []
-
-    def first_ok(self, name: str, metrics: Sequence[str], value: str) -> list[LawEntry]:
-        """As `entries`, but only those that are ok and hold `value`; the next metric where none is."""
-        for metric in metrics:
-            entries = [e for e in self.entries(name, [metric]) if e.law.ok and value in e.law.values]
-            if entries:
-                return entries
-        return []
-
-
-def laws_by_source(user: Laws | None) -> list[SourcedLaws]:
-    """The user's laws first, then the published ones."""
-    published = SourcedLaws(published_laws(), "published")
-    return [published] if user is None else [SourcedLaws(user, "this study"), published]
-
-
-def stage1_metrics(metric: str) -> list[str]:
-    """Where stage 1's laws of a metric are looked for: itself, its other regime, then the loss."""
-    return list(dict.fromkeys([*regime_twins(metric), "batch/loss"]))
-
-
-def stage2_metrics(metric: str) -> list[str]:
-    """Stage 2 is judged against the catalogue only."""
-    bare = metric.partition("/")[2]
-    return list(dict.fromkeys([f"catalogue/{bare}", "catalogue/loss", "catalogue/recall@10"]))
-
-
-def size_metrics(metric: str, laws: SourcedLaws) -> list[str]:
-    """Whose optimum N is taken from: the loss's, which is measured sharply, unless a test over users shows that the
-    metric has another one; then the metric's own."""
-    own = stage1_metrics(metric)
-    differs = any(e.law.ok for e in laws.entries("size_test", [metric]))
-    if laws.source == "published" or differs or metric.split("/")[1:2] == ["loss"]:
-        return own
-    return list(dict.fromkeys([LOSS, *own]))
-
-
 def size(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
-    """N*(C): the size law; else the largest budget's optimum carried on by the published exponent."""
+    """N*(C): by one law over the recipe where the store has one; else by the size law; else the largest budget's
+    optimum carried on by the published exponent."""
     published = published_laws().find("size_law", LOSS)
     for laws in sources:
+        if (whole := surface_recipe(C, metric, laws)) is not None:
+            return whole.quantities["params"]
         metrics = size_metrics(metric, laws)
         entry = _size_entry(C, metrics, laws)
         if entry is not None:
             value, low, high = predict_power_law(entry.law, C)
             how = _describe_law("size law", entry)
-            return _quantity(value, low, high, laws.source, how, entry.law)
+            return quantity_of(value, low, high, laws.source, how, entry.law)
         carried = _carried_optimum(C, metrics, laws, float(published["exponent"]))
         if carried is not None:
             return carried
@@ -109,14 +73,14 @@ def _carried_optimum(C: float, metrics: Sequence[str], laws: SourcedLaws, expone
         scale = (C / entry.budget) ** exponent
         low, high = entry.law.interval("x_opt")
         how = f"optimum of {entry.metric} at {entry.budget:.3g}, carried on by the published exponent {exponent:.3f}"
-        return _quantity(scale * entry.law["x_opt"], scale * low, scale * high, laws.source, how, entry.law)
+        return quantity_of(scale * entry.law["x_opt"], scale * low, scale * high, laws.source, how, entry.law)
     best = _best_cell(laws.file, metrics, "allocation")
     if best is None:
         return None
-    ranked_by, budget, params, swept = best
+    ranked_by, budget, params, tried = best
     scale = (C / budget) ** exponent
     how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
-    return _swept(scale * params, scale * swept[0], scale * swept[1], laws.source, how)
+    return swept(scale * params, scale * tried[0], scale * tried[1], laws.source, how)
 
 
 def _best_cell(laws: Laws, metrics: Sequence[str], axis: str) -> tuple[str, float, float, tuple[float, float]] | None:
@@ -135,9 +99,12 @@ def _best_cell(laws: Laws, metrics: Sequence[str], axis: str) -> tuple[str, floa
 
 
 def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
-    """s: that of the runs whose sizes were compared, since N* belongs to it; without such runs the share law, the
-    optimum of the nearest budget, the best cell; else the printed 2%."""
+    """s: by one law over the recipe where the store has one; else that of the runs whose sizes were compared, since N*
+    belongs to it; without such runs the share law, the optimum of the nearest budget, the best cell; else the printed
+    2%."""
     for laws in sources:
+        if (whole := surface_recipe(C, metric, laws)) is not None:
+            return whole.quantities["embedder_share"]
         metrics = stage1_metrics(metric)
         compared = _compared_share(laws)
         if compared is not None:
@@ -147,22 +114,22 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
                 value, low, high = predict_power_law(entry.law, C)
                 if 0.001 < value < 0.5:
                     how = _describe_law("share law", entry)
-                    return _quantity(value, low, min(high, 1.0), laws.source, how, entry.law)
+                    return quantity_of(value, low, min(high, 1.0), laws.source, how, entry.law)
         optima = laws.first_ok("share_optimum", metrics, "x_opt")
         if laws.source == "published":
             shares = [float(e.law["x_opt"]) for e in optima]
             how = f"the printed recipe; printed optima of {optima[0].metric} at {len(shares)} budgets give the range"
-            return _swept(_PUBLISHED_SHARE, min(shares), max(shares), "published", how)
+            return swept(_PUBLISHED_SHARE, min(shares), max(shares), "published", how)
         if optima:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C) / C)))
             low, high = entry.law.interval("x_opt")
             how = f"optimum of {entry.metric} at {entry.budget:.3g}"
-            return _quantity(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
+            return quantity_of(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
         best = _best_cell(laws.file, metrics, "share")
         if best is not None:
-            ranked_by, budget, value, swept = best
+            ranked_by, budget, value, tried = best
             how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
-            return _swept(value, swept[0], swept[1], laws.source, how)
+            return swept(value, tried[0], tried[1], laws.source, how)
     return Quantity(value=_PUBLISHED_SHARE, source="default", how="the printed recipe")
 
 
@@ -180,13 +147,16 @@ def _compared_share(laws: SourcedLaws) -> Quantity | None:
     nearest = min(optima, key=lambda e: abs(math.log((e.budget or budget) / budget)))
     low, high = nearest.law.interval("x_opt")
     how = f"{how}; the optimum of {LOSS} at {nearest.budget:.3g} gives the interval"
-    return _quantity(value, min(low, value), max(high, value), laws.source, how, nearest.law)
+    return quantity_of(value, min(low, value), max(high, value), laws.source, how, nearest.law)
 
 
 def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
-    """B* at equal compute where batch sizes were compared; else B as the runs had it, so that sizes and predictions
-    hold for it, and at most the critical batch; the ladder where nothing was measured."""
+    """B by one law over the recipe where the store has one; else B* at equal compute where batch sizes were compared;
+    else B as the runs had it, so that sizes and predictions hold for it, and at most the critical batch; the ladder
+    where nothing was measured."""
     laws = sources[0]
+    if (whole := surface_recipe(C, metric, laws)) is not None:
+        return whole.quantities["batch_sequences"]
     if laws.source == "this study":
         best = _best_batch(C, metric, laws)
         if best is not None:
@@ -202,14 +172,14 @@ def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
         at_most = max(1.0, 2.0 ** round(math.log2(max(b_crit, 1.0))))
         found = f"B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
         how = f"{B.how}; below {found}" if B.value <= at_most else f"power of two nearest to {found}"
-        return _quantity(min(B.value, at_most), 1.0, high, B.source, how, entry.law)
+        return quantity_of(min(B.value, at_most), 1.0, high, B.source, how, entry.law)
     entries = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
     if entries:
         entry = entries[-1]
         b_crit = float(entry.law["b_crit"])
         low, high = entry.law.interval("b_crit")
         how = f"power of two nearest to B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
-        return _quantity(max(1.0, 2.0 ** round(math.log2(b_crit))), low, high, laws.source, how, entry.law)
+        return quantity_of(max(1.0, 2.0 ** round(math.log2(b_crit))), low, high, laws.source, how, entry.law)
     return Quantity(value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade")
 
 
@@ -225,7 +195,7 @@ def _best_batch(C: float, metric: str, laws: SourcedLaws) -> Quantity | None:
             value, low, high = predict_power_law(entry.law, C)
             if entry.law.points and high <= _USEFUL * low:
                 how = f"{_describe_law('B* law at equal compute', entry)}; the nearest power of two{beyond}"
-                return _power_of_two(_quantity(value, low, high, laws.source, how, entry.law))
+                return power_of_two(quantity_of(value, low, high, laws.source, how, entry.law))
         optima = laws.first_ok("batch_size_optimum", [name], "x_opt")
         if optima:
             entry = optima[-1]
@@ -237,7 +207,7 @@ def _best_batch(C: float, metric: str, laws: SourcedLaws) -> Quantity | None:
                 f"B* {B:.0f} of {name} at {entry.budget:.3g} and equal compute, carried on as C^{LADDER_EXPONENT:.2f}, "
                 f"as the ladder; the nearest power of two{beyond}"
             )
-            return _power_of_two(_quantity(scale * B, scale * low, scale * high, laws.source, how, entry.law))
+            return power_of_two(quantity_of(scale * B, scale * low, scale * high, laws.source, how, entry.law))
     return None
 
 
@@ -251,13 +221,6 @@ def _only_improves(metric: str, laws: SourcedLaws) -> str:
     return f"; {metric} by itself wants {best:g} {side} at {entries[-1].budget:.3g}, an end of what was tried"
 
 
-def _power_of_two(B: Quantity) -> Quantity:
-    value = max(1.0, 2.0 ** round(math.log2(max(B.value, 1.0))))
-    low = None if B.low is None else min(B.low, value)
-    high = None if B.high is None else max(B.high, value)
-    return B.model_copy(update={"value": value, "low": low, "high": high})
-
-
 def study_batch(C: float, laws: Laws) -> Quantity:
     """The batch of the study's runs, carried on as it grew over their budgets."""
     by_budget = {r.budget: r.knobs["batch_sequences"] for r in laws.runs if _is_sized(r)}
@@ -266,7 +229,7 @@ def study_batch(C: float, laws: Laws) -> Quantity:
             value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade"
         )
     top = max(by_budget)
-    slope = _slope({c: math.log(b) for c, b in by_budget.items()})
+    slope = slope_in_compute({c: math.log(b) for c, b in by_budget.items()})
     value = max(1.0, 2.0 ** round(math.log2(by_budget[top] * (C / top) ** slope)))
     grew = f"growing as C^{slope:.2g}, as over their budgets" if abs(slope) > 0.01 else "the same at all their budgets"
     return Quantity(
@@ -278,67 +241,6 @@ def _is_sized(run: RunRow) -> bool:
     return run.axis == "allocation" and "batch_sequences" in run.knobs
 
 
-def _slope(by_budget: Mapping[float, float]) -> float:
-    """Of a straight line through one number per budget, in log C; zero with a single budget."""
-    if len(by_budget) < 2:
-        return 0.0
-    return float(np.polyfit([math.log(c) for c in by_budget], list(by_budget.values()), 1)[0])
-
-
-def learning_rate(
-    B: int,
-    axes: Sequence[str],
-    sources: Sequence[SourcedLaws],
-    C: float | None = None,
-    N: float | None = None,
-) -> Quantity:
-    """The study's rule: the best rate of a run of N at C where rates were compared; else the rates chosen at its
-    budgets, and how they moved with the budget. Both by the √B rule."""
-    for laws in sources:
-        if laws.source != "this study":
-            continue
-        compared = next(iter(laws.first_ok("rate_response", [LOSS], "rate_at_512")), None)
-        if compared is not None and C is not None and N is not None:
-            return _compared_rate(B, compared.law, C, N)
-        rates = _chosen_rates(laws.file, axes)
-        if rates:
-            top = max(rates)
-            slope = _slope({c: float(np.mean(np.log(at))) for c, at in rates.items()})
-            scale = math.sqrt(B / 512) * (1.0 if C is None else (C / top) ** slope)
-            value = math.exp(float(np.mean(np.log(rates[top])))) * scale
-            how = f"rates chosen in {len(rates[top])} cells of the largest budget, by the square root of the batch"
-            if abs(slope) > 0.005 and C is not None:
-                how += f" and C^{slope:.2g}, as they moved over {len(rates)} budgets"
-            return _swept(value, min(rates[top]) * scale, max(rates[top]) * scale, "this study", how)
-    value = RATE_AT_512 * math.sqrt(B / 512)
-    source: QuantitySource = "published" if sources[0].source == "published" else "default"
-    return _swept(value, value / 2, value * 2, source, "2e-3·√(B/512), as printed")
-
-
-def _compared_rate(B: int, law: Law, C: float, N: float) -> Quantity:
-    """The best rate by the quadratic in its logarithm, carried on in size and budget."""
-    about, scale = law.details, math.sqrt(B / 512)
-    moved = (N / about["size"]) ** law["size_power"] * (C / about["budget"]) ** law["budget_power"]
-    how = (
-        f"best rate by a quadratic in log rate over {about['cells']} cells, by the square root of the batch, "
-        f"N^{law['size_power']:.2g} and C^{law['budget_power']:.2g}"
-    )
-    low, high = (end * scale * moved for end in about["tried"])
-    return _swept(law["rate_at_512"] * moved * scale, low, high, "this study", how)
-
-
-def _chosen_rates(laws: Laws, axes: Sequence[str]) -> dict[float, list[float]]:
-    """By budget, the chosen rates of the first axis that has any, as rates at B = 512."""
-    for axis in axes:
-        runs = [r for r in laws.runs if r.axis == axis and r.chosen and "batch_sequences" in r.knobs]
-        if runs:
-            rates: dict[float, list[float]] = {}
-            for r in runs:
-                rates.setdefault(r.budget, []).append(r.learning_rate / math.sqrt(r.knobs["batch_sequences"] / 512))
-            return rates
-    return {}
-
-
 def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
     """K*(C) of stage 2's budget: the law; else optima; else the best cell of the study; uncapped."""
     metrics = stage2_metrics(metric)
@@ -348,23 +250,23 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
                 if entry.law.points:
                     value, low, high = predict_power_law(entry.law, C2)
                     how = _describe_law("negatives law", entry)
-                    return _quantity(value, low, high, laws.source, how, entry.law)
+                    return quantity_of(value, low, high, laws.source, how, entry.law)
         optima = laws.first_ok("negatives_optimum", metrics, "x_opt")
         if optima and laws.source == "published":
             counts = [float(e.law["x_opt"]) for e in optima]
             value = math.exp(float(np.mean(np.log(counts))))
             how = f"geometric mean of the printed optima of {optima[0].metric} at {len(counts)} budgets"
-            return _swept(value, min(counts), max(counts), "published", how)
+            return swept(value, min(counts), max(counts), "published", how)
         if optima:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C2) / C2)))
             low, high = entry.law.interval("x_opt")
             how = f"optimum of {entry.metric} at {entry.budget:.3g}"
-            return _quantity(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
+            return quantity_of(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
         best = _best_cell(laws.file, metrics, "negatives")
         if best is not None:
-            ranked_by, budget, value, swept = best
+            ranked_by, budget, value, tried = best
             how = f"best cell by {ranked_by} at {budget:.3g}; no interior optimum, so only the swept range bounds it"
-            return _swept(value, swept[0], swept[1], laws.source, how)
+            return swept(value, tried[0], tried[1], laws.source, how)
     return Quantity(value=0, source="default", how="no law of negatives: in-batch candidates only")
 
 
@@ -374,7 +276,7 @@ def measured_budgets(metric: str, sources: Sequence[SourcedLaws]) -> tuple[float
     Laws without their runs, as the published ones, have the budgets of their size laws.
     """
     laws = sources[0]
-    budgets = [r.budget for r in laws.file.runs if r.axis == "allocation"] or [
+    budgets = [r.budget for r in laws.file.runs if r.axis in SIZED_AXES] or [
         x for e in laws.entries("size_law", stage1_metrics(metric)) for x in e.law.points.get("x", ())
     ]
     return (min(budgets), max(budgets)) if budgets else None
@@ -384,21 +286,3 @@ def _describe_law(name: str, entry: LawEntry) -> str:
     """'size law of batch/loss, exponent 0.347, n = 4', and that there is no trend where its error swallows it."""
     text = f"{name} of {entry.metric}, exponent {entry.law['exponent']:.3f}, n = {entry.law.residuals.n}"
     return f"{text}: {NO_TREND}" if trend(entry.law) == "none" else text
-
-
-def _quantity(
-    value: float, low: float, high: float, source: QuantitySource, how: str, law: Law | None = None
-) -> Quantity:
-    return Quantity(
-        value=value,
-        low=low if math.isfinite(low) else None,
-        high=high if math.isfinite(high) else None,
-        source=source,
-        how=how,
-        doubts=() if law is None else law.warnings,
-    )
-
-
-def _swept(value: float, low: float, high: float, source: QuantitySource, how: str) -> Quantity:
-    """A number between the ends of what was tried or printed, which is no confidence interval."""
-    return _quantity(value, low, high, source, how).model_copy(update={"range": "tried"})

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from habitus.laws import published_laws
-from habitus.planning.knobs import RATE_AT_512
+from habitus.planning.rates import RATE_AT_512
 from habitus.sizing import TYPICAL_INPUTS, CellRequest, cell_of, solve
 from habitus.store import Difference, PrintedRecipe, Quantity
 

@@ -1,7 +1,7 @@
 """The verb: a budget and a metric to the next recipe, with every number's interval and source."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from habitus.data import Dataset
@@ -13,11 +13,13 @@ from habitus.planning.context import context_quantities, with_windows
 from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
 from habitus.planning.fast_batch import choose_fastest
 from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
-from habitus.planning.knobs import SourcedLaws
+from habitus.planning.measured import usual_lengths
 from habitus.planning.paper_recipe import compare_with_published, printed_recipe
 from habitus.planning.predict import PlannedRun, predict_metrics
+from habitus.planning.rates import learning_rate, stage1_rate
 from habitus.planning.repeats import dropout_quantity, flops_to_log_end, log_end_warning, passes_quantity
 from habitus.planning.shape import MIN_STEPS, FixedSettings, StageTwoCell, largest_batch, stage1_cell, stage2_cell
+from habitus.planning.sources import SourcedLaws, laws_by_source
 from habitus.planning.warnings import (
     data_warnings,
     hardware_warnings,
@@ -59,13 +61,13 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     user = None if options.laws is None else Laws.read(options.laws)
     _check_metric(metric, user)
     facts = read_store_facts(options.laws)
-    dataset = _dataset_profile(options, facts)
+    dataset = _dataset_profile(options, facts, user)
     unchecked = None if user is None else check_dataset(dataset, facts, user, options.laws)
     if user is not None and options.laws is not None and options.dataset is not None:
         within = plan_within_log(options.laws.parent, user, metric, options.dataset, flops)
         if within is not None:
             return within
-    sources = knobs.laws_by_source(user)
+    sources = laws_by_source(user)
     context = context_quantities((1 - options.stage2_share) * flops, metric, sources)
     fixed = with_windows(_fixed_settings(dataset, facts, user), context, metric, sources)
 
@@ -190,9 +192,7 @@ def plan_cells(
         "params": _with_built_value(N, cell.params),
         "embedder_share": _with_built_value(s, cell.embedder_share),
         "batch_sequences": B,
-        "learning_rate": knobs.learning_rate(
-            round(affordable / fixed.batch_scale), ("allocation", "share"), sources, C, cell.params
-        ),
+        "learning_rate": stage1_rate(C, cell, affordable / fixed.batch_scale, metric, sources),
         **_derived(cell, ends, N),
     }
     if not C2:
@@ -211,7 +211,7 @@ def plan_cells(
         source=batch_source,
         how=batch_how,
     )
-    quantities["stage2_learning_rate"] = knobs.learning_rate(
+    quantities["stage2_learning_rate"] = learning_rate(
         round(second.cell.batch_sequences / fixed.batch_scale), ("negatives", "allocation"), sources, C2
     )
     return PlannedCells(quantities, cell, second)
@@ -260,12 +260,18 @@ def _derived(cell: Cell, ends: list[Cell | None], N: Quantity) -> dict[str, Quan
     }
 
 
-def _dataset_profile(options: PlanOptions, facts: StoreFacts) -> DatasetProfile:
-    """The dataset that is given; else one with the windows of the study's runs; else a typical one."""
+def _dataset_profile(options: PlanOptions, facts: StoreFacts, user: Laws | None) -> DatasetProfile:
+    """The dataset that is given; else one with the windows and texts of the study's runs; else a typical one."""
     if options.dataset is not None:
         return DatasetProfile.of(options.dataset)
     if facts.recipe is None:
-        return DatasetProfile()
+        known = {} if user is None else usual_lengths(user.runs)
+        typical = DatasetProfile()
+        return replace(
+            typical,
+            seq_len=known.get("seq_len", typical.seq_len),
+            text_len=known.get("text_len", typical.text_len),
+        )
     return DatasetProfile(seq_len=facts.recipe.data.seq_len, text_len=facts.recipe.model.text_len)
 
 
@@ -273,9 +279,10 @@ def _fixed_settings(dataset: DatasetProfile, facts: StoreFacts, user: Laws | Non
     """What all runs behind the laws had in common: the optimizer is part of the law."""
     stated = "adamw" if user is None else user.definitions.get("optimizer", "")
     recipe = facts.recipe
+    known = {} if user is None else usual_lengths(user.runs)
     return FixedSettings(
         dataset=dataset,
-        text_depth=_TEXT_DEPTH if recipe is None else recipe.model.text_depth,
+        text_depth=known.get("text_depth", _TEXT_DEPTH) if recipe is None else recipe.model.text_depth,
         head_dim=None if recipe is None else recipe.model.head_dim,
         optimizer=stated if stated in OPTIMIZERS else "adamw",
         precision="bf16" if recipe is None else recipe.train.precision,

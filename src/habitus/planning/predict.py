@@ -16,12 +16,14 @@ from habitus.laws import (
     predict_recipe,
     predict_saturating,
     realised_cost,
-    untold_knob,
+    why_untold,
 )
 from habitus.planning.facts import ParentMetrics, StageTwoKey
-from habitus.planning.foresight import Foreseen, error_of_gain, share_missed, widened
-from habitus.planning.knobs import SourcedLaws, stage1_metrics, study_batch
+from habitus.planning.foresight import error_of_gain, foreseen_by, share_missed, widened
+from habitus.planning.knobs import study_batch
+from habitus.planning.measured import SIZED_AXES, better_for_less
 from habitus.planning.ranking_link import follows_loss
+from habitus.planning.sources import RECIPE_SURFACE, SourcedLaws, stage1_metrics
 from habitus.sizing import Cell
 from habitus.store import STUDY_RECIPE, Law, LawEntry, Prediction, direction_of
 
@@ -29,7 +31,9 @@ _READINGS = {
     "loss_law": "L*(C) and its valley of {metric} at the planned N and D",
     "surface": "L(N, D) of {metric} at the planned N and D",
     STUDY_RECIPE: "one law of {metric} over size, share, data, batch and rate, at the planned recipe",
+    RECIPE_SURFACE: "one law of {metric} over size, share, data, batch and rate, at the planned recipe",
 }
+_WHOLE_RECIPE = (RECIPE_SURFACE, STUDY_RECIPE)
 
 
 _SAME_BATCH = math.log(1.5)
@@ -135,17 +139,22 @@ def _stage1_or_by_loss(run: PlannedRun, metric: str, laws: SourcedLaws) -> Predi
     if isinstance(loss, str):
         return prediction
     linked = follows_loss(laws.file.runs, metric, loss, run.batch_sequences, run.rate_at_512)
+    if isinstance(linked, Prediction) and (
+        why := better_for_less(metric, linked.value, _comparable_flops(run, laws), laws.file.runs)
+    ):
+        return why
     return linked if isinstance(linked, Prediction) else f"{prediction}, and {linked}"
 
 
 def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str:
     """The metric at the planned size and data; else why there is no prediction."""
     readings = _readings(run, metric, laws)
-    rollouts = {name: _rollouts(metric, name, laws) for name in readings}
+    rollouts = {name: foreseen_by(laws.file.rollouts, name, metric) for name in readings}
     errors = {name: error_of_gain(rollouts[name]) for name in readings}
-    if (missed := errors.get(STUDY_RECIPE, 0.0)) is None or missed >= 1:
-        # A form this free counts only where it foresaw a budget better than the budget before does.
-        del readings[STUDY_RECIPE]
+    for name in _WHOLE_RECIPE:
+        if (missed := errors.get(name, 0.0)) is None or missed >= 1:
+            # A form this free counts only where it foresaw a budget better than the budget before does.
+            del readings[name]
     if not readings:
         return _why_unread(run, metric, laws)
     # The reading whose roll-outs missed less; the first where there were none.
@@ -169,6 +178,8 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
         once = told(run.one_pass)
         low, high = min(low, once.low), max(high, once.high)
         how += f"; {run.slots / run.one_pass:.1f} passes, so the interval reaches to what one pass would give"
+    if why := better_for_less(metric, value, _comparable_flops(run, laws), laws.file.runs):
+        return why
     return _prediction(metric, 1, value, low, high, laws, how)
 
 
@@ -179,9 +190,10 @@ def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Call
     for name in fitted.identified if fitted is not None else ():
         assert fitted is not None
         readings[name] = partial(fitted.predict, name, run.params)
-    law = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.ok), None)
-    if law is not None and run.batch_sequences and not untold_knob(law, run.knobs(run.slots)):
-        readings[STUDY_RECIPE] = partial(_by_recipe, law, run)
+    for name in _WHOLE_RECIPE:
+        law = next((e.law for e in laws.entries(name, [metric]) if e.law.ok), None)
+        if law is not None and run.batch_sequences and not why_untold(law, run.knobs(run.slots)):
+            readings[name] = partial(_by_recipe, law, run)
     return readings
 
 
@@ -198,21 +210,22 @@ def _by_recipe(law: Law, run: PlannedRun, slots: float) -> RunValue:
 
 
 def _why_unread(run: PlannedRun, metric: str, laws: SourcedLaws) -> str:
+    whole = next((e.law for name in _WHOLE_RECIPE for e in laws.entries(name, [metric]) if e.law.values), None)
     height = next((e.law for e in laws.entries("loss_law", [metric])), None)
     if height is None:
-        return "no law of its height"
+        return "no law of its height" if whole is None else f"the law over the whole recipe {_doubt(run, whole)}"
     why = f"neither L*(C) ({height.status.replace('_', ' ')}) nor a surface of it is identified"
     if not _has_batch_of_runs(run, laws):
         why = f"L*(C) and its surface are of runs with another batch than the plan's {run.batch_sequences:g}"
-    whole = next((e.law for e in laws.entries(STUDY_RECIPE, [metric]) if e.law.values), None)
-    if whole is None:
-        return why
-    doubt = "foresaw no budget better than the one before"
+    return why if whole is None else f"{why}, and the law over the whole recipe {_doubt(run, whole)}"
+
+
+def _doubt(run: PlannedRun, whole: Law) -> str:
+    """Why a law over the whole recipe was not asked."""
     if not whole.ok:
-        doubt = f"is refused ({whole.status})"
-    elif run.batch_sequences and (knob := untold_knob(whole, run.knobs(run.slots))):
-        doubt = f"is of runs with one {knob}, which the plan does not have"
-    return f"{why}, and the law over the whole recipe {doubt}"
+        return f"is refused ({whole.status})"
+    untold = why_untold(whole, run.knobs(run.slots)) if run.batch_sequences else ""
+    return untold or "foresaw no budget better than the one before"
 
 
 def recipe_laws(run: PlannedRun, metric: str, laws: SourcedLaws) -> RecipeLaws | None:
@@ -234,9 +247,7 @@ def recipe_laws(run: PlannedRun, metric: str, laws: SourcedLaws) -> RecipeLaws |
 
 def _cost(run: PlannedRun, laws: SourcedLaws) -> RealisedCost:
     """What the study's runs paid for N and D; the plan's own price where they do not say."""
-    runs = [
-        r for r in laws.file.runs if r.axis == "allocation" and r.chosen and {"params", "slots_seen"} <= set(r.knobs)
-    ]
+    runs = [r for r in laws.file.runs if r.axis in SIZED_AXES and r.chosen and {"params", "slots_seen"} <= set(r.knobs)]
     try:
         return realised_cost(
             [r.knobs["params"] for r in runs], [r.knobs["slots_seen"] for r in runs], [r.budget for r in runs]
@@ -245,23 +256,17 @@ def _cost(run: PlannedRun, laws: SourcedLaws) -> RealisedCost:
         return RealisedCost(run.flops / (run.params * run.slots), 1.0, 1.0)
 
 
-def _rollouts(metric: str, reading: str, laws: SourcedLaws) -> list[Foreseen]:
-    """The forecasts of the next budget, from every number of budgets that was tried."""
-    found = []
-    for item in laws.file.rollouts:
-        if (item.name, item.metric) == (reading, metric):
-            nearest: dict[int, tuple[float, Foreseen]] = {}
-            for f in item.rollout.forecasts:
-                k = len(f.fitted_budgets)
-                if f.last is not None and f.gain is not None and f.budget < nearest.get(k, (math.inf, None))[0]:
-                    nearest[k] = f.budget, Foreseen(f.last, f.predicted, f.observed)
-            found += [foreseen for _, foreseen in nearest.values()]
-    return found
+def _comparable_flops(run: PlannedRun, laws: SourcedLaws) -> float:
+    """What the study's runs would have paid for the planned size and data, at most the plan's own budget.
+
+    A plan that pays more for its scores or its texts than they did has fewer slots than runs of its budget.
+    """
+    return min(run.flops, _cost(run, laws).flops(run.params, run.slots))
 
 
 def _best_measured(metric: str, laws: SourcedLaws) -> tuple[float, float] | None:
-    """The largest budget of the allocation axis, and the best run there."""
-    runs = [r for r in laws.file.runs if r.axis == "allocation" and r.chosen and metric in r.metrics]
+    """The largest budget whose sizes were compared, and the best run there."""
+    runs = [r for r in laws.file.runs if r.axis in SIZED_AXES and r.chosen and metric in r.metrics]
     if not runs:
         return None
     top = max(r.budget for r in runs)
@@ -328,7 +333,7 @@ def _prediction(
         metric=metric,
         stage=1 if stage == 1 else 2,
         value=value,
-        low=low if math.isfinite(low) else None,
+        low=max(low, 0.0) if math.isfinite(low) else None,  # no metric is below zero
         high=high if math.isfinite(high) else None,
         source=laws.source,
         how=how,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from habitus.laws import RECIPE_AXES, LossLink, loss_link
+from habitus.laws import LossLink, loss_link
 from habitus.planning.foresight import Foreseen, error_of_gain, share_missed
+from habitus.planning.measured import PLANNED_AXES, SIZED_AXES
 from habitus.store import Prediction, RunRow
 
 _LEAST_SLOPE = 3.0  # standard errors: a metric that hardly moves with the loss is not told by it
@@ -23,7 +24,7 @@ def follows_loss(
     the link's error, the scatter of one more run and twice what the link missed in roll-outs: metrics rise faster or
     slower the better runs are, and they move with compute beside the loss.
     """
-    cells = [r for r in runs if r.axis in RECIPE_AXES and {metric, loss.metric} <= set(r.metrics)]
+    cells = [r for r in runs if r.axis in PLANNED_AXES and {metric, loss.metric} <= set(r.metrics)]
     cells = [r for r in cells if "batch_sequences" in r.knobs and r.metrics[metric] > 0]
     if len(cells) < _FEWEST_RUNS:
         return f"{len(cells)} runs do not say how it follows {loss.metric}"
@@ -85,7 +86,7 @@ def _is_untold(batch: float, cells: Sequence[RunRow]) -> bool:
 
 def _budgets(cells: Sequence[RunRow]) -> list[float]:
     """Those whose sizes were compared."""
-    return sorted({r.budget for r in cells if r.axis == "allocation"})
+    return sorted({r.budget for r in cells if r.axis in SIZED_AXES})
 
 
 def _rollouts(cells: Sequence[RunRow], metric: str, loss: str) -> list[Foreseen]:
@@ -111,5 +112,5 @@ def _level(budget: float, cells: Sequence[RunRow], metric: str, loss: str) -> fl
 
 
 def _better_half(budget: float, cells: Sequence[RunRow], loss: str) -> list[RunRow]:
-    runs = [r for r in cells if r.axis == "allocation" and r.budget == budget]
+    runs = [r for r in cells if r.axis in SIZED_AXES and r.budget == budget]
     return sorted(runs, key=lambda r: r.metrics[loss])[: math.ceil(len(runs) / 2)]

@@ -12,6 +12,7 @@ from habitus.data import Dataset
 from habitus.planning import knobs
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.shape import FixedSettings, slots_for
+from habitus.planning.sources import laws_by_source
 from habitus.typed import Typed
 
 RegimeKind = Literal["compute-limited", "between", "data-limited"]
@@ -65,7 +66,7 @@ def one_pass_flops(dataset: Dataset) -> float:
 
 def _best_slots(C: float, fixed: FixedSettings) -> float:
     """D*(C): what C pays at the published N*, share and batch."""
-    sources = knobs.laws_by_source(None)
+    sources = laws_by_source(None)
     N, s = (knob(C, "batch/loss", sources).value for knob in (knobs.size, knobs.share))
     B = max(1, round(64 * 2.0 ** (math.log10(C) - 15)))
     return slots_for(C, N, s, B, fixed)

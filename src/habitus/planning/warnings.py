@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.hardware import RateRange
-from habitus.planning.knobs import SourcedLaws, stage1_metrics
+from habitus.planning.sources import SourcedLaws, stage1_metrics
 from habitus.recipe import OPTIMIZERS
 from habitus.sizing import Cell
 from habitus.store import Extrapolation, MemoryEstimate, Prediction, PrintedRecipe, Quantity

@@ -1,0 +1,135 @@
+"""Size, share, batch and rate together, where a store's cells are spread over all knobs: the best recipe of its law.
+
+Letters as in knobs: C nominal FLOPs of stage 1, N params, s embedder_share, B batch_sequences.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from habitus.laws import best_rate, best_recipe, published_laws
+from habitus.planning.foresight import error_of_gain, foreseen_by
+from habitus.planning.sources import LOSS, RECIPE_SURFACE, SourcedLaws, power_of_two, quantity_of, size_metrics, swept
+from habitus.store import SURFACE_AXIS, Law, Quantity, RunRow, direction_of
+
+_USEFUL = 10.0  # high end over low end of a size
+_KNOBS = {"params": "params", "embedder_share": "share", "batch_sequences": "batch"}
+
+
+@dataclass(frozen=True)
+class SurfaceRecipe:
+    """The knobs of one recipe, which belong together."""
+
+    quantities: dict[str, Quantity]  # params, embedder_share, batch_sequences
+    law: Law | None = None
+    rate_at_512: Quantity | None = None  # of the best cell, where no law gives one
+
+    def rate(self, embedder_params: float, contextualizer_params: float, B: float) -> Quantity:
+        """The learning rate of the model that is built, by the √B rule."""
+        scale = math.sqrt(B / 512)
+        if self.law is None:
+            assert self.rate_at_512 is not None
+            low, high = (None if end is None else end * scale for end in (self.rate_at_512.low, self.rate_at_512.high))
+            return self.rate_at_512.model_copy(
+                update={"value": self.rate_at_512.value * scale, "low": low, "high": high}
+            )
+        value, low95, high95 = (end * scale for end in best_rate(self.law, embedder_params, contextualizer_params))
+        how = f"the best rate of this size by the square root of the batch, {self.quantities['params'].how}"
+        return quantity_of(value, low95, high95, "this study", how)
+
+
+def surface_recipe(C: float, metric: str, laws: SourcedLaws) -> SurfaceRecipe | None:
+    """The best recipe of a budget by one law over all knobs; None where no cells are spread over them.
+
+    By the metric's own law where it is identified and foresaw budgets, else by that of the metrics whose size a plan
+    takes. Where none can be trusted it is the best cell: knobs of one store and of another do not belong together.
+    """
+    runs = [run for run in laws.file.runs if run.axis == SURFACE_AXIS and run.chosen]
+    if not runs:
+        return None
+    key = (C, metric)
+    if key not in laws.kept:
+        laws.kept[key] = _by_law(C, metric, laws, runs) or _by_best_cell(C, metric, laws, runs)
+    return cast(SurfaceRecipe | None, laws.kept[key])
+
+
+def _by_law(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRow]) -> SurfaceRecipe | None:
+    """By the first law with an inner optimum; else by the first with one at an end of what was tried."""
+    names = dict.fromkeys([metric, *size_metrics(metric, laws)])
+    found: list[tuple[str, Law, Law]] = []
+    for name in names:
+        law = next((e.law for e in laws.entries(RECIPE_SURFACE, [name]) if e.law.ok), None)
+        if law is None:
+            continue
+        best = best_recipe(law, [run.knobs for run in runs], C)
+        missed = error_of_gain(foreseen_by(laws.file.rollouts, RECIPE_SURFACE, name))
+        if best.ok and _is_useful(best) and (missed is None or missed < 1):
+            return _recipe(law, best, name, metric)
+        found.append((name, law, best))
+    # Those of the loss are measured sharply: an end of what was tried says at least on which side the best lies.
+    for name, law, best in sorted(found, key=lambda one: one[0] != LOSS):
+        if best.status in ("ok", "boundary"):
+            return _recipe(law, best, name, metric)
+    return None
+
+
+def _is_useful(best: Law) -> bool:
+    low, high = best.interval("params")
+    return low > 0 and high <= _USEFUL * low
+
+
+def _recipe(law: Law, best: Law, name: str, metric: str) -> SurfaceRecipe:
+    how = f"by one law of {name} over size, share, data, batch and rate, {law.residuals.n} runs"
+    if name != metric:
+        how += f"; that of {metric} is not identified"
+    quantities = {}
+    for knob, letter in _KNOBS.items():
+        low, high = best.interval(letter)
+        quantities[knob] = quantity_of(best[letter], low or -math.inf, high, "this study", how, best)
+    B = power_of_two(quantities["batch_sequences"])
+    quantities["batch_sequences"] = B.model_copy(update={"how": f"{B.how}; the nearest power of two", "doubts": ()})
+    quantities["embedder_share"] = quantities["embedder_share"].model_copy(update={"doubts": ()})  # those of N
+    return SurfaceRecipe(quantities, law)
+
+
+def _by_best_cell(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRow]) -> SurfaceRecipe | None:
+    """The best cell of the largest budget, its size carried on by the published exponent."""
+    exponent = float(published_laws().find("size_law", LOSS)["exponent"])
+    for name in size_metrics(metric, laws):
+        of_name = [r for r in runs if name in r.metrics and {*_KNOBS} <= r.knobs.keys()]
+        if not of_name:
+            continue
+        top = max(run.budget for run in of_name)
+        at = [run for run in of_name if run.budget == top]
+        sign = 1 if direction_of(name) == "min" else -1
+        best = min(at, key=lambda run: sign * run.metrics[name])
+        how = f"best cell by {name} at {top:.3g}: {_why_no_law(name, laws)}"
+
+        def of(values: Sequence[float], value: float, scale: float = 1.0, how: str = how) -> Quantity:
+            return swept(scale * value, scale * min(values), scale * max(values), "this study", how)
+
+        scales = {"params": (C / top) ** exponent}
+        quantities = {
+            knob: of([run.knobs[knob] for run in at], best.knobs[knob], scales.get(knob, 1.0)) for knob in _KNOBS
+        }
+        quantities["params"] = quantities["params"].model_copy(
+            update={"how": f"{how}; carried on by the published exponent {exponent:.3f}"}
+        )
+        quantities["batch_sequences"] = power_of_two(quantities["batch_sequences"])
+        rates = of([_rate_at_512(run) for run in at], _rate_at_512(best))
+        return SurfaceRecipe(quantities, rate_at_512=rates)
+    return None
+
+
+def _why_no_law(name: str, laws: SourcedLaws) -> str:
+    law = next((e.law for e in laws.entries(RECIPE_SURFACE, [name])), None)
+    if law is None:
+        return f"the runs have no law of {name} over the recipe"
+    return f"the law of {name} over the recipe is {law.status.replace('_', ' ')}" if not law.ok else (
+        f"the best recipe by the law of {name} is not identified"
+    )  # fmt: skip
+
+
+def _rate_at_512(run: RunRow) -> float:
+    return run.learning_rate / math.sqrt(run.knobs["batch_sequences"] / 512)
