@@ -1,5 +1,6 @@
 """A form that misses its points by more than seeds differ is refused; optimizers and inits are never pooled."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from scipy import stats
 
 from habitus.errors import FitError
 from habitus.laws import depth_optimum, fit, two_term
+from habitus.laws.paired_users import PairedUsers
 from habitus.laws.pure_error import PureError, judge_fit, pure_error
 from habitus.laws.runs import MeasuredRun
-from habitus.laws.size_test import size_test
+from habitus.laws.size_test import size_test, size_tests
 
 SHARES = np.array([0.02, 0.05, 0.1, 0.18, 0.27, 0.38, 0.52, 0.68])
 
@@ -112,6 +114,19 @@ def test_a_metric_wants_another_size_only_beyond_chance() -> None:
     unsure = size_test([cell_of_size(*one, se=0.01) for one in sizes], "catalogue/recall@10")
     assert unsure is not None and unsure.status == "flat"
     assert size_test([cell_of_size(1e5, 4.0, 0.2, 0.01)], "batch/ndcg@10") is None
+
+
+def test_cells_over_all_knobs_are_asked_at_their_largest_budget_too(tmp_path: Path) -> None:
+    runs = [cell_of_size(1e5, 4.0, 0.20, 0.003), cell_of_size(2e5, 3.9, 0.23, 0.003)]  # both want the larger
+    surface = [replace(cell_of_size(*one, se=0.003), axis="surface") for one in [(3e5, 3.8, 0.20), (5e5, 3.9, 0.24)]]
+    small = replace(cell_of_size(1e4, 3.0, 0.9, 0.003), axis="surface", budget=1e12)
+    metrics = ["batch/loss", "catalogue/recall@10"]
+    tests = list(size_tests([*runs, *surface, small], metrics, lambda axis, metric: None, PairedUsers(tmp_path)))
+    assert [(t.axis, t.metric, t.law.status) for t in tests] == [
+        ("allocation", "catalogue/recall@10", "flat"),
+        ("surface", "catalogue/recall@10", "ok"),
+    ]
+    assert (tests[1].law["size_by_loss"], tests[1].law["size_by_metric"]) == (3e5, 5e5)
 
 
 def test_seeds_of_other_cells_identify_a_valley_of_six_shares() -> None:

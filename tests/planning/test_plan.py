@@ -52,6 +52,33 @@ def test_planted_optima_come_back_with_their_source(laws_path: Path) -> None:
     assert made.optimizer == made.stage1.train.optimizer == "muon"
 
 
+_KNOBS_OF_SIZE = ("slots_seen", "data_ratio", "steps", "joint_dim", "width", "depth")
+
+
+def test_only_what_was_measured_at_the_budget_has_a_confidence_interval(laws_path: Path, tmp_path: Path) -> None:
+    """What follows from N has N's kind of range; what a rule carried from elsewhere is assumed."""
+
+    def ranges(laws: Path | None) -> dict[str, set[str]]:
+        made = plan(1e13, METRIC, PlanOptions(laws=laws, gpu="h200"))
+        kinds: dict[str, set[str]] = {"of size": {made[name].range for name in ("params", *_KNOBS_OF_SIZE)}}
+        kinds["both ends known"] = {name for name, q in made.quantities.items() if None not in (q.low, q.high)}
+        return {name: {q.range} for name, q in made.quantities.items() if name not in _KNOBS_OF_SIZE} | kinds
+
+    planted = ranges(laws_path)
+    assert planted["of size"] == planted["num_negatives"] == planted["embedder_share"] == {"95%"}
+    assert planted["batch_sequences"] == planted["hours"] == {"assumed"}
+    assert planted["learning_rate"] == planted["stage2_learning_rate"] == {"tried"}
+    assert not {"batch_sequences"} & planted["both ends known"]  # any smaller batch does: no low end was measured
+    no_law = Law(law="power_law", form="", status="too_few", residuals=Residuals(n=1, dof=0))
+    laws = Laws.read(laws_path)
+    carried = ranges(_with_laws(laws_path, tmp_path, {("size_law", METRIC): no_law}))
+    assert carried["of size"] == {"assumed"}
+    optima = tuple(e for e in laws.entries if e.name not in ("size_law", "size_optimum"))
+    laws.model_copy(update={"entries": optima}).write(tmp_path / "cells.json")
+    assert ranges(tmp_path / "cells.json")["of size"] == {"tried"}
+    assert "assumed]" in str(plan(1e13, METRIC, PlanOptions(laws=tmp_path / "laws.json")))
+
+
 def test_both_recipes_cost_what_the_budget_has(laws_path: Path) -> None:
     made = plan(1e13, METRIC, PlanOptions(laws=laws_path))
     assert made.stage2 is not None

@@ -15,7 +15,7 @@ from habitus.planning.measured import better_for_less, usual_lengths
 from habitus.planning.predict import PlannedRun, predict_metrics
 from habitus.planning.sources import SourcedLaws
 from habitus.planning.surface_plan import surface_recipe
-from habitus.store import LawEntry, Laws, NamedRollout, Plan, Rollout, RunRow
+from habitus.store import Law, LawEntry, Laws, NamedRollout, Plan, Residuals, Rollout, RunRow
 
 LOSS, RECALL = "batch/loss", "catalogue/recall@10"
 STUDIES = Path(__file__).parents[2] / "docs" / "studies"
@@ -101,13 +101,15 @@ def test_the_loss_decides_where_the_served_metric_has_no_law(laws: Laws) -> None
     assert by_loss is not None and by_recall is not None
     for name, quantity in by_loss.quantities.items():
         assert by_recall.quantities[name].value == quantity.value
-    assert "that of catalogue/recall@10 is not identified" in by_recall.quantities["params"].how
+    assert by_recall.quantities["params"].how.endswith(
+        "no test over users shows that catalogue/recall@10 wants another recipe"
+    )
 
 
-def test_a_served_metric_with_a_law_of_its_own_decides_where_that_foresaw_budgets(laws: Laws) -> None:
+def test_a_served_metric_decides_where_users_want_another_recipe_and_its_law_foresaw_budgets(laws: Laws) -> None:
     (entry,), (rollout,) = laws.entries, laws.rollouts
 
-    def of_recall(missed: float) -> str:
+    def of_recall(missed: float, status: Any = "ok") -> str:
         forecasts = tuple(
             f.model_copy(update={"predicted": f.observed - missed * (f.observed - (f.last or 0.0))})
             for f in rollout.rollout.forecasts
@@ -115,7 +117,7 @@ def test_a_served_metric_with_a_law_of_its_own_decides_where_that_foresaw_budget
         told = rollout.rollout.model_copy(update={"forecasts": forecasts})
         both = laws.model_copy(
             update={
-                "entries": (entry, entry.model_copy(update={"metric": RECALL})),
+                "entries": (entry, entry.model_copy(update={"metric": RECALL}), _size_test(status)),
                 "rollouts": (rollout, rollout.model_copy(update={"metric": RECALL, "rollout": told})),
             }
         )
@@ -124,7 +126,13 @@ def test_a_served_metric_with_a_law_of_its_own_decides_where_that_foresaw_budget
         return whole.quantities["params"].how
 
     assert of_recall(0.3).startswith("by one law of catalogue/recall@10")
+    assert of_recall(0.3, "flat").startswith("by one law of batch/loss")
     assert of_recall(1.3).startswith("by one law of batch/loss")
+
+
+def _size_test(status: Any) -> LawEntry:
+    law = Law(law="size_test", form="", status=status, values={"p_value": 0.5}, residuals=Residuals(n=2, dof=0))
+    return LawEntry(name="size_test", axis="surface", metric=RECALL, law=law)
 
 
 def test_a_law_that_is_refused_gives_the_best_cell_and_no_published_share(laws: Laws, tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ def _print_plan(plan: "Plan", console: "Console") -> None:
     """The plan as tables: the recipe, what it should reach, the paper's recipe next to it, and every warning."""
     second = f" + {plan.stage2_flops:.3g} for stage 2" if plan.stage2_flops else ""
     console.print(f"{plan.flops:.3g} FLOPs for {plan.metric}: {plan.stage1_flops:.3g} for stage 1{second}.")
-    console.print(f"Laws: {plan.laws}; optimizer {plan.optimizer}. Intervals are 95%, except those marked 'tried'.\n")
+    kinds = "Intervals are 95%; those marked 'tried' are what runs had, those marked 'assumed' rest on a rule."
+    console.print(f"Laws: {plan.laws}; optimizer {plan.optimizer}. {kinds}\n")
     _print_quantities(plan, console)
     _print_memory(plan, console)
     _print_paper_recipe(plan, console)
@@ -307,10 +308,12 @@ def _print_check(result: "PlanCheck", json_output: bool, console: "Console") -> 
 
 def _interval(number: "Quantity | Prediction | Comparison", form: str) -> str:
     """'2M to 3M', with '…' for an open end; '' where there is none."""
+    from habitus.store import range_word
+
     if number.low is None and number.high is None:
         return ""
     low, high = ("…" if end is None else _format(end, form) for end in (number.low, number.high))
-    return f"{low} to {high}{' tried' if getattr(number, 'range', '') == 'tried' else ''}"
+    return f"{low} to {high}{range_word(number)}"
 
 
 def _format(value: float, form: str) -> str:

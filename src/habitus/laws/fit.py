@@ -21,7 +21,7 @@ from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import TAIL_LOSS, Selection, of_group, select
 from habitus.laws.shape_axis import fit_regularisation, fit_shape
-from habitus.laws.size_test import is_loss, size_test
+from habitus.laws.size_test import size_tests
 from habitus.laws.study_recipe import fit_study_recipe
 from habitus.laws.surface_axis import fit_surface
 from habitus.store import (
@@ -141,15 +141,8 @@ def _fit_group(selection: Selection, metrics: Sequence[str], paired: PairedUsers
     """Every axis and metric of one group, and whether metrics want another size than the loss does."""
     by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in metrics]
     by_axis += [fit_study_recipe(selection.everything, metric) for metric in metrics]
-    sized = [run for run in selection.runs if run.axis == "allocation"]
-    largest = [run for run in sized if run.budget == max(r.budget for r in sized)]
-    for metric in metrics if largest else ():
-        if is_loss(metric):
-            continue
-        law = size_test(largest, metric, _error_of(selection, "allocation", metric), paired)
-        if law is not None:
-            by_axis.append(AxisLaws((LawEntry(name="size_test", axis="allocation", metric=metric, law=law),)))
-    return by_axis
+    tests = size_tests(selection.runs, metrics, lambda axis, metric: _error_of(selection, axis, metric), paired)
+    return [*by_axis, AxisLaws(tuple(tests))]
 
 
 def _law_group(selection: Selection, name: str, metrics: Sequence[str], paired: PairedUsers) -> LawGroup:

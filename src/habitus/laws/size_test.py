@@ -1,6 +1,6 @@
 """Whether a metric wants another size than the loss does: a test over users at the largest budget."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from scipy import stats
@@ -9,7 +9,7 @@ from habitus.laws.law_builders import law_without_values
 from habitus.laws.paired_users import PairedUsers
 from habitus.laws.pure_error import SIGNIFICANT, PureError
 from habitus.laws.runs import MeasuredRun
-from habitus.store import Law, Residuals, direction_of
+from habitus.store import SURFACE_AXIS, Law, LawEntry, Residuals, direction_of
 
 LOSS = "batch/loss"
 FORM = "difference of the metric between its own best size and the loss's"
@@ -18,6 +18,23 @@ FORM = "difference of the metric between its own best size and the loss's"
 def is_loss(metric: str) -> bool:
     """Whether a metric is the loss itself, in whatever regime, slice or evaluation."""
     return metric.split("/")[1:2] == ["loss"]
+
+
+def size_tests(
+    runs: Sequence[MeasuredRun],
+    metrics: Sequence[str],
+    error_of: Callable[[str, str], PureError | None],
+    paired: PairedUsers,
+) -> Iterator[LawEntry]:
+    """For each metric but losses, at the largest budget of each axis that compares sizes; `error_of` takes an axis and
+    a metric."""
+    for axis in ("allocation", SURFACE_AXIS):
+        sized = [run for run in runs if run.axis == axis]
+        largest = [run for run in sized if run.budget == max(r.budget for r in sized)]
+        for metric in metrics if largest else ():
+            law = None if is_loss(metric) else size_test(largest, metric, error_of(axis, metric), paired)
+            if law is not None:
+                yield LawEntry(name="size_test", axis=axis, metric=metric, law=law)
 
 
 def size_test(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from habitus.laws import describe_history, predict_power_law, served_history
 from habitus.planning.shape import FixedSettings
-from habitus.planning.sources import SourcedLaws, stage2_metrics
+from habitus.planning.sources import SourcedLaws, assumed, quantity_of, stage2_metrics
 from habitus.store import Quantity
 
 
@@ -38,6 +38,7 @@ def context_quantities(C: float, metric: str, sources: Sequence[SourcedLaws]) ->
             source=laws.source,
             how=f"{describe_history(gain.law, gain.metric)}, measured at {gain.budget:.3g}",
             doubts=tuple(doubts),
+            range="assumed",
         )
     return quantities
 
@@ -48,18 +49,14 @@ def _length(C: float, metrics: Sequence[str], laws: SourcedLaws) -> Quantity | N
         if entry.law.points:
             value, low, high = predict_power_law(entry.law, C)
             how = f"window law of {entry.metric}, exponent {entry.law['exponent']:.3f}, n = {entry.law.residuals.n}"
-            return _quantity(value, low, high, how, laws)
+            return quantity_of(value, low, high, laws.source, how)
     optima = laws.first_ok("context_optimum", metrics, "x_opt")
     if not optima:
         return None
     entry = min(optima, key=lambda e: abs(math.log((e.budget or C) / C)))
     low, high = entry.law.interval("x_opt")
-    return _quantity(float(entry.law["x_opt"]), low, high, f"optimum of {entry.metric} at {entry.budget:.3g}", laws)
-
-
-def _quantity(value: float, low: float, high: float, how: str, laws: SourcedLaws) -> Quantity:
-    ends = [end if math.isfinite(end) else None for end in (low, high)]
-    return Quantity(value=value, low=ends[0], high=ends[1], source=laws.source, how=how)
+    how = f"optimum of {entry.metric} at {entry.budget:.3g}"
+    return assumed(float(entry.law["x_opt"]), low, high, laws.source, how)
 
 
 def with_windows(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from habitus.errors import ConfigError
 from habitus.planning.facts import StoreFacts
 from habitus.planning.several_gpus import SharedStep, Sharing
+from habitus.planning.sources import assumed
 from habitus.sizing import H200_RATES, NEAR_FACTOR, SHARD_ABOVE, Cell, nearest_speeds, step_rate
 from habitus.store import Gpu, MemoryEstimate, Quantity
 from habitus.units import format_seconds
@@ -73,7 +74,7 @@ def affordable_flops(gpu: Gpu, gpus: int, hours: float) -> float:
 def hours_at(rate: RateRange, flops: float) -> Quantity:
     """The hours of a budget at a rate; the value is the middle of their range on a logarithmic scale."""
     low, high = flops / rate.fast / 3600, flops / rate.slow / 3600
-    return Quantity(value=math.sqrt(low * high), low=low, high=high, source="default", how=rate.how)
+    return assumed(math.sqrt(low * high), low, high, "default", rate.how)
 
 
 def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts) -> Quantity | None:
@@ -97,9 +98,7 @@ def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts)
     if facts.threads is not None:  # a sweep's workers share the cores, which a run alone has for itself
         how += f"; they had {facts.threads} thread{'s' * (facts.threads != 1)} each"
         how += "; a run that has the cores to itself may take less"
-    return Quantity(
-        value=value, low=None if facts.threads is not None else low, high=high, source="this study", how=how
-    )
+    return assumed(value, -math.inf if facts.threads is not None else low, high, "this study", how)
 
 
 def busy_note(hours: Quantity, slowdown: float) -> str | None:

@@ -14,6 +14,7 @@ from habitus.planning.rates import slope_in_compute
 from habitus.planning.sources import (
     LOSS,
     SourcedLaws,
+    assumed,
     power_of_two,
     quantity_of,
     size_metrics,
@@ -73,7 +74,7 @@ def _carried_optimum(C: float, metrics: Sequence[str], laws: SourcedLaws, expone
         scale = (C / entry.budget) ** exponent
         low, high = entry.law.interval("x_opt")
         how = f"optimum of {entry.metric} at {entry.budget:.3g}, carried on by the published exponent {exponent:.3f}"
-        return quantity_of(scale * entry.law["x_opt"], scale * low, scale * high, laws.source, how, entry.law)
+        return assumed(scale * entry.law["x_opt"], scale * low, scale * high, laws.source, how, entry.law)
     best = _best_cell(laws.file, metrics, "allocation")
     if best is None:
         return None
@@ -124,7 +125,7 @@ def share(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C) / C)))
             low, high = entry.law.interval("x_opt")
             how = f"optimum of {entry.metric} at {entry.budget:.3g}"
-            return quantity_of(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
+            return assumed(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
         best = _best_cell(laws.file, metrics, "share")
         if best is not None:
             ranked_by, budget, value, tried = best
@@ -147,7 +148,7 @@ def _compared_share(laws: SourcedLaws) -> Quantity | None:
     nearest = min(optima, key=lambda e: abs(math.log((e.budget or budget) / budget)))
     low, high = nearest.law.interval("x_opt")
     how = f"{how}; the optimum of {LOSS} at {nearest.budget:.3g} gives the interval"
-    return quantity_of(value, min(low, value), max(high, value), laws.source, how, nearest.law)
+    return assumed(value, min(low, value), max(high, value), laws.source, how, nearest.law)
 
 
 def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
@@ -172,14 +173,14 @@ def batch(C: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantity:
         at_most = max(1.0, 2.0 ** round(math.log2(max(b_crit, 1.0))))
         found = f"B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
         how = f"{B.how}; below {found}" if B.value <= at_most else f"power of two nearest to {found}"
-        return quantity_of(min(B.value, at_most), 1.0, high, B.source, how, entry.law)
+        return assumed(min(B.value, at_most), -math.inf, high, B.source, how, entry.law)
     entries = laws.first_ok("critical_batch", stage1_metrics(metric), "b_crit")
     if entries:
         entry = entries[-1]
         b_crit = float(entry.law["b_crit"])
         low, high = entry.law.interval("b_crit")
         how = f"power of two nearest to B_crit {b_crit:.0f} of {entry.metric}, measured at {entry.budget:.3g}"
-        return quantity_of(max(1.0, 2.0 ** round(math.log2(b_crit))), low, high, laws.source, how, entry.law)
+        return assumed(max(1.0, 2.0 ** round(math.log2(b_crit))), low, high, laws.source, how, entry.law)
     return Quantity(value=ladder_batch_sequences(C), source="default", how="the ladder: 64 at 1e15, twice per decade")
 
 
@@ -207,7 +208,7 @@ def _best_batch(C: float, metric: str, laws: SourcedLaws) -> Quantity | None:
                 f"B* {B:.0f} of {name} at {entry.budget:.3g} and equal compute, carried on as C^{LADDER_EXPONENT:.2f}, "
                 f"as the ladder; the nearest power of two{beyond}"
             )
-            return power_of_two(quantity_of(scale * B, scale * low, scale * high, laws.source, how, entry.law))
+            return power_of_two(assumed(scale * B, scale * low, scale * high, laws.source, how, entry.law))
     return None
 
 
@@ -261,7 +262,7 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
             entry = min(optima, key=lambda e: abs(math.log((e.budget or C2) / C2)))
             low, high = entry.law.interval("x_opt")
             how = f"optimum of {entry.metric} at {entry.budget:.3g}"
-            return quantity_of(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
+            return assumed(float(entry.law["x_opt"]), low, high, laws.source, how, entry.law)
         best = _best_cell(laws.file, metrics, "negatives")
         if best is not None:
             ranked_by, budget, value, tried = best

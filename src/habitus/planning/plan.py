@@ -235,12 +235,12 @@ def _end(C: float, N: float | None, s: float, B: int, fixed: FixedSettings) -> C
 
 
 def _derived(cell: Cell, ends: list[Cell | None], N: Quantity) -> dict[str, Quantity]:
-    """What follows from N, s and B; its range is that of N's interval."""
+    """What follows from N, s and B; its range is that of N's, of the same kind."""
 
     def quantity(value: float, at_ends: list[float | None], how: str) -> Quantity:
         ends = [end for end in at_ends if end is not None]
         low, high = (min(*ends, value), max(*ends, value)) if len(ends) == 2 else (None, None)
-        return Quantity(value=value, low=low, high=high, source=N.source, how=how)
+        return Quantity(value=value, low=low, high=high, source=N.source, how=how, range=N.range)
 
     def of(name: str, how: str) -> Quantity:
         def read(c: Cell | None) -> float | None:

@@ -56,10 +56,14 @@ def size_metrics(metric: str, laws: SourcedLaws) -> list[str]:
     """Whose optimum N is taken from: the loss's, which is measured sharply, unless a test over users shows that the
     metric has another one; then the metric's own."""
     own = stage1_metrics(metric)
-    differs = any(e.law.ok for e in laws.entries("size_test", [metric]))
-    if laws.source == "published" or differs or metric.split("/")[1:2] == ["loss"]:
+    if laws.source == "published" or wants_another_size(metric, laws) or metric.split("/")[1:2] == ["loss"]:
         return own
     return list(dict.fromkeys([LOSS, *own]))
+
+
+def wants_another_size(metric: str, laws: SourcedLaws) -> bool:
+    """Whether a test over users showed that the loss's best cell is not the metric's."""
+    return any(e.law.ok for e in laws.entries("size_test", [metric]))
 
 
 def quantity_of(
@@ -79,6 +83,13 @@ def quantity_of(
 def swept(value: float, low: float, high: float, source: QuantitySource, how: str) -> Quantity:
     """A number between the ends of what was tried or printed, which is no confidence interval."""
     return quantity_of(value, low, high, source, how).model_copy(update={"range": "tried"})
+
+
+def assumed(
+    value: float, low: float, high: float, source: QuantitySource, how: str, law: Law | None = None
+) -> Quantity:
+    """A number whose interval was measured elsewhere, at another budget say, and is taken over by a rule."""
+    return quantity_of(value, low, high, source, how, law).model_copy(update={"range": "assumed"})
 
 
 def power_of_two(B: Quantity) -> Quantity:

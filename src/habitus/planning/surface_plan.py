@@ -10,7 +10,16 @@ from typing import cast
 
 from habitus.laws import best_rate, best_recipe, published_laws
 from habitus.planning.foresight import error_of_gain, foreseen_by
-from habitus.planning.sources import LOSS, RECIPE_SURFACE, SourcedLaws, power_of_two, quantity_of, size_metrics, swept
+from habitus.planning.sources import (
+    LOSS,
+    RECIPE_SURFACE,
+    SourcedLaws,
+    power_of_two,
+    quantity_of,
+    size_metrics,
+    swept,
+    wants_another_size,
+)
 from habitus.store import SURFACE_AXIS, Law, Quantity, RunRow, direction_of
 
 _USEFUL = 10.0  # high end over low end of a size
@@ -42,8 +51,8 @@ class SurfaceRecipe:
 def surface_recipe(C: float, metric: str, laws: SourcedLaws) -> SurfaceRecipe | None:
     """The best recipe of a budget by one law over all knobs; None where no cells are spread over them.
 
-    By the metric's own law where it is identified and foresaw budgets, else by that of the metrics whose size a plan
-    takes. Where none can be trusted it is the best cell: knobs of one store and of another do not belong together.
+    By the first law, of the metrics whose size a plan takes, that is identified and foresaw budgets. Where none can be
+    trusted it is the best cell: knobs of one store and of another do not belong together.
     """
     runs = [run for run in laws.file.runs if run.axis == SURFACE_AXIS and run.chosen]
     if not runs:
@@ -56,21 +65,21 @@ def surface_recipe(C: float, metric: str, laws: SourcedLaws) -> SurfaceRecipe | 
 
 def _by_law(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRow]) -> SurfaceRecipe | None:
     """By the first law with an inner optimum; else by the first with one at an end of what was tried."""
-    names = dict.fromkeys([metric, *size_metrics(metric, laws)])
+    asked = metric == LOSS or wants_another_size(metric, laws)
     found: list[tuple[str, Law, Law]] = []
-    for name in names:
+    for name in size_metrics(metric, laws):
         law = next((e.law for e in laws.entries(RECIPE_SURFACE, [name]) if e.law.ok), None)
         if law is None:
             continue
         best = best_recipe(law, [run.knobs for run in runs], C)
         missed = error_of_gain(foreseen_by(laws.file.rollouts, RECIPE_SURFACE, name))
         if best.ok and _is_useful(best) and (missed is None or missed < 1):
-            return _recipe(law, best, name, metric)
+            return _recipe(law, best, name, metric, asked=asked)
         found.append((name, law, best))
     # Those of the loss are measured sharply: an end of what was tried says at least on which side the best lies.
     for name, law, best in sorted(found, key=lambda one: one[0] != LOSS):
         if best.status in ("ok", "boundary"):
-            return _recipe(law, best, name, metric)
+            return _recipe(law, best, name, metric, asked=asked)
     return None
 
 
@@ -79,10 +88,12 @@ def _is_useful(best: Law) -> bool:
     return low > 0 and high <= _USEFUL * low
 
 
-def _recipe(law: Law, best: Law, name: str, metric: str) -> SurfaceRecipe:
+def _recipe(law: Law, best: Law, name: str, metric: str, *, asked: bool) -> SurfaceRecipe:
     how = f"by one law of {name} over size, share, data, batch and rate, {law.residuals.n} runs"
-    if name != metric:
+    if name != metric and (name != LOSS or asked):
         how += f"; that of {metric} is not identified"
+    elif name != metric:
+        how += f"; no test over users shows that {metric} wants another recipe"
     quantities = {}
     for knob, letter in _KNOBS.items():
         low, high = best.interval(letter)

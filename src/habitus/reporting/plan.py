@@ -13,7 +13,7 @@ from habitus.reporting.format import (
     significant,
 )
 from habitus.reporting.study import Study
-from habitus.store import Plan, Prediction, PrintedRecipe, Quantity
+from habitus.store import Plan, Prediction, PrintedRecipe, Quantity, range_word
 
 # What a quantity is called on the page, and the kind of number it is.
 _LABELS = {
@@ -128,5 +128,4 @@ def _interval(number: Quantity | Prediction, kind: str) -> str:
     low, high = ("open" if end is None else format_number(end, kind) for end in (number.low, number.high))
     if low == high == format_number(number.value, kind):
         return ""
-    tried = " tried" if isinstance(number, Quantity) and number.range == "tried" else ""
-    return f"[{low}, {high}{tried}]"
+    return f"[{low}, {high}{range_word(number)}]"

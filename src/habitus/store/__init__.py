@@ -94,7 +94,9 @@ from habitus.store.plan import (
     PrintedRecipe,
     Quantity,
     QuantitySource,
+    RangeKind,
     RegisteredPlan,
+    range_word,
 )
 from habitus.store.slices import (
     Calibration,
@@ -199,6 +201,7 @@ __all__ = [
     "Quantity",
     "QuantitySource",
     "QueryExample",
+    "RangeKind",
     "RateChoice",
     "RateDrift",
     "RateLoss",
@@ -239,6 +242,7 @@ __all__ = [
     "open_store",
     "pack_store",
     "published_attempt",
+    "range_word",
     "read_evaluations",
     "read_record",
     "read_records",

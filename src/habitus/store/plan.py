@@ -12,6 +12,7 @@ from habitus.typed import Typed, content_hash
 
 PLAN_VERSION: Literal[1] = 1
 QuantitySource = Literal["this study", "published", "default"]
+RangeKind = Literal["95%", "tried", "assumed"]
 
 
 class Quantity(Typed):
@@ -23,10 +24,11 @@ class Quantity(Typed):
     source: QuantitySource
     how: str = Field(description="Which law or rule gave it, in words.")
     doubts: tuple[str, ...] = Field((), description="What the law itself warns of.")
-    range: Literal["95%", "tried"] = Field(
+    range: RangeKind = Field(
         "95%",
         exclude_if=lambda kind: kind == "95%",
-        description="What low and high are: a 95% interval, or the ends of what was tried.",
+        description="What low and high are: a 95% interval; the ends of what was tried or printed; or assumed, an "
+        "interval that a rule carried to where nothing was measured.",
     )
 
 
@@ -40,6 +42,12 @@ class Prediction(Typed):
     high: float | None = None
     source: QuantitySource
     how: str
+
+
+def range_word(estimate: Typed) -> str:
+    """What stands behind the ends of a quantity's range where they are no 95% interval: ' tried' or ' assumed'."""
+    kind = getattr(estimate, "range", "95%")
+    return "" if kind == "95%" else f" {kind}"
 
 
 class MemoryEstimate(Typed):
@@ -195,5 +203,4 @@ def _format_interval(estimate: Quantity | Prediction) -> str:
     if estimate.low is None and estimate.high is None:
         return f"{estimate.value:.4g}"
     ends = ("open" if end is None else f"{end:.3g}" for end in (estimate.low, estimate.high))
-    tried = " tried" if isinstance(estimate, Quantity) and estimate.range == "tried" else ""
-    return f"{estimate.value:.4g} [{', '.join(ends)}{tried}]"
+    return f"{estimate.value:.4g} [{', '.join(ends)}{range_word(estimate)}]"
