@@ -139,7 +139,7 @@ def stage2(num_negatives: int, joint_dim: int, arguments: argparse.Namespace) ->
 
     from habitus.data import Dataset
     from habitus.sizing import Inputs
-    from habitus.training.recording import executed_flops
+    from habitus.training.journal import executed_flops
 
     began = time.perf_counter()
     dataset = Dataset.open(arguments.data, verify=False)

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habitus.softmax import attention, cached_scores, candidate_softmax, chunked
+from habitus.errors import ModelError
+from habitus.softmax import attention, cached_scores, candidate_softmax, chunked, fast_softmax, plain
 
 BACKENDS = [None, "cpu", "chunked"]  # None: few scores are kept
 
@@ -175,6 +176,28 @@ def test_gradients_accumulate_over_micro_batches(twin):
     truth = twin(h, e, y)
     assert relative(h.grad, truth.to_queries) < 1e-5
     assert relative(e.grad, truth.to_candidates) < 1e-5
+
+
+@pytest.mark.parametrize("with_log_q", [False, True])
+def test_few_scores_give_the_same_without_checks(with_log_q, monkeypatch):
+    """Loss, target's score and log q, and the gradients of both; bad values show in the loss instead of raising."""
+    h, e, y = draw(30, 200, 16)
+    log_q = torch.randn(200) if with_log_q else None
+    monkeypatch.setattr(plain, "_FEW_SCORES", 30 * 200)
+    few, checked = fast_softmax(h, e, y, log_q=log_q), candidate_softmax(h, e, y, log_q=log_q)
+    for ours, theirs in zip(few, checked, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.allclose(ours, theirs, atol=1e-5)
+    gradients = [torch.autograd.grad((one.loss + 0.3 * one.score).sum(), (h, e)) for one in (few, checked)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    bad = e.detach().clone()
+    bad[3, 0] = float("nan")
+    assert fast_softmax(h, bad, y).loss.isnan().all()
+    with pytest.raises(ModelError):
+        fast_softmax(h, bad, y, num_valid=200)
+    monkeypatch.setattr(plain, "_FEW_SCORES", 30 * 200 - 1)
+    assert fast_softmax(h, e, y, log_q=log_q).loss.equal(checked.loss)
 
 
 @pytest.mark.parametrize("scores_per_block", [1, 1000, 1 << 19])

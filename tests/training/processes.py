@@ -27,10 +27,9 @@ from habitus.softmax import Latch, extras_softmax, negative_keys
 from habitus.training import TrainOptions, loss, train
 from habitus.training.batches import WindowOrder
 from habitus.training.cuda_graph import CapturedStage1, CapturedStage2
-from habitus.training.device_batches import DeviceEvents, DeviceItems
+from habitus.training.device_batches import DeviceEvents, DeviceItems, share_batch
 from habitus.training.items import FrozenVectors
 from habitus.training.parallel import GradientExchange, sum_over_ranks
-from habitus.training.sharing import share_batch
 
 CPU = torch.device("cpu")
 FIXED_STEP = 3

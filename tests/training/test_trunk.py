@@ -81,6 +81,26 @@ def test_a_shorter_run_leaves_the_trunk_as_it_is_and_a_resumed_one_prefers_what_
     assert weights(tmp_path / "run") == weights(tmp_path / "alone")
 
 
+def test_a_run_that_ends_before_its_first_checkpoint_begins_at_the_trunk_again(
+    dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its journal, which it took from the trunk, is then that of a run trained alone."""
+    options, recipe = replace(ONE, trunk=tmp_path / "trunk"), recipe_of(steps=30, **WSD)
+    train(recipe_of(steps=20, **WSD), dataset, tmp_path / "shorter", options=options)
+    train(recipe, dataset, tmp_path / "alone", options=ONE)
+
+    def fence(step: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(recipe, dataset, tmp_path / "run", options=options, on_save=fence)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    train(recipe, dataset, tmp_path / "run", options=replace(options, resume=True))
+    journals = [read_journal(tmp_path / name / "journal.jsonl") for name in ("run", "alone")]
+    assert journals[0] == journals[1]
+    assert weights(tmp_path / "run") == weights(tmp_path / "alone")
+
+
 def test_trunks_of_other_recipes_and_other_schedules_are_refused_and_damaged_ones_passed_over(
     dataset: Dataset, recipe_of: Callable[..., Any], tmp_path: Path
 ) -> None:

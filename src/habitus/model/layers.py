@@ -81,6 +81,7 @@ class Linear(nn.Module):
 
     def forward_padded(self, x: Tensor) -> Tensor:
         """x·Wᵀ with odd sizes padded by zeros, where that is faster."""
+        # For the matrices between joint_dim, which may be 28 or 52, and the width; in layers the rows come padded.
         fan_out, fan_in = self.weight.shape
         more_in, more_out = padded_width(fan_in, x.device) - fan_in, padded_width(fan_out, x.device) - fan_out
         if not (more_in or more_out):

@@ -13,6 +13,7 @@ from habitus.softmax.negatives import (
     sample_negatives,
     targets_among,
 )
+from habitus.softmax.plain import fast_softmax
 from habitus.softmax.ranking import catalogue_scores, ranks, top_k
 from habitus.softmax.scan import MEMORY_BYTES, CandidateScan
 from habitus.softmax.table import CandidateTable
@@ -33,6 +34,7 @@ __all__ = [
     "choose_backend",
     "explain_cause",
     "extras_softmax",
+    "fast_softmax",
     "has_nonfinite",
     "merge_sums",
     "negative_keys",

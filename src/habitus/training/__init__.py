@@ -3,8 +3,7 @@
 from habitus.training.device_batches import keep_events_on_device
 from habitus.training.journal import TrainingProgress
 from habitus.training.loop import train
-from habitus.training.options import TrainOptions, check_best, check_recipe
-from habitus.training.starting import continuing_recipe
+from habitus.training.options import TrainOptions, check_best, check_recipe, continuing_recipe
 
 __all__ = [
     "TrainOptions",

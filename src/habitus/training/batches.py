@@ -21,7 +21,7 @@ from habitus.evaluation import Ranks
 from habitus.model import BatchTensors, DropoutMask, draw_dropout_mask
 from habitus.randomness import Stream, permute_index, shuffle_keys
 from habitus.recipe import Recipe
-from habitus.training.sharing import ItemShares, pool_firsts
+from habitus.training.parallel import ItemShares, pool_firsts
 
 _TABLE_ITEMS = 1 << 22  # up to so many items a table finds the distinct ones; beyond, sorting does
 

@@ -1,10 +1,18 @@
-"""Checkpoints: safetensors and JSON in a folder that appears complete or not at all; verified before use.
+"""Checkpoints: how they are saved and verified, and from which one a run goes on.
 
-A checkpoint also holds the files of a bundle, so that `habitus evaluate RUN/checkpoints/step-00001000` scores it.
+A checkpoint is safetensors and JSON in a folder that appears complete or not at all. It also holds the files of a
+bundle, so that `habitus evaluate RUN/checkpoints/step-00001000` scores it.
+
+A run begins at its newest checkpoint, at the state of a trunk, or at step 0; all processes at the same. The trunk of
+runs with schedule wsd is what they share: until they decay, runs of every length are the same run. Its folder holds the
+state at the end of a stable part. A longer run begins there, and leaves its own when it comes to the end of its stable
+part; so several lengths cost the longest one and the decays of the others.
 """
 
 import contextlib
 import shutil
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +23,7 @@ from torch import Tensor
 
 from habitus.data import Dataset
 from habitus.errors import HabitusError, RunError
+from habitus.evaluation import Ranks
 from habitus.files import sha256_of, staged_folder, write_atomic
 from habitus.model import BundleManifest
 from habitus.progress import Note
@@ -25,6 +34,8 @@ from habitus.typed import Typed, content_hash
 _FORMAT_VERSION = 2
 _UNSEALED_VERSION = 1  # of code that wrote no state_sha256; still read
 _STATE = "state.json"
+# How long a process looks for the state that the first one found: see `Ranks.barrier`.
+_FOUND_WITHIN = 120.0
 
 
 class BestCheckpoint(Typed):
@@ -95,6 +106,10 @@ def _folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def _step_in_name(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
 def save_checkpoint(
     run: Path,
     state: CheckpointState,
@@ -131,12 +146,12 @@ def save_checkpoint(
     return final
 
 
-def newest_checkpoint(run: Path, note: Note) -> Checkpoint | None:
+def _newest_checkpoint(run: Path, note: Note) -> Checkpoint | None:
     """The newest checkpoint that is intact; damaged ones are skipped and named. None where there is none at all."""
-    paths = checkpoint_paths(run)
+    paths = _checkpoint_paths(run)
     for path in reversed(paths):
         try:
-            return read_checkpoint(path)
+            return _read_checkpoint(path)
         except HabitusError as error:
             note(f"{error.problem}; trying the next older checkpoint")
     if paths:
@@ -147,7 +162,7 @@ def newest_checkpoint(run: Path, note: Note) -> Checkpoint | None:
     return None
 
 
-def checkpoint_paths(run: Path) -> list[Path]:
+def _checkpoint_paths(run: Path) -> list[Path]:
     """The folders of a run's checkpoints, the oldest first."""
     folder = run / "checkpoints"
     return sorted(path for path in folder.glob("step-*") if path.is_dir()) if folder.is_dir() else []
@@ -155,13 +170,13 @@ def checkpoint_paths(run: Path) -> list[Path]:
 
 def saved_threads(run: Path) -> int | None:
     """The threads that the newest checkpoint was trained with, where it says."""
-    for path in reversed(checkpoint_paths(run)):
+    for path in reversed(_checkpoint_paths(run)):
         with contextlib.suppress(HabitusError):
             return CheckpointState.read(path / _STATE).threads
     return None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
+def _read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a folder, once every file is verified."""
     state = CheckpointState.read(path / _STATE)
     state.check(path)
@@ -179,7 +194,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def prune_checkpoints(run: Path, keep: int, best: BestCheckpoint | None) -> None:
     """Remove all but the newest `keep` checkpoints and the best one."""
-    folder, paths = run / "checkpoints", checkpoint_paths(run)
+    folder, paths = run / "checkpoints", _checkpoint_paths(run)
     best_path = None if best is None else _checkpoint_folder(run, best.step)
     for path in paths[: max(0, len(paths) - keep)]:
         if path != best_path:
@@ -190,3 +205,108 @@ def prune_checkpoints(run: Path, keep: int, best: BestCheckpoint | None) -> None
 
 def _on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
+
+
+# Where a run begins ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """What may be gone on from."""
+
+    out: Path
+    recipe: Recipe
+    dataset_checksum: str
+    trunk: Path | None
+    resume: bool
+    note: Note
+
+    def find(self, ranks: Ranks) -> Checkpoint | None:
+        """The state to go on from; None at step 0. The first process decides, others look until they see the same."""
+        checkpoint = None
+        with ranks.together():
+            if ranks.is_first:
+                checkpoint = self._newest()
+        agreed = ranks.number_of_first(_step_of(checkpoint))
+        with ranks.together():
+            if not ranks.is_first:
+                checkpoint = self._of_step(agreed, ranks.rank)
+        return checkpoint
+
+    def _newest(self) -> Checkpoint | None:
+        """The run's own checkpoint, or the state of the trunk where that is further."""
+        own = self._own()
+        if self.trunk is None:
+            return own
+        state = _find_trunk_state(self.trunk, self.recipe, self.dataset_checksum, self.note)
+        return own if state is None or _step_of(own) >= state.state.step else state
+
+    def _own(self) -> Checkpoint | None:
+        """The run's newest checkpoint; refused where it is of another recipe or dataset."""
+        checkpoint = _newest_checkpoint(self.out, self.note) if self.resume else None
+        expected = self.recipe.hash(self.dataset_checksum)
+        if checkpoint and checkpoint.state.recipe_hash != expected:
+            raise RunError(
+                f"{checkpoint.path} belongs to the run {checkpoint.state.recipe_hash[:12]}, "
+                f"and this recipe on this dataset is {expected[:12]}",
+                expected="the recipe and the dataset that the run was started with",
+                next_step=f"see {self.out / 'recipe.toml'}, or name another folder",
+            )
+        if checkpoint and checkpoint.state.step > self.recipe.train.steps:
+            raise RunError(
+                f"{checkpoint.path} is beyond the recipe's {self.recipe.train.steps:,} steps",
+                expected="checkpoints as the run saved them",
+                next_step=f"remove {checkpoint.path}; the one before it is used",
+            )
+        return checkpoint
+
+    def _of_step(self, step: int, rank: int) -> Checkpoint | None:
+        """The state of a step, once this process sees it."""
+        until = time.monotonic() + _FOUND_WITHIN
+        while _step_of(checkpoint := self._newest()) != step:
+            if time.monotonic() > until:
+                raise RunError(
+                    f"process 0 goes on from step {max(0, step):,}, and process {rank} finds step "
+                    f"{max(0, _step_of(checkpoint)):,} in {self.out}",
+                    expected="a folder on a file system that all processes share",
+                    next_step="name a folder on shared storage with --out; see docs/cluster.md",
+                )
+            time.sleep(1.0)
+        return checkpoint
+
+
+def _step_of(checkpoint: Checkpoint | None) -> int:
+    return -1 if checkpoint is None else checkpoint.state.step
+
+
+def _find_trunk_state(trunk: Path, recipe: Recipe, dataset_checksum: str, note: Note) -> Checkpoint | None:
+    """The newest state of the trunk that lies within the run's own stable part, as a state of that run."""
+    for path in reversed(_checkpoint_paths(trunk)):
+        try:
+            checkpoint = _read_checkpoint(path)
+            other = Recipe.read(path / "recipe.toml")
+        except (HabitusError, OSError) as error:  # damaged, or removed by a longer run a moment ago
+            note(f"{path} is passed over: {error.problem if isinstance(error, HabitusError) else error}")
+            continue
+        if other.trunk_hash(checkpoint.state.dataset_checksum) != recipe.trunk_hash(dataset_checksum):
+            raise RunError(
+                f"{trunk} is the trunk of another recipe or dataset",
+                expected="recipes that differ in train.steps and train.decay_share alone",
+                next_step="name another folder",
+            )
+        if checkpoint.state.step <= recipe.train.stable_steps:
+            own = {"recipe_hash": recipe.hash(dataset_checksum), "best": None}
+            return checkpoint.model_copy(update={"state": checkpoint.state.model_copy(update=own)})
+    return None
+
+
+def trunk_reaches(trunk: Path, step: int) -> bool:
+    """Whether the trunk has a state at this step or a later one."""
+    return any(_step_in_name(path) >= step for path in _checkpoint_paths(trunk))
+
+
+def prune_trunk(trunk: Path, step: int) -> None:
+    """Remove the states before a step: every run that is longer begins there."""
+    for path in _checkpoint_paths(trunk):
+        if _step_in_name(path) < step:
+            shutil.rmtree(path, ignore_errors=True)

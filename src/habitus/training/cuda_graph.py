@@ -28,21 +28,29 @@ from habitus.model import (
 from habitus.recipe import Recipe
 from habitus.softmax import Latch, candidate_pool, explain_cause, sample_negatives
 from habitus.training.batches import StepBatch, WindowOrder
-from habitus.training.compile import configure_compiler, load_compiler, mark_kernels_cached, pause_garbage_collection
 from habitus.training.device_batches import DeviceBatch, DeviceItems, load_events, text_capacity
+from habitus.training.environment import (
+    configure_compiler,
+    load_compiler,
+    mark_kernels_cached,
+    pause_garbage_collection,
+)
 from habitus.training.items import item_dropout_rates
 from habitus.training.loss import ExtraPool, FrozenPools, LogQ, Losses, TargetPool, batch_losses
 from habitus.training.optimizers import build_optimizer, clip_gradients, learning_rate_at
-from habitus.training.parallel import GradientExchange, gather_rows, process_group, sum_over_ranks
-from habitus.training.prefetch import Prefetch, capturing, run_on_side_stream
-from habitus.training.sharing import (
+from habitus.training.parallel import (
+    GradientExchange,
     catalogue_places,
     drawn_capacity,
+    gather_rows,
     own_drawn,
     owned_counts,
     owned_items,
     places_among,
+    process_group,
+    sum_over_ranks,
 )
+from habitus.training.prefetch import Prefetch, capturing, run_on_side_stream
 from habitus.training.step import LossTail, StepResult, Work
 
 _RING = 512  # steps whose losses the device remembers

@@ -28,7 +28,7 @@ from habitus.model import (
 from habitus.recipe import Recipe
 from habitus.training.batches import StepBatch
 from habitus.training.items import feature_bytes, text_lengths
-from habitus.training.sharing import owned_items
+from habitus.training.parallel import owned_items
 
 
 class DeviceBatch(NamedTuple):
@@ -192,6 +192,48 @@ def distinct_items(items: Tensor, targets: Tensor, num_items: int) -> tuple[Tens
         places[:size].view(shape),
         num_targets,
         num_targets + is_other.sum(),
+    )
+
+
+def share_batch(batch: DeviceBatch, lengths: Tensor, num_items: int, ranks: Ranks) -> DeviceBatch:
+    """This process's share of a full batch: its windows, its distinct items, and places among its owner's for all.
+
+    Counts go on behind those of the full batch: own targets, own items, and the most targets, items and tokens that
+    any process has. `places_among` makes places of all processes out of those.
+    """
+    world, rank = ranks.world, ranks.rank
+    rows, place = batch.rows, torch.arange(len(batch.rows), device=batch.rows.device)
+    owner = torch.where(place < batch.counts[1], rows % world, world)
+    ordered, order = owner.sort(stable=True)
+    is_owner = owner[:, None] == torch.arange(world, device=rows.device)
+    sizes = is_owner.sum(0)
+    firsts = torch.cat((sizes, sizes.new_zeros(1))).cumsum(0) - torch.cat((sizes, sizes.new_zeros(1)))
+    local = torch.empty_like(place).scatter_(0, order, place - firsts[ordered])
+    capacity = min(len(rows), -(-num_items // world))
+    number = torch.arange(capacity, device=rows.device)
+    own = torch.where(number < sizes[rank], rows[order][(firsts[rank] + number).clamp(max=len(rows) - 1)], rank)
+    targets = (is_owner & (place < batch.counts[0])[:, None]).sum(0)
+    tokens = (is_owner * lengths[rows].long()[:, None]).sum(0)
+    own_counts = torch.stack((targets[rank], sizes[rank], targets.max(), sizes.max(), tokens.max()))
+    num_windows, seq_len = batch.items.shape
+    first, last = rank * num_windows // world, (rank + 1) * num_windows // world
+    per_window = (len(batch.boundaries) - 1) // num_windows
+    boundaries = batch.boundaries[first * per_window : last * per_window] - first * seq_len
+    end = torch.full_like(boundaries[:1], (last - first) * seq_len)
+    mine = slice(first, last)
+    return batch._replace(
+        items=batch.items[mine],
+        targets=batch.targets[mine],
+        has_query=batch.has_query[mine],
+        positions=batch.positions[mine],
+        segments=batch.segments[mine],
+        boundaries=torch.cat((boundaries, end)),
+        rows=own,
+        event_places=local[batch.event_places[mine].long()].int(),
+        target_places=local[batch.target_places[mine]],
+        counts=torch.cat((batch.counts, own_counts)),
+        weights=None if batch.weights is None else batch.weights[mine],
+        fields=tuple(field[mine] for field in batch.fields),
     )
 
 

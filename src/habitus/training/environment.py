@@ -1,4 +1,4 @@
-"""Where a run takes place: the memory that it needs, threads, signals; what the Record says of the machine."""
+"""Where a run takes place: memory, threads, signals, the compiler; and what its Record says of the machine."""
 
 import gc
 import os
@@ -7,8 +7,10 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +28,7 @@ from habitus.softmax import choose_backend
 from habitus.store import gpu_reported
 from habitus.training.checkpoints import saved_threads
 from habitus.training.options import TrainOptions
+from habitus.typed import content_hash
 from habitus.units import format_bytes
 
 # Threads meet after every operation, hundreds of times in a step. Where a step is small, or another process has a core,
@@ -34,6 +37,12 @@ _STEP_FLOPS_PER_THREAD = 1e9  # executed; some tens of milliseconds of work
 _MOST_LAYERS = 4096  # building more takes minutes, whatever their width
 _SAMPLED_ITEMS = 4096
 _STOPS = (signal.SIGTERM, signal.SIGUSR1)  # the second is what schedulers send some time before the end
+# What uncompiled steps of a small model may reach on a current GPU, and the run lengths at which compiling (19 to 29 s
+# on an H200, docs/measurements) begins to pay. Guesses on the safe side; only the choice depends on them.
+_UNCOMPILED_FLOPS_PER_SECOND = 60e12
+_PAYS_FROM_SECONDS = 60.0  # a run of this length, uncompiled, gains more than compiling takes
+_PAYS_FROM_SECONDS_CACHED = 20.0  # the same where the kernels lie ready
+_DROPOUTS = ("dropout", "token_dropout", "field_dropout", "item_dropout")
 
 
 # Before a run ---------------------------------------------------------------------------------------------------------
@@ -46,8 +55,8 @@ def check_memory(
     layers = recipe.model.depth + recipe.model.text_depth
     if layers > _MOST_LAYERS:
         raise ConfigError(f"the model has {layers:,} layers", expected=f"at most {_MOST_LAYERS:,}")
-    room = memory_of_device(device)
-    needed = expected_bytes(
+    room = _memory_of_device(device)
+    needed = _expected_bytes(
         recipe, dataset, on_cpu=device.type == "cpu", parts=accumulate * processes, processes=processes
     )
     if processes > 1:  # which share the weights too, at the latest where they are too large for one
@@ -67,14 +76,14 @@ def check_memory(
     )
 
 
-def memory_of_device(device: torch.device) -> int | None:
+def _memory_of_device(device: torch.device) -> int | None:
     """Bytes of the device that a run may take; of a machine, what is free now within its limits."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return available_memory()
 
 
-def expected_bytes(
+def _expected_bytes(
     recipe: Recipe, dataset: Dataset, *, on_cpu: bool, parts: int = 1, processes: int = 1
 ) -> dict[str, int]:
     """Bytes of a step by part, as `--dry-run` counts them, but with the dataset's own items and texts.
@@ -181,11 +190,113 @@ def training_environment(options: TrainOptions, device: torch.device) -> Iterato
         os.kill(os.getpid(), stop.number)
 
 
+# The compiler ---------------------------------------------------------------------------------------------------------
+
+
+def should_compile(recipe: Recipe, dataset: Dataset, device: torch.device, choice: bool | None) -> bool:
+    """Whether to compile: the user's choice, else where it saves more time than it takes, judged by the run's FLOPs."""
+    if choice is not None:
+        return choice
+    seconds = cell_of_recipe(recipe, Inputs.of(dataset.fields)).flops / _UNCOMPILED_FLOPS_PER_SECOND
+    return seconds > (
+        _PAYS_FROM_SECONDS_CACHED if _kernel_mark(recipe, dataset, device).exists() else _PAYS_FROM_SECONDS
+    )
+
+
+@cache
+def load_compiler() -> "Future[None]":
+    """Start importing PyTorch's compiler in a thread, once per process; the caller loads data meanwhile."""
+    _use_compile_cache()
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(_import_compiler)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _import_compiler() -> None:
+    """Import the compiler, and let it do meanwhile what it would do before its first kernel."""
+    # All of this is cached. But two threads that ask at the same time would both do the work, so nothing should be
+    # compiled before this function's end. What fails here fails again, and is raised, where it is needed.
+    with ThreadPoolExecutor(1) as thread:
+        import triton.compiler  # noqa: F401 (no two threads should import the same)
+        from torch._inductor.runtime import triton_compat
+
+        thread.submit(lambda: triton_compat.triton_key())  # reads and hashes all of Triton: half a second
+        from torch._inductor import async_compile, codecache
+
+        thread.submit(lambda: async_compile.AsyncCompile.wakeup())  # hashes PyTorch, starts processes that compile
+        thread.submit(lambda: codecache.CacheBase.get_system())
+        from torch._inductor import compile_fx  # noqa: F401 (most of a second)
+
+
+def configure_compiler() -> None:
+    """Settings of PyTorch's compiler for training. They hold in the thread that sets them."""
+    from torch._inductor import config
+
+    # The embedder holds a Function of our own; unless this is set, PyTorch works its graphs out in every process.
+    torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
+    # Variants of small kernels would be compiled and timed, and gain nothing here. Odd sizes get their zeros in
+    # `habitus.model.layers`.
+    config.triton.autotune_pointwise = False
+    config.shape_padding = False
+    torch._dynamo.config.run_gc_after_compile = False  # see `pause_garbage_collection`
+
+
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """No garbage collection while imports and a compiler make a great many objects that stay.
+
+    Nor are they looked at afterwards, a third of a second, until the run is over (`training_environment`).
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_on:
+            gc.enable()
+
+
+def mark_kernels_cached(recipe: Recipe, dataset: Dataset, device: torch.device) -> None:
+    """Note that the kernels of such a run lie in the cache."""
+    mark = _kernel_mark(recipe, dataset, device)
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError:  # the run does not depend on a cache
+        return
+
+
+def _kernel_mark(recipe: Recipe, dataset: Dataset, device: torch.device) -> Path:
+    """A file that exists where the kernels of such a run are cached; its name holds all that they depend on."""
+    shape = {
+        "model": recipe.model.to_values(),
+        "fields": dataset.fields.to_values(),
+        "stage": recipe.train.stage,
+        "batch_sequences": recipe.train.batch_sequences,
+        "seq_len": recipe.data.seq_len,
+        "precision": recipe.train.precision,
+        **{name: True for name in _DROPOUTS if getattr(recipe.train, name)},
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device),
+    }
+    return _use_compile_cache() / "habitus-runs" / content_hash(shape)[:24]
+
+
+def _use_compile_cache() -> Path:
+    """The folder where compiled kernels outlive the process: the user's cache, unless the environment names one."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base / "habitus" / "compiled")))
+
+
 # What its Record says -------------------------------------------------------------------------------------------------
 
 
-def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[str, Any]:
+def hardware(recipe: Recipe, options: TrainOptions, device: torch.device, world: int) -> dict[str, Any]:
     """What the run is on, and the choices that may show in the last digits."""
+    dtype = torch.bfloat16 if recipe.train.precision == "bf16" and device.type == "cuda" else torch.float32
+    queries = torch.empty(1, recipe.model.joint_dim, dtype=dtype, device=device)
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cpu": _processor(),
@@ -193,13 +304,9 @@ def hardware(device: torch.device, options: TrainOptions, world: int) -> dict[st
         "processes": world,
         "deterministic": options.deterministic or device.type == "cpu",
         "accumulate": options.accumulate,
+        "precision": recipe.train.precision,
+        "softmax": choose_backend(queries, biased=True),
     }
-
-
-def softmax_backend(device: torch.device, joint_dim: int, precision: str) -> str:
-    """The softmax that the run's candidates were scored by."""
-    dtype = torch.bfloat16 if precision == "bf16" and device.type == "cuda" else torch.float32
-    return choose_backend(torch.empty(1, joint_dim, dtype=dtype, device=device), biased=True)
 
 
 def versions() -> dict[str, str]:

@@ -25,7 +25,7 @@ from habitus.model import (
 )
 from habitus.progress import Progress
 from habitus.recipe import Recipe, TrainRecipe
-from habitus.training.sharing import owned_items
+from habitus.training.parallel import owned_items
 
 _FEATURES_IN_MEMORY = 1 << 30  # bytes up to which item features are held in memory rather than mapped
 _VECTORS_IN_MEMORY = 2 << 30  # the same of frozen vectors, on a CPU

@@ -23,10 +23,10 @@ from habitus.training.options import (
     check_parent,
     check_processes,
     check_recipe,
+    check_trunk,
     hold_folder,
 )
 from habitus.training.run import TrainingRun
-from habitus.training.starting import check_trunk
 from habitus.training.step import StepResult
 
 

@@ -18,17 +18,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
 from habitus.data import Dataset
 from habitus.model import BehaviorModel, CopyMass, copy_mass, copying_loss
 from habitus.recipe import Recipe
-from habitus.softmax import Latch, SoftmaxResult, candidate_softmax, extras_softmax, targets_among
+from habitus.softmax import Latch, extras_softmax, fast_softmax, targets_among
 from habitus.training.batches import StepBatch
 
-# Up to so many scores the plain softmax is as fast on a CPU as the other, whose checks take a millisecond
-# (docs/decisions/0107).
-_FEW_SCORES = 1 << 19
 _LEAST_LOG_Q = -80.0  # of an item that no pool can hold: finite
 _LEAST_LOSS = 1e-6  # of a target below 0, in nats: its probability stays below 1
 
@@ -168,26 +164,11 @@ def query_losses(
             group=group,
             latch=latch,
         )
-    elif pool.num_valid is None and latch is None and group is None and _has_few_scores(queries, pool):
-        result = _plain_softmax(queries, pool)
     else:
-        result = candidate_softmax(
+        result = fast_softmax(
             queries, pool.vectors, pool.targets, log_q=pool.log_q, num_valid=pool.num_valid, group=group, latch=latch
         )
     return result.loss if mass is None else copying_loss(result.loss, result.score, result.log_q, mass)
-
-
-def _has_few_scores(queries: Tensor, pool: TargetPool) -> bool:
-    return queries.device.type == "cpu" and len(queries) * len(pool.vectors) <= _FEW_SCORES
-
-
-def _plain_softmax(queries: Tensor, pool: TargetPool) -> SoftmaxResult:
-    """The same as `candidate_softmax`, with all scores in memory and without its checks."""
-    scores = queries @ pool.vectors.T
-    logits = scores if pool.log_q is None else scores - pool.log_q
-    losses = F.cross_entropy(logits, pool.targets, reduction="none")
-    target_scores = scores.gather(1, pool.targets[:, None])[:, 0]
-    return SoftmaxResult(losses, None, target_scores, None if pool.log_q is None else pool.log_q[pool.targets])
 
 
 class LogQ(NamedTuple):

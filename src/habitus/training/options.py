@@ -18,6 +18,10 @@ from habitus.record import Record
 from habitus.store import HISTORY_SLICE, HORIZON_METRICS, METRICS, SLICES, horizon_regime, read_run_record
 from habitus.units import MAX_THREADS
 
+# Going on with a run whose log has grown, by what was measured (docs/guides/tomorrow.md): at the full rate a model
+# first loses what it knew, at a tenth it hardly moves, and a tenth of the steps bring nothing.
+_RATE_SHARE, _STEP_SHARE = 0.25, 0.3
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -185,6 +189,25 @@ def check_parent(recipe: Recipe, dataset: Dataset, parent: Path | None) -> Paren
     return ParentRun(parent, record)
 
 
+def continuing_recipe(record: Record, run: Path) -> Recipe:
+    """The recipe of a stage-1 run, for as long and at such a rate as continuing it takes."""
+    train = record.recipe.train
+    if train.stage != 1:
+        raise ConfigError(
+            f"{run} is a run of stage 2, whose rate and steps are not those of both parts",
+            expected="a stage-1 run to continue, or a recipe",
+            next_step="name the stage-1 run before it: stage1, or refit-stage1",
+        )
+    changes = {
+        "parent": record.recipe_hash,
+        "steps": max(1, round(_STEP_SHARE * train.steps)),
+        "learning_rate": _RATE_SHARE * train.learning_rate,
+        "schedule": "cosine",
+        "warmup_steps": None,
+    }
+    return record.recipe.model_copy(update={"train": train.model_copy(update=changes)})
+
+
 def check_best(recipe: Recipe, metric: str | None) -> None:
     """Refuse to choose checkpoints by a metric that the recipe's evaluations do not measure."""
     if metric is None:
@@ -200,6 +223,15 @@ def check_best(recipe: Recipe, metric: str | None) -> None:
             f"--best {metric} is not among the metrics that this recipe's evaluations measure",
             expected="<regime>/<metric>[@k][/<slice>], as in batch/loss, of the regimes "
             + ", ".join([*recipe.evaluate.regimes, *horizons]),
+        )
+
+
+def check_trunk(recipe: Recipe, trunk: str | Path | None) -> None:
+    """Refuse a trunk for a run that has none."""
+    if trunk is not None and recipe.train.schedule != "wsd":
+        raise ConfigError(
+            f"the trunk {trunk} was given to a run with schedule {recipe.train.schedule!r}",
+            expected="train.schedule = 'wsd': others decay from the beginning, or never",
         )
 
 

@@ -1,12 +1,22 @@
-"""Everything that several processes do together: exchange rows, add gradients up, share weights (FSDP2).
+"""What several processes do together: divide items, exchange rows, add gradients up, share weights (FSDP2).
 
-A sharded tensor is a DTensor; what is not sharded passes through all of these functions untouched.
+Item i belongs to process i mod W: that one holds its encoded fields or its frozen vector as row i // W, embeds it when
+it is in a batch, and scores it as a candidate. So what a process holds falls with their number, and nobody asks another
+for an item. Windows go to the processes in blocks. All know the full batch, so all agree without a message.
+
+A process's items of a batch stand in the batch's order, targets first. Two tables hold those of all processes, one
+process after the other: the vectors for the events (`stride` rows each) and the candidates.
+
+A sharded tensor is a DTensor; what is not sharded passes through all functions untouched.
+
+Letters: W processes, n distinct items of the full batch.
 """
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,10 +29,101 @@ from habitus.sizing import SHARD_ABOVE
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+_SIGMAS = 10  # by which a draw of negatives may exceed a process's mean share of it
 _MESSAGE_ENTRIES = 1 << 23  # from which on gradients go into the next message: 32 MB
 
 
-# Losses, rows and gradients -----------------------------------------------------------------------------------------
+# Items ----------------------------------------------------------------------------------------------------------------
+
+
+def owned_items(num_items: int, ranks: Ranks) -> slice:
+    """The catalogue rows that belong to this process."""
+    return slice(ranks.rank, num_items, ranks.world)
+
+
+class ItemShares(NamedTuple):
+    """The distinct items of a batch, divided."""
+
+    own: np.ndarray  # int64: this process's, its targets first; never empty
+    num_own_targets: int
+    stride: int
+    least: int  # items of the process that has the fewest, one at least
+    table_places: np.ndarray  # int64 [n]: of each item in the table of all vectors
+    pool_places: np.ndarray  # int64 [n]: of each target among the candidates
+    table_shifts: np.ndarray  # int64 [W]: what to add to a target's place in the pool for its place in the table
+    pool_firsts: np.ndarray  # int64 [W]: where each process's candidates begin
+
+    @classmethod
+    def of(cls, items: np.ndarray, num_targets: int, ranks: Ranks) -> "ItemShares":
+        """The shares of items of which the first `num_targets` are targets."""
+        owner = items % ranks.world
+        counts = np.bincount(owner, minlength=ranks.world)
+        order = np.argsort(owner, kind="stable")
+        local = np.empty_like(items)
+        local[order] = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+        stride = max(1, int(counts.max()))
+        num_own_targets = np.bincount(owner[:num_targets], minlength=ranks.world)
+        firsts = pool_firsts(num_own_targets)
+        own = items[owner == ranks.rank]
+        return cls(
+            own=own if len(own) else np.array([ranks.rank], np.int64),
+            num_own_targets=int(num_own_targets[ranks.rank]),
+            stride=stride,
+            least=max(1, int(counts.min())),
+            table_places=owner * stride + local,
+            pool_places=firsts[owner] + local,
+            table_shifts=np.arange(ranks.world) * stride - firsts,
+            pool_firsts=firsts,
+        )
+
+
+def pool_firsts(counts: np.ndarray) -> np.ndarray:
+    """Where each process's candidates begin; one that has none holds a row that does not count."""
+    held = np.maximum(counts, 1)
+    firsts: np.ndarray = np.cumsum(held) - held
+    return firsts
+
+
+def places_among(local: Tensor, items: Tensor, rows_each: int, ranks: Ranks) -> Tensor:
+    """Places in a table to which every process contributes `rows_each` rows, from places among the owner's items."""
+    if ranks.world == 1:
+        return local
+    return local + (items.view_as(local) % ranks.world * rows_each).to(local.dtype)
+
+
+def catalogue_places(rows: Tensor, num_items: int, ranks: Ranks) -> Tensor:
+    """Places of catalogue rows where each process contributes all items that it holds."""
+    each, more = divmod(num_items, ranks.world)  # the first `more` processes hold one more than the others
+    owner = rows % ranks.world
+    return rows // ranks.world + owner * each + owner.clamp(max=more)
+
+
+def owned_counts(num_items: int, candidates: np.ndarray | None, ranks: Ranks) -> np.ndarray:
+    """How many of the catalogue's items, or of those that are candidates, belong to each process."""
+    if candidates is not None:
+        return np.bincount(candidates % ranks.world, minlength=ranks.world)
+    return np.array([len(range(rank, num_items, ranks.world)) for rank in range(ranks.world)])
+
+
+def drawn_capacity(num_drawn: int, owned: np.ndarray) -> int:
+    """Rows for a process's share of a draw from candidates of which each process owns so many: more than any draw
+    will ever need of the one that owns the most. Rows may be anything but evenly spread: where items are pairs of an
+    item and a kind of event, every second one may be a candidate."""
+    most = int(owned.max())
+    mean = num_drawn * most / int(owned.sum())
+    rows = -(-int(mean + _SIGMAS * mean**0.5 + 1) // 64) * 64
+    return min(num_drawn, most, rows)
+
+
+def own_drawn(drawn: Tensor, capacity: int, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """This process's items among those drawn [capacity], its own first item beyond them; and how many there are."""
+    is_own = drawn % ranks.world == ranks.rank
+    place = torch.where(is_own, is_own.cumsum(0) - 1, capacity).clamp(max=capacity)
+    own = torch.full((capacity + 1,), ranks.rank, dtype=drawn.dtype, device=drawn.device)
+    return own.scatter_(0, place, drawn)[:capacity], is_own.sum()
+
+
+# Losses, rows and gradients -------------------------------------------------------------------------------------------
 
 
 def process_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -129,7 +230,7 @@ class GradientExchange:
         self._sent.append((gradients, flat, work))
 
 
-# Sharded models -----------------------------------------------------------------------------------------------------
+# Sharded models -------------------------------------------------------------------------------------------------------
 
 
 def must_shard(model: nn.Module, choice: bool | None, ranks: Ranks) -> bool:
@@ -186,7 +287,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     model.load_state_dict(shard_like(weights, model.state_dict()))
 
 
-# Sharded tensors ----------------------------------------------------------------------------------------------------
+# Sharded tensors ------------------------------------------------------------------------------------------------------
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":

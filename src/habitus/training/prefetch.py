@@ -15,8 +15,7 @@ from habitus.evaluation import Ranks
 from habitus.recipe import TrainRecipe
 from habitus.softmax import NUM_KEYS, negative_keys
 from habitus.training.batches import WindowOrder
-from habitus.training.device_batches import DeviceBatch, DeviceEvents, DeviceItems
-from habitus.training.sharing import share_batch
+from habitus.training.device_batches import DeviceBatch, DeviceEvents, DeviceItems, share_batch
 
 _PROBED = 8  # batches that are looked at to find the size of the first bucket
 _GRAIN = 64  # sizes are multiples of this, and

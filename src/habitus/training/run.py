@@ -30,14 +30,26 @@ from habitus.training.checkpoints import (
     BestCheckpoint,
     Checkpoint,
     CheckpointState,
+    Start,
     prune_checkpoints,
+    prune_trunk,
     save_checkpoint,
+    trunk_reaches,
 )
-from habitus.training.compile import load_compiler, pause_garbage_collection, should_compile
 from habitus.training.cuda_graph import CapturedEngine
 from habitus.training.device_batches import device_bytes
+from habitus.training.environment import load_compiler, pause_garbage_collection, should_compile
 from habitus.training.items import FrozenVectors, open_catalogue
-from habitus.training.journal import Journal, Meter
+from habitus.training.journal import (
+    JOURNAL_FILE,
+    Journal,
+    Meter,
+    TrainingOutcome,
+    copy_journal,
+    make_record,
+    publish_record,
+    write_card,
+)
 from habitus.training.options import ParentRun, TrainOptions, evaluate_options
 from habitus.training.parallel import (
     can_be_captured,
@@ -48,8 +60,6 @@ from habitus.training.parallel import (
     must_shard,
     shard,
 )
-from habitus.training.recording import TrainingOutcome, make_record, publish_record, write_card
-from habitus.training.starting import Start, copy_journal, prune_trunk, reaches
 from habitus.training.step import EagerEngine, Work
 from habitus.units import format_bytes
 
@@ -71,8 +81,10 @@ class TrainingRun:
         self._trunk_end = -1  # the step at which a state is left for others
         checkpoint = Start(out, recipe, dataset.checksum, self.trunk, options.resume, note).find(self.ranks)
         if self.trunk is not None:
+            if self.ranks.is_first and checkpoint and checkpoint.path.is_relative_to(self.trunk):
+                copy_journal(self.trunk, out)
             stable = recipe.train.stable_steps
-            self._trunk_end = -1 if self.ranks.answer_of_first(reaches(self.trunk, stable)) else stable
+            self._trunk_end = -1 if self.ranks.answer_of_first(trunk_reaches(self.trunk, stable)) else stable
         self.state = checkpoint.state if checkpoint else self._initial_state()
         with pause_garbage_collection():
             if device.type == "cuda" and should_compile(recipe, dataset, device, options.compile):
@@ -83,7 +95,7 @@ class TrainingRun:
             self._resume(checkpoint)
         if self.ranks.is_first:
             recipe.write(out / "recipe.toml")
-        self.journal = Journal(out / "journal.jsonl", self.state.step, writes=self.ranks.is_first)
+        self.journal = Journal(out / JOURNAL_FILE, self.state.step, writes=self.ranks.is_first)
 
     # What the loop asks for ----------------------------------------------------------------------------------------
 

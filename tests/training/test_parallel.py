@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from habitus.data import Dataset
 from habitus.evaluation.ranks import Ranks
 from habitus.softmax import candidate_pool, sample_negatives
-from habitus.training.device_batches import DeviceEvents, DeviceItems
-from habitus.training.sharing import (
+from habitus.training.device_batches import DeviceEvents, DeviceItems, share_batch
+from habitus.training.parallel import (
     ItemShares,
     catalogue_places,
     drawn_capacity,
@@ -20,7 +20,6 @@ from habitus.training.sharing import (
     owned_counts,
     owned_items,
     places_among,
-    share_batch,
 )
 
 

@@ -1,7 +1,7 @@
 """Runs and studies in the real trackers, read back with the trackers' own readers.
 
 TensorBoard is part of the development environment. MLflow and W&B are installed into a folder of their own, which takes
-a minute and a network: `pytest -m soak tests/training/test_trackers.py`.
+a minute and a network: `pytest -m soak tests/training/test_track.py`.
 """
 
 import json
