@@ -32,9 +32,9 @@ ORDER = """opening plan test-users answer map passes regularisation value-of-dat
     negatives negatives-table correlations loss-recall regimes recipe accounting costs share-zoom flop-share proxy
     why-small depth
     depth-metrics depth-summary depth-grid depth-evaluation trajectories channels negatives-law train-surrogate
-    surrogacy init init-table training-loss correlations-budget correlations-stage1 correlations-stage2 loss-metric
-    slices slices-batch slices-catalogue rollout rollout-table both flat calibration rates exclusions warnings
-    disclosure""".split()
+    surrogacy init init-table groups training-loss correlations-budget correlations-stage1 correlations-stage2
+    loss-metric slices slices-batch slices-catalogue rollout rollout-table both flat calibration rates exclusions
+    warnings disclosure""".split()
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,22 @@
-"""Initialisation and learning rate: the init axis."""
+"""Initialisation and learning rate: the init axis, and the laws of each optimizer and start."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from habitus.reporting.figure import Exhibit, Line, Mark, Panel, PlotAxis, Points, Sheet, Table, View
-from habitus.reporting.format import count, join_words, power_of_ten, rate, sentence, significant, typeset_minus
+from habitus.reporting.format import (
+    count,
+    describe_optimum,
+    join_words,
+    power_of_ten,
+    rate,
+    sentence,
+    significant,
+    typeset_minus,
+)
+from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
-from habitus.store import RateDrift, RunRow
+from habitus.store import LAW_NAMES, RateDrift, RunRow
 
 _RATE = PlotAxis("learning rate", log=True, kind="rate")
 
@@ -104,6 +115,46 @@ def learning_rate_table(study: Study) -> Exhibit | None:
         (View(_describe_drifts(study), table=table),),
         sheet,
     )
+
+
+def groups_table(study: Study) -> Exhibit | None:
+    """Optima and exponents of each optimizer and init: runs of several are fitted apart."""
+    laws = study.laws
+    if not laws.groups:
+        return None
+    main = f"{laws.definitions['optimizer']}/{laws.definitions['init']}"
+    entries_of = {main: laws.entries} | {group.name: group.entries for group in laws.groups}
+    order = list(LAW_NAMES)
+    raw: list[tuple[Any, ...]] = []
+
+    def view(metric: str) -> View | None:
+        cells: dict[tuple[int, float], dict[str, str]] = {}  # by law and budget, then by group
+        for group, entries in entries_of.items():
+            for entry in entries:
+                about = LAW_NAMES[entry.name]
+                value = "x_opt" if about.per_budget else "exponent"
+                if entry.metric != metric or about.column is None or value not in entry.law.values:
+                    continue
+                kind = "percent" if about.percent else "count" if about.per_budget else "plain"
+                row = cells.setdefault((order.index(entry.name), entry.budget or 0.0), {})
+                row[group] = describe_optimum(entry.law, kind, value)
+                raw.append((group, metric, entry.name, entry.budget, entry.law[value], entry.law.status))
+        rows = []
+        for (law, budget), row in sorted(cells.items()):
+            about = LAW_NAMES[order[law]]
+            title = about.title if about.per_budget else f"{about.title}, exponent"
+            rows.append(
+                (title, power_of_ten(budget) if budget else "–", *(row.get(group, "–") for group in entries_of))
+            )
+        reading = "Each column is fitted to the runs of one optimizer and start alone."
+        return View(reading, metric, table=Table(("law", "budget", *entries_of), tuple(rows))) if rows else None
+
+    views = make_views(study.metrics, view)
+    if not views:
+        return None
+    sheet = Sheet(("group", "metric", "law", "flops_budget", "value", "status"), tuple(raw))
+    how = "habitus fit --group takes the laws of another column as those that a plan asks."
+    return Exhibit("groups", "Laws by optimizer and initialisation", views, sheet, how)
 
 
 def _loss_differences(drifts: Mapping[str, RateDrift]) -> list[tuple[str, ...]]:

@@ -180,6 +180,7 @@ _CHAPTERS: tuple[tuple[str, str, tuple[tuple[str, _Make, str], ...]], ...] = (
     ("starts", "Initialisation and learning rates", (
         ("loss against learning rate, best rate against size", inits.learning_rates, "init"),
         ("table of initialisations", inits.learning_rate_table, "init"),
+        ("laws by optimizer and init", inits.groups_table, "allocation with another optimizer in its preset"),
     )),
     ("correlations-in-full", "Correlations in full", (
         ("training loss against metrics", surrogates.training_loss_table, "allocation"),
