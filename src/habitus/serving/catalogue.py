@@ -56,11 +56,11 @@ class IdLookup:
         low = np.searchsorted(self._hashes, hashes, "left")
         counts = np.searchsorted(self._hashes, hashes, "right") - low
         places = np.repeat(low - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-        matches = self._order[places]  # rows of equal hash: nearly always one or none per key
-        match_keys = self.id_format.keys(self.ids.take(pa.array(matches)))
+        alike = self._order[places]  # rows of equal hash: nearly always one or none per key
+        alike_keys = self.id_format.keys(self.ids.take(pa.array(alike)))
         numbers = np.repeat(np.arange(len(keys)), counts).tolist()
         rows = [-1] * len(keys)
-        for number, row, key in zip(numbers, matches.tolist(), match_keys, strict=True):
+        for number, row, key in zip(numbers, alike.tolist(), alike_keys, strict=True):
             if key == keys[number]:
                 rows[number] = row
         return rows
