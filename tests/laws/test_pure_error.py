@@ -129,6 +129,28 @@ def test_cells_over_all_knobs_are_asked_at_their_largest_budget_too(tmp_path: Pa
     assert (tests[1].law["size_by_loss"], tests[1].law["size_by_metric"]) == (3e5, 5e5)
 
 
+def test_a_difference_that_few_seeds_explain_decides_nothing() -> None:
+    """Seeds differ by 3% of 0.2, by three degrees of freedom: 0.025 more is 2.9 errors, and t(3) says p = .06."""
+    runs = [cell_of_size(1e5, 4.0, 0.200, 0.0005), cell_of_size(2e5, 4.1, 0.225, 0.0005)]
+    by_seed = 0.03**2 * 0.2**2 * 2
+    for dof, status in ((3, "flat"), (100, "ok")):
+        law = size_test(runs, "catalogue/recall@10", PureError(0.03**2, dof, 3))
+        variance = by_seed + 2 * 0.0005**2
+        p_value = 2 * stats.t.sf(0.025 / variance**0.5, dof * (variance / by_seed) ** 2)
+        assert law is not None and law.status == status and law["p_value"] == pytest.approx(p_value)
+
+
+def test_the_test_is_of_the_largest_budget_that_measured_the_metric() -> None:
+    metric = "catalogue/recall@10"
+    runs = [cell_of_size(1e5, 4.0, 0.20, 0.003), cell_of_size(2e5, 4.1, 0.23, 0.003)]
+    larger = replace(cell_of_size(9e5, 3.0, 0.0, 0.003), budget=1e14, metrics={"batch/loss": 3.0})
+    law = size_test([*runs, larger], metric)
+    assert law is not None and law.ok and law.details["budget"] == 1e13
+    assert law.details["verdict"].startswith(f"{metric} wants another size than the loss's")
+    law = size_test([replace(run, axis="surface") for run in runs], metric)
+    assert law is not None and law.details["verdict"].startswith(f"{metric} wants another recipe than the loss's")
+
+
 def test_seeds_of_other_cells_identify_a_valley_of_six_shares() -> None:
     """Five numbers through six points leave one degree of freedom: hardly any valley stands above the noise by itself.
     Seeds of other cells know that noise, and the intervals still cover."""

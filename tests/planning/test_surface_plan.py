@@ -150,6 +150,37 @@ def test_a_law_that_is_refused_gives_the_best_cell_and_no_published_share(laws: 
     assert any("the law over the whole recipe is refused (misfit)" in line for line in made.warnings)
 
 
+def test_a_law_that_foresaw_no_budget_gives_the_best_cell(laws: Laws) -> None:
+    (rollout,) = laws.rollouts
+    forecasts = tuple(
+        f.model_copy(update={"predicted": f.observed - 1.3 * (f.observed - (f.last or 0.0))})
+        for f in rollout.rollout.forecasts
+    )
+    told = rollout.rollout.model_copy(update={"forecasts": forecasts})
+    poor = laws.model_copy(update={"rollouts": (rollout.model_copy(update={"rollout": told}),)})
+    whole = surface_recipe(3e15, LOSS, sourced(poor))
+    assert whole is not None and whole.law is None
+    why = "the law of batch/loss over the recipe foresaw no budget better than the one before"
+    assert why in whole.quantities["params"].how and whole.quantities["params"].range == "tried"
+
+
+def test_only_a_test_over_these_cells_says_whose_recipe_is_taken(laws: Laws) -> None:
+    """Sizes of another axis say nothing of recipes; and no test is asked whether a loss wants another recipe."""
+    (entry,), (rollout,) = laws.entries, laws.rollouts
+
+    def how(metric: str, *more: LawEntry) -> str:
+        both = {"entries": (entry, *more), "rollouts": (rollout, rollout.model_copy(update={"metric": metric}))}
+        whole = surface_recipe(3e15, metric, sourced(laws.model_copy(update=both)))
+        assert whole is not None
+        return whole.quantities["params"].how
+
+    own = entry.model_copy(update={"metric": RECALL})
+    of_sizes = _size_test("ok").model_copy(update={"axis": "allocation"})
+    assert how(RECALL, own, of_sizes).startswith("by one law of batch/loss")
+    assert how(RECALL, own, of_sizes, _size_test("ok")).startswith("by one law of catalogue/recall@10")
+    assert how("catalogue/loss").endswith("that of catalogue/loss is not identified, or foresaw no budget")
+
+
 def test_a_store_without_such_cells_has_no_recipe_of_a_surface(laws: Laws) -> None:
     others = tuple(run.model_copy(update={"axis": "allocation"}) for run in laws.runs)
     assert surface_recipe(3e15, LOSS, sourced(laws.model_copy(update={"runs": others}))) is None
@@ -173,6 +204,20 @@ def test_seeds_of_a_cell_count_as_their_mean_and_other_text_depths_not_at_all() 
     runs = [run(8.0, 0), run(8.2, 1), run(7.0, 0, "share", 1.0), run(7.0, 0, "negatives")]
     assert better_for_less(LOSS, 8.09, 1e15, runs) == ""
     assert "worse than the 8.1 that" in better_for_less(LOSS, 8.11, 1e15, runs)
+
+
+def test_larger_models_that_rank_better_for_less_refuse_no_forecast() -> None:
+    """By recall other sizes than the loss's are best: .0123 at 2.3e14 FLOPs, of a model five times too large."""
+
+    def run(params: float, budget: float, loss: float, recall: float) -> RunRow:
+        return RunRow(axis="allocation", budget=budget, cell_id=f"{params:g}", learning_rate=0.01, seed=0, init="",
+                      chosen=True, knobs={"params": params}, metrics={LOSS: loss, RECALL: recall})  # fmt: skip
+
+    runs = [run(5.9e5, 2.3e14, 8.635, 0.0060), run(3.07e6, 2.3e14, 8.772, 0.0123)]
+    assert better_for_less(RECALL, 0.0068, 5e14, runs) == ""
+    assert "worse than the 0.006 that runs of 2.3e+14 FLOPs measured" in better_for_less(RECALL, 0.0055, 5e14, runs)
+    # A few percent more compute buy less than the best of many cells has in luck.
+    assert better_for_less(LOSS, 8.636, 2.4e14, runs) == "" and better_for_less(LOSS, 8.636, 5e14, runs)
 
 
 def test_a_recipe_for_which_too_much_was_paid_gets_no_forecast_by_an_absurd_law(laws: Laws) -> None:

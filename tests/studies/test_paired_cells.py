@@ -1,6 +1,7 @@
 """A study keeps values per query of the cells that the test of sizes compares: the test pairs users by itself."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -9,7 +10,7 @@ import pytest
 from habitus.data import Dataset
 from habitus.laws import MeasuredRun, fit, read_runs, select
 from habitus.store import Law
-from habitus.studies.paired_cells import compared_cells, keep_users, stated_seconds
+from habitus.studies.paired_cells import cells_to_pair, keep_users, stated_seconds
 from habitus.studies.progress import StudyMonitor
 from habitus.studies.state import AxisCost, StatedSpeeds, StudyState
 from habitus.sweeps import Preset, load_preset, preset_dataset, sweep
@@ -42,7 +43,7 @@ def size_test(store: Path, metric: str) -> Law:
 def test_users_are_paired_without_a_call_of_ones_own(swept: tuple[Path, Dataset, StudyState]) -> None:
     store, dataset, state = swept
     runs, notes = select(read_runs(store)).runs, list[str]()
-    metric = next(m for m in (f"catalogue/{name}" for name in RANKING) if len(compared_cells(runs, m)) == 2)
+    metric = next(m for m in (f"catalogue/{name}" for name in RANKING) if len(cells_to_pair(runs, m)) == 2)
     before = size_test(store, metric)
     assert not before.details["paired"]
     path = keep_users(store, state, metric, dataset, "cpu", notes.append)
@@ -54,7 +55,7 @@ def test_users_are_paired_without_a_call_of_ones_own(swept: tuple[Path, Dataset,
     }
     # The queries are those of the Records: the kept values have their means.
     table = pq.read_table(path)
-    for digest in compared_cells(runs, metric):
+    for digest in cells_to_pair(runs, metric):
         ranks = [row["rank"] for row in table.to_pylist() if row["scorer"].endswith(digest)]
         recall = sum(rank <= 10 for rank in ranks) / len(ranks)
         (run,) = [run for run in runs if run.recipe_hash == digest]
@@ -72,14 +73,17 @@ def test_a_store_without_bundles_leaves_the_test_unpaired_and_says_so(
     copy, notes = tmp_path / "store", list[str]()
     shutil.copytree(store, copy, ignore=shutil.ignore_patterns("bundle", "evaluations"))
     runs = select(read_runs(copy)).runs
-    metric = next(m for m in (f"catalogue/{name}" for name in RANKING) if len(compared_cells(runs, m)) == 2)
+    metric = next(m for m in (f"catalogue/{name}" for name in RANKING) if len(cells_to_pair(runs, m)) == 2)
     assert keep_users(copy, state, metric, dataset, "cpu", notes.append) is None
     assert notes[-1].startswith("users are not paired in the test of sizes: ")
 
 
 def cell(name: str, budget: float, loss: float, recall: float, seed: int = 0) -> MeasuredRun:
     metrics = {"batch/loss": loss, "catalogue/recall@10": recall}
-    return MeasuredRun("allocation", name, budget, 1e-3, seed, recipe_hash=f"{name}{seed}{budget:g}", metrics=metrics)
+    return MeasuredRun(
+        "allocation", name, budget, 1e-3, seed, recipe_hash=f"{name}{seed}{budget:g}", metrics=metrics,
+        knobs={"params": 1e5}, errors={"catalogue/recall@10": 0.01},
+    )  # fmt: skip
 
 
 def test_cells_are_compared_by_their_means_at_the_largest_budget() -> None:
@@ -89,9 +93,12 @@ def test_cells_are_compared_by_their_means_at_the_largest_budget() -> None:
         cell("c", 1e12, 3.4, 0.11),
         cell("d", 1e12, 3.9, 0.12),
     ]  # fmt: skip
-    assert compared_cells(runs, "catalogue/recall@10") == ["c01e+12", "d01e+12"]
-    assert compared_cells(runs[:-1], "catalogue/recall@10") == ["c01e+12"]
-    assert compared_cells([], "catalogue/recall@10") == []
+    assert cells_to_pair(runs, "catalogue/recall@10") == ["c01e+12", "d01e+12"]
+    assert cells_to_pair(runs[:-1], "catalogue/recall@10") == ["c01e+12"]
+    assert cells_to_pair([], "catalogue/recall@10") == []
+    # The test asks only cells whose error over users is known, and so are the pairs.
+    unknown = replace(cell("e", 1e12, 3.0, 0.99), errors={})
+    assert cells_to_pair([*runs, unknown], "catalogue/recall@10") == ["c01e+12", "d01e+12"]
 
 
 def test_the_plan_of_time_states_the_two_evaluations(tmp_path: Path) -> None:

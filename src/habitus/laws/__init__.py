@@ -33,6 +33,7 @@ from habitus.laws.run_sources import read_runs
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.saturating import predict_saturating, saturating
 from habitus.laws.selection import select
+from habitus.laws.size_test import compared_cells, is_loss
 from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_target
 from habitus.laws.study_recipe import RECIPE_AXES
 from habitus.laws.summary import format_summary
@@ -60,6 +61,7 @@ __all__ = [
     "compare_approaches",
     "compare_scaling",
     "compare_valleys",
+    "compared_cells",
     "correlation_by_budget",
     "critical_batch",
     "depth_optimum",
@@ -71,6 +73,7 @@ __all__ = [
     "frontier",
     "hierarchical_bootstrap",
     "history_of_record",
+    "is_loss",
     "iso_target",
     "isoflop_optimum",
     "learning_rate_drift",

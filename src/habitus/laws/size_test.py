@@ -1,10 +1,12 @@
 """Whether a metric wants another size than the loss does: a test over users at the largest budget."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
 
+from habitus.laws.checks import sign_of
 from habitus.laws.law_builders import law_without_values
 from habitus.laws.paired_users import PairedUsers
 from habitus.laws.pure_error import SIGNIFICANT, PureError
@@ -30,11 +32,37 @@ def size_tests(
     a metric."""
     for axis in ("allocation", SURFACE_AXIS):
         sized = [run for run in runs if run.axis == axis]
-        largest = [run for run in sized if run.budget == max(r.budget for r in sized)]
-        for metric in metrics if largest else ():
-            law = None if is_loss(metric) else size_test(largest, metric, error_of(axis, metric), paired)
+        for metric in metrics if sized else ():
+            law = None if is_loss(metric) else size_test(sized, metric, error_of(axis, metric), paired)
             if law is not None:
                 yield LawEntry(name="size_test", axis=axis, metric=metric, law=law)
+
+
+class ComparedCells(NamedTuple):
+    """The runs of the best cell by the loss and of the best by a metric, of so many cells of one budget."""
+
+    by_loss: list[MeasuredRun]
+    by_metric: list[MeasuredRun]
+    num_cells: int
+
+
+def compared_cells(runs: Sequence[MeasuredRun], metric: str) -> ComparedCells | None:
+    """The cells that the test compares, by means over seeds, at the largest budget that measured both metrics; None
+    where none did."""
+    runs = [
+        run for run in runs if {LOSS, metric} <= set(run.metrics) and metric in run.errors and "params" in run.knobs
+    ]
+    largest = max((run.budget for run in runs), default=0.0)
+    cells: dict[str, list[MeasuredRun]] = {}
+    for run in runs:
+        if run.budget == largest:
+            cells.setdefault(run.cell_id, []).append(run)
+    if not cells:
+        return None
+    sign = sign_of(direction_of(metric))
+    by_loss = min(cells.values(), key=lambda cell: _mean(cell, LOSS))
+    by_metric = min(cells.values(), key=lambda cell: sign * _mean(cell, metric))
+    return ComparedCells(by_loss, by_metric, len(cells))
 
 
 def size_test(
@@ -44,33 +72,33 @@ def size_test(
 
     Where the store holds values per query, users are paired. Else the errors of the two cells over users are taken as
     independent, which is cautious, since both answered the same queries. The difference from seed to seed is added
-    where it is known. The best of several cells is picked by the very numbers
-    that are tested, hence Bonferroni's correction. None where errors or the loss are missing.
+    where it is known; few seeds tell it badly, hence Student's t, with the degrees of freedom of Welch and
+    Satterthwaite. The best of several cells is picked by the very numbers that are tested, hence Bonferroni's
+    correction. None where errors or the loss are missing.
     """
-    cells: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        if {LOSS, metric} <= set(run.metrics) and metric in run.errors and "params" in run.knobs:
-            cells.setdefault(run.cell_id, []).append(run)
-    if not cells:
+    compared = compared_cells(runs, metric)
+    if compared is None:
         return None
-    if len(cells) < 2:
-        return law_without_values("size_test", FORM, "too_few", len(cells), "one cell: nothing to compare")
-    sign = 1 if direction_of(metric) == "min" else -1
-    by_loss = min(cells.values(), key=lambda cell: _mean(cell, LOSS))
-    by_metric = min(cells.values(), key=lambda cell: sign * _mean(cell, metric))
-    gain = sign * (_mean(by_loss, metric) - _mean(by_metric, metric))
+    by_loss, by_metric, num_cells = compared
+    if num_cells < 2:
+        return law_without_values("size_test", FORM, "too_few", num_cells, "one cell: nothing to compare")
+    gain = sign_of(direction_of(metric)) * (_mean(by_loss, metric) - _mean(by_metric, metric))
     over_users = None if paired is None else paired.error(by_loss[0].recipe_hash, by_metric[0].recipe_hash, metric)
     if over_users is None:
         variance = sum(run.errors[metric] ** 2 / len(cell) ** 2 for cell in (by_loss, by_metric) for run in cell)
     else:
         variance = over_users**2
+    dof = np.inf  # over users
     if error is not None:
         level = abs(_mean(by_loss, metric))
-        variance += error.relative_variance * level**2 * (1 / len(by_loss) + 1 / len(by_metric))
-    chance = float(stats.norm.sf(gain / np.sqrt(variance))) if gain > 0 and variance > 0 else 1.0
-    p_value = min(1.0, 2 * chance * (len(cells) - 1))
+        by_seed = error.relative_variance * level**2 * (1 / len(by_loss) + 1 / len(by_metric))
+        variance += by_seed
+        dof = error.dof * (variance / by_seed) ** 2 if by_seed > 0 else np.inf
+    chance = float(stats.t.sf(gain / np.sqrt(variance), dof)) if gain > 0 and variance > 0 else 1.0
+    p_value = min(1.0, 2 * chance * (num_cells - 1))
     differs = p_value < SIGNIFICANT
-    verdict = "another size than the loss's" if differs else "no other size than the loss's"
+    what = "recipe" if by_loss[0].axis == SURFACE_AXIS else "size"
+    verdict = f"another {what} than the loss's" if differs else f"no other {what} than the loss's"
     return Law(
         law="size_test",
         form=FORM,
@@ -81,9 +109,9 @@ def size_test(
             "gain": gain,
             "p_value": p_value,
         },
-        residuals=Residuals(n=len(cells), dof=len(cells) - 1),
+        residuals=Residuals(n=num_cells, dof=num_cells - 1),
         details={
-            "budget": runs[0].budget,
+            "budget": by_loss[0].budget,
             "paired": over_users is not None,
             "verdict": f"{metric} wants {verdict} (p = {p_value:.2g})",
         },

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from habitus.laws import published_laws
+from habitus.laws import is_loss, published_laws
 from habitus.store import Law, LawEntry, Laws, Quantity, QuantitySource, regime_twins
 
 LOSS = "batch/loss"
@@ -52,18 +52,14 @@ def stage2_metrics(metric: str) -> list[str]:
     return list(dict.fromkeys([f"catalogue/{bare}", "catalogue/loss", "catalogue/recall@10"]))
 
 
-def size_metrics(metric: str, laws: SourcedLaws) -> list[str]:
+def size_metrics(metric: str, laws: SourcedLaws, axis: str = "allocation") -> list[str]:
     """Whose optimum N is taken from: the loss's, which is measured sharply, unless a test over users shows that the
-    metric has another one; then the metric's own."""
+    metric has another one; then the metric's own. `axis` has the cells of that test."""
     own = stage1_metrics(metric)
-    if laws.source == "published" or wants_another_size(metric, laws) or metric.split("/")[1:2] == ["loss"]:
+    another = any(e.law.ok for e in laws.entries("size_test", [metric]) if e.axis == axis)
+    if laws.source == "published" or another or is_loss(metric):
         return own
     return list(dict.fromkeys([LOSS, *own]))
-
-
-def wants_another_size(metric: str, laws: SourcedLaws) -> bool:
-    """Whether a test over users showed that the loss's best cell is not the metric's."""
-    return any(e.law.ok for e in laws.entries("size_test", [metric]))
 
 
 def quantity_of(

@@ -18,7 +18,6 @@ from habitus.planning.sources import (
     quantity_of,
     size_metrics,
     swept,
-    wants_another_size,
 )
 from habitus.store import SURFACE_AXIS, Law, Quantity, RunRow, direction_of
 
@@ -64,16 +63,19 @@ def surface_recipe(C: float, metric: str, laws: SourcedLaws) -> SurfaceRecipe | 
 
 
 def _by_law(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRow]) -> SurfaceRecipe | None:
-    """By the first law with an inner optimum; else by the first with one at an end of what was tried."""
-    asked = metric == LOSS or wants_another_size(metric, laws)
+    """By the first law with an inner optimum; else by the first with one at an end of what was tried.
+
+    A law whose roll-outs missed by more than persistence would have is not asked.
+    """
+    names = size_metrics(metric, laws, SURFACE_AXIS)
+    asked = names[0] == metric
     found: list[tuple[str, Law, Law]] = []
-    for name in size_metrics(metric, laws):
+    for name in names:
         law = next((e.law for e in laws.entries(RECIPE_SURFACE, [name]) if e.law.ok), None)
-        if law is None:
+        if law is None or not _foresaw(name, laws):
             continue
         best = best_recipe(law, [run.knobs for run in runs], C)
-        missed = error_of_gain(foreseen_by(laws.file.rollouts, RECIPE_SURFACE, name))
-        if best.ok and _is_useful(best) and (missed is None or missed < 1):
+        if best.ok and _is_useful(best):
             return _recipe(law, best, name, metric, asked=asked)
         found.append((name, law, best))
     # Those of the loss are measured sharply: an end of what was tried says at least on which side the best lies.
@@ -81,6 +83,12 @@ def _by_law(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRow]) ->
         if best.status in ("ok", "boundary"):
             return _recipe(law, best, name, metric, asked=asked)
     return None
+
+
+def _foresaw(name: str, laws: SourcedLaws) -> bool:
+    """Whether roll-outs of the law missed by less than persistence, or there are none."""
+    missed = error_of_gain(foreseen_by(laws.file.rollouts, RECIPE_SURFACE, name))
+    return missed is None or missed < 1
 
 
 def _is_useful(best: Law) -> bool:
@@ -91,7 +99,7 @@ def _is_useful(best: Law) -> bool:
 def _recipe(law: Law, best: Law, name: str, metric: str, *, asked: bool) -> SurfaceRecipe:
     how = f"by one law of {name} over size, share, data, batch and rate, {law.residuals.n} runs"
     if name != metric and (name != LOSS or asked):
-        how += f"; that of {metric} is not identified"
+        how += f"; that of {metric} is not identified, or foresaw no budget"
     elif name != metric:
         how += f"; no test over users shows that {metric} wants another recipe"
     quantities = {}
@@ -107,7 +115,7 @@ def _recipe(law: Law, best: Law, name: str, metric: str, *, asked: bool) -> Surf
 def _by_best_cell(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRow]) -> SurfaceRecipe | None:
     """The best cell of the largest budget, its size carried on by the published exponent."""
     exponent = float(published_laws().find("size_law", LOSS)["exponent"])
-    for name in size_metrics(metric, laws):
+    for name in size_metrics(metric, laws, SURFACE_AXIS):
         of_name = [r for r in runs if name in r.metrics and {*_KNOBS} <= r.knobs.keys()]
         if not of_name:
             continue
@@ -137,9 +145,11 @@ def _why_no_law(name: str, laws: SourcedLaws) -> str:
     law = next((e.law for e in laws.entries(RECIPE_SURFACE, [name])), None)
     if law is None:
         return f"the runs have no law of {name} over the recipe"
-    return f"the law of {name} over the recipe is {law.status.replace('_', ' ')}" if not law.ok else (
-        f"the best recipe by the law of {name} is not identified"
-    )  # fmt: skip
+    if not law.ok:
+        return f"the law of {name} over the recipe is {law.status.replace('_', ' ')}"
+    if not _foresaw(name, laws):
+        return f"the law of {name} over the recipe foresaw no budget better than the one before"
+    return f"the best recipe by the law of {name} is not identified"
 
 
 def _rate_at_512(run: RunRow) -> float:

@@ -126,7 +126,9 @@ class Plan(Typed):
 
     def _repr_html_(self) -> str:
         return html_table(
-            self._title(), self._summary(), header=("knob", "value [95%; tried: ends of what was tried]", "from")
+            self._title(),
+            self._summary(),
+            header=("knob", "value [95%; tried: ends of what was tried; assumed: by a rule]", "from"),
         )
 
     def _title(self) -> str:

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 
 from habitus.data import Dataset
 from habitus.errors import HabitusError, Interrupted
-from habitus.laws import MeasuredRun, read_runs, select
+from habitus.laws import MeasuredRun, compared_cells, read_runs, select
 from habitus.progress import Note
-from habitus.store import EVALUATIONS, REGIMES, cell_folder, direction_of
+from habitus.store import EVALUATIONS, REGIMES, cell_folder
 from habitus.studies.state import StudyState
 
 LOSS = "batch/loss"
@@ -25,7 +24,7 @@ def keep_users(
     if not can_be_paired(metric) or "allocation" not in state.axes:
         return None
     try:
-        cells = compared_cells(select(read_runs(store), allow_repeats).runs, metric)
+        cells = cells_to_pair(select(read_runs(store), allow_repeats).runs, metric)
         if len(cells) < 2:
             return None
         path = store / EVALUATIONS / FILE
@@ -54,22 +53,10 @@ def can_be_paired(metric: str) -> bool:
     return regime in REGIMES and "/" not in bare and bare.partition("@")[0] in ("recall", "ndcg", "mrr")
 
 
-def compared_cells(runs: Sequence[MeasuredRun], metric: str) -> list[str]:
-    """The first run of the best cell by the loss and of the best by the metric, at the largest budget of sizes."""
-    runs = [run for run in runs if run.axis == "allocation" and {LOSS, metric} <= set(run.metrics)]
-    largest = max((run.budget for run in runs), default=0.0)
-    cells: dict[str, list[MeasuredRun]] = {}
-    for run in runs:
-        if run.budget == largest:
-            cells.setdefault(run.cell_id, []).append(run)
-    if not cells:
-        return []
-
-    def best(name: str) -> str:
-        sign = 1 if direction_of(name) == "min" else -1
-        return min(cells.values(), key=lambda cell: sign * fmean(run.metrics[name] for run in cell))[0].recipe_hash
-
-    return list(dict.fromkeys([best(LOSS), best(metric)]))
+def cells_to_pair(runs: Sequence[MeasuredRun], metric: str) -> list[str]:
+    """Recipe hashes of the first runs of the two cells of sizes that the test compares; one where they are the same."""
+    compared = compared_cells([run for run in runs if run.axis == "allocation"], metric)
+    return [] if compared is None else list(dict.fromkeys([c[0].recipe_hash for c in compared[:2]]))
 
 
 def _evaluate(path: Path, cells: list[Path], state: StudyState, metric: str, dataset: Dataset, device: str) -> None:
