@@ -3,7 +3,7 @@
     python benchmarks/paper_range.py --out out/paper-range --pieces surface --minutes 8    # again until it is complete
     python benchmarks/paper_range.py --out out/register --pieces register --earlier out/paper-range/records.store.xz
     python benchmarks/paper_range.py --out out/paper-range --pieces forecast --plans out/register
-    python benchmarks/paper_range.py --out out/paper-range --pieces negatives,depth,init,batch,optimizers
+    python benchmarks/paper_range.py --out out/paper-range --pieces negatives,depth,init,batch
     python benchmarks/paper_range.py --out out/log --pieces surface --data DATASET --budgets 1e11,1e12,3e12,1e13
 
 `surface`: cells spread over N, share, B and rate at each budget by a Latin hypercube; four of the last but one budget
@@ -37,22 +37,18 @@ from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.sizing import Cell, cell_of_recipe
 from habitus.store import (
-    ManifestRow,
     RegisteredPlan,
-    SweepManifest,
-    manifest_path,
     open_store,
     pack_store,
     read_records,
 )
-from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, preset_dataset, sweep
+from habitus.sweeps import Preset, RecipeRunner, load_preset, preset_dataset, sweep
 
 PRESET = Path(__file__).parents[1] / "docs" / "studies" / "paper-range" / "preset.toml"
 AXES = ("negatives", "depth", "init", "batch", "share", "allocation")
 SHARES, BATCHES, RATES, SIZES = (0.01, 0.6), (0.25, 4.0), (1 / 3, 3.0), (0.2, 5.0)  # ranges; of the usual but for s
 SEEDED, SEEDS = 4, 3
 MOST_STEPS = 6_000
-ADAMW_RATE = 4e-3  # at 512 windows
 NEGATIVES = (0, 16_384, 32_768, 65_536, 131_072, 262_144, 524_288, 1_000_000)
 
 
@@ -202,36 +198,6 @@ class Experiment:
             update={n: c if n == "common" else getattr(preset, n).model_copy(update=c) for n, c in changed.items()}
         )
 
-    def optimizers(self, budget: float, share: float | None) -> bool:
-        """The allocation sizes of one budget under three starts, each a group of its own in the laws."""
-        facts, recipes = DatasetFacts.of(self.dataset), []
-        rows: list[ManifestRow] = []
-        preset = self.reduced_preset(budget, share).for_catalogue(self.dataset.num_candidates)
-        for optimizer, init in (("adamw", "plain"), ("adamw", "default"), ("muon", "default")):
-            common = preset.common.model_copy(update={"optimizer": optimizer})
-            if optimizer == "adamw":
-                common = common.model_copy(update={"learning_rate": ADAMW_RATE, "learning_rate_exponent": 0.0})
-            allocation = preset.allocation.model_copy(
-                update={"learning_rates": (0.5, 1.0, 2.0), "budgets": (budget,), "num_shapes": 5, "replicates": 1}
-            )
-            variant = preset.model_copy(update={"common": common, "allocation": allocation})
-            for planned in design_axis("allocation", facts, variant).cells:
-                model = planned.recipe.model.model_copy(update={"init": init})
-                recipe = planned.recipe.model_copy(update={"model": model})
-                recipes.append(recipe)
-                label = f"{optimizer}-{init}-{planned.row.cell_id}"
-                rows.append(
-                    planned.row.model_copy(update={"cell_id": label, "recipe_hash": recipe.hash(facts.checksum)})
-                )
-        path = manifest_path(self.out / "store", "allocation", 90)
-        if not path.exists():
-            manifest = SweepManifest(
-                axis="allocation", preset="paper_range", cells=tuple(rows), request={"piece": "optimizers"}
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            manifest.write(path)
-        return self.run("optimizers", recipes)
-
     def register(self, budgets: Sequence[float], metric: str) -> bool:
         """Plans for larger budgets from the Records alone: at the first three sizes, then the best one."""
         records = [r for r in read_records(self.out / "store") if r.status == "done"]
@@ -278,9 +244,7 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, default=Path("docs/studies/paper-range"), help="Of --pieces forecast.")
     parser.add_argument("--seeds", type=int, default=2, help="Of the first forecast budget.")
     parser.add_argument("--metric", default="batch/loss")
-    parser.add_argument(
-        "--pieces", default="surface", help=f"surface, register, forecast, optimizers, {', '.join(AXES)}"
-    )
+    parser.add_argument("--pieces", default="surface", help=f"surface, register, forecast, {', '.join(AXES)}")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
     parser.add_argument(
@@ -291,7 +255,6 @@ def main() -> None:
     one = Experiment(o.out, load_preset(o.preset), o.minutes, o.device, o.workers, o.earlier, o.data)
     steps = {
         "surface": lambda: one.surface(budgets, [int(n) for n in o.cells.split(",")]),
-        "optimizers": lambda: one.optimizers(budgets[-2], o.share),
         "register": lambda: one.register([float(b) for b in o.forecast.split(",")], o.metric),
         "forecast": lambda: one.forecast(o.plans, o.seeds),
         **{name: lambda name=name: one.axis(name, budgets, o.share) for name in AXES},
