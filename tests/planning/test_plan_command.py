@@ -53,3 +53,5 @@ def test_options_that_contradict_or_lack_are_refused(laws_path: Path) -> None:
         habitus("plan", "--flops", "1e13", "--laws", laws_path, "--published")
     with pytest.raises(ConfigError, match="does not exist"):
         habitus("plan", "--flops", "1e13", "--laws", laws_path.parent / "none.json")
+    with pytest.raises(ConfigError, match=r"holds runs, no laws[^`]*`habitus fit .*runs\.store\.laws\.json"):
+        habitus("plan", "--flops", "1e13", "--laws", laws_path.parent / "runs.store.xz")

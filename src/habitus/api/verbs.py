@@ -17,7 +17,7 @@ from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.events import Schema
 from habitus.recipe import Recipe
-from habitus.store import LAWS_FILE, Plan
+from habitus.store import LAWS_FILE, Plan, find_laws
 from habitus.store import Laws as StoredLaws
 
 if TYPE_CHECKING:
@@ -331,8 +331,7 @@ def _laws_path(laws: "StoredLaws | str | Path", folder: Path) -> Path:
             return beside  # with the store's Records beside it, which say how fast runs were
         laws.write(folder / LAWS_FILE)
         return folder / LAWS_FILE
-    path = Path(laws)
-    return path / LAWS_FILE if path.is_dir() else path
+    return find_laws(laws)
 
 
 def _options(options: type, values: Mapping[str, Any]) -> Any:

@@ -122,21 +122,14 @@ def print_busy(plan: "Plan") -> None:
 def _find_laws(laws: Path | None, published: bool) -> Path | None:
     """The laws.json to plan by; None for the published laws."""
     from habitus.errors import ConfigError
+    from habitus.store import find_laws
 
     if laws is not None and published:
         raise ConfigError(
             "--laws and --published are both given",
             expected="one of the two; --laws shows the published values next to yours anyway",
         )
-    if laws is not None and laws.is_dir():
-        laws = laws / "laws.json"
-    if laws is not None and not laws.exists():
-        raise ConfigError(
-            f"{laws} does not exist",
-            expected="a laws.json, or the store that holds it",
-            next_step="`habitus fit STORE` writes it; or omit --laws to use the published laws",
-        )
-    return laws
+    return None if laws is None else find_laws(laws)
 
 
 def _open_dataset(path: Path | None) -> "Dataset | None":

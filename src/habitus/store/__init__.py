@@ -57,6 +57,7 @@ from habitus.store.laws import (
     Rollout,
     RunRow,
     Surrogacy,
+    find_laws,
 )
 from habitus.store.log_limits import LOG_LIMITS_FILE, Estimate, LogLimits, MoreUsers, NextStep
 from habitus.store.manifest import LeftOut, ManifestRow, SweepManifest, manifest_path, manifest_paths
@@ -229,6 +230,7 @@ __all__ = [
     "correlated_axes",
     "direction_of",
     "evaluation_path",
+    "find_laws",
     "gpu_named",
     "gpu_reported",
     "headline_metrics",

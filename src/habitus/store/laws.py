@@ -2,11 +2,14 @@
 
 import math
 from operator import not_
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from habitus.errors import FitError
+from habitus.errors import ConfigError, FitError
+from habitus.store.archive import is_archive
+from habitus.store.folder import LAWS_FILE
 from habitus.store.law import Interval, Law
 from habitus.typed import Sealed, Typed, suggest_name
 
@@ -308,3 +311,23 @@ class Laws(Sealed):
         for init, drift in self.learning_rate_drift.items():
             lines += [f"learning rates of {init}: {w}" for w in drift.warnings]
         return lines
+
+
+def find_laws(source: str | Path) -> Path:
+    """The laws.json that is meant: of a store its own, else the file itself."""
+    source = Path(source)
+    if is_archive(source):
+        fitted = source.with_suffix(f".{LAWS_FILE}")
+        raise ConfigError(
+            f"{source} holds runs, no laws",
+            expected="a laws.json, or the store that holds it",
+            next_step=f"pass {fitted}" if fitted.exists() else f"`habitus fit {source}` writes {fitted}: pass that",
+        )
+    path = source / LAWS_FILE if source.is_dir() else source
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist",
+            expected="a laws.json, or the store that holds it",
+            next_step="`habitus fit STORE` writes it; or plan by the published laws",
+        )
+    return path
