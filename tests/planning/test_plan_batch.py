@@ -117,7 +117,8 @@ def test_the_fastest_of_batches_as_good_for_the_metric_is_carried_on_whatever_th
     speeds = [StepSpeed(1, batch * 1e6, 1e9 * batch) for batch in recall]
     # 16 and 32 are as good, 32 is twice as fast: 64 at ten times the compute, also where the plan had the runs' own 8.
     for value in (64, 8):
-        had = Quantity(value=value, source="this study", how="B*")
+        had = Quantity(value=value, source="default", how="B*", doubts=("the interval rests on 1 degree of freedom",))
         chosen = choose_fastest(had, laws, speeds, "catalogue/recall@10", 1e13)
+        assert (chosen.source, chosen.doubts) == ("this study", ())  # nothing of what the plan had is left
         assert chosen.value == 64 and "of 16, 32, all within 0.5% of the best catalogue/recall@10" in chosen.how
         assert choose_fastest(had, laws, speeds, "catalogue/recall@10", 1e12).value == 32

@@ -11,6 +11,7 @@ import pytest
 from habitus.laws import MeasuredRun, fit
 from habitus.laws.surface_axis import SurfaceRuns
 from habitus.planning import PlanOptions, plan
+from habitus.planning.knobs import size
 from habitus.planning.measured import better_for_less, usual_lengths
 from habitus.planning.predict import PlannedRun, predict_metrics
 from habitus.planning.sources import SourcedLaws
@@ -148,6 +149,27 @@ def test_a_law_that_is_refused_gives_the_best_cell_and_no_published_share(laws: 
     assert made["learning_rate"].value == pytest.approx(best.learning_rate)
     assert not made.predictions
     assert any("the law over the whole recipe is refused (misfit)" in line for line in made.warnings)
+
+
+def lucky(runs: tuple[RunRow, ...]) -> tuple[RunRow, ...]:
+    """Three seeds of the worst run of the largest budget, one of which beats all others."""
+    top = [run for run in runs if run.budget == max(r.budget for r in runs)]
+    best, worst = (choose(top, key=lambda run: run.metrics[LOSS]) for choose in (min, max))
+    seeds = [
+        worst.model_copy(update={"seed": 900 + k, "metrics": {**worst.metrics, LOSS: best.metrics[LOSS] + more}})
+        for k, more in enumerate((-0.001, 0.3, 0.3))
+    ]
+    return (*(run for run in runs if run is not worst), *seeds)
+
+
+def test_one_lucky_seed_makes_no_best_cell(laws: Laws) -> None:
+    top = [run for run in laws.runs if run.budget == 1e15]
+    best = min(top, key=lambda run: run.metrics[LOSS])
+    whole = surface_recipe(1e15, LOSS, sourced(laws.model_copy(update={"entries": (), "runs": lucky(laws.runs)})))
+    assert whole is not None and whole.quantities["params"].value == pytest.approx(best.knobs["params"])
+    sizes = tuple(run.model_copy(update={"axis": "allocation"}) for run in lucky(laws.runs))
+    by_size = size(1e15, LOSS, [sourced(laws.model_copy(update={"entries": (), "runs": sizes}))])
+    assert by_size.how.startswith("best cell by batch/loss") and by_size.value == pytest.approx(best.knobs["params"])
 
 
 def test_a_law_that_foresaw_no_budget_gives_the_best_cell(laws: Laws) -> None:

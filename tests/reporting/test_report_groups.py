@@ -62,6 +62,16 @@ def test_the_page_has_a_column_for_each_optimizer_and_start(page: Page) -> None:
     assert rows[5][2].startswith("0.4512 [")  # β / (α + β) = 0.37 / 0.82
 
 
+def test_an_axis_that_could_not_be_fitted_leaves_the_rest_of_the_table(tmp_path: Path) -> None:
+    """A metric that half of the runs lack has one entry, allocation_fit, that says so."""
+    rows = rows_of("default", 1.0, BUDGETS[:4]) + rows_of("mup_lr", 2.0, BUDGETS[:3])
+    for row in rows[::2]:
+        row["metrics"]["catalogue/loss"] = row["metrics"][LOSS]
+    store = write_store(tmp_path / "store", rows)
+    assert any(entry.name == "allocation_fit" for entry in fit(store).entries)
+    assert LOSS in read_page(report(store, tmp_path / "report.html")).articles["groups"].metrics
+
+
 def test_its_sheet_has_every_number_once(page: Page, laws: Laws) -> None:
     lines = page.sheet("groups")
     keys = [tuple(line[name] for name in ("group", "metric", "law", "flops_budget")) for line in lines]

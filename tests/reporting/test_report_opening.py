@@ -20,5 +20,8 @@ def test_a_batch_that_reached_more_than_all_sizes_is_said() -> None:
     told = _describe(study, "catalogue/recall@10", sizes)  # type: ignore[arg-type]
     best = said.format("catalogue/recall@10", "0.1860")
     assert told == best + ". With 32 windows per step it reached 0.1952 at 6\u00b710\u00b9\u00b9."
+    # More compute at the sizes' own batch says nothing of batches.
+    batches[:] = [run("batch_size", 6e11, 8, 0.1952), run("batch_size", 6e11, 32, 0.19)]
+    assert _describe(study, "catalogue/recall@10", sizes) == best + "."  # type: ignore[arg-type]
     # Batches of other sizes have other candidates: their training losses are not compared.
     assert "windows" not in _describe(study, "train/loss", sizes)  # type: ignore[arg-type]

@@ -338,7 +338,14 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     plan = small_plan(
         quantities={
             "params": {"value": 2.5e6, "low": 2e6, "high": 3e6, "source": "this study", "how": "size_law"},
-            "learning_rate": {"value": 0.002, "source": "default", "how": "2e-3·√(B/512)"},
+            "learning_rate": {
+                "value": 0.002,
+                "low": 0.001,
+                "high": 0.004,
+                "source": "default",
+                "how": "2e-3·√(B/512)",
+                "range": "tried",
+            },
         },
         predictions=[
             {"metric": "catalogue/recall@10", "stage": 2, "value": 0.071, "low": 0.06, "source": "default", "how": "x"}
@@ -363,6 +370,9 @@ def test_the_plan_stands_on_top_with_its_sources_and_warnings(tiny_store: Path, 
     ]
     assert article.row("model size N")[1:] == ["2.5M [2M, 3M]", "1.9M", "this study: size_law"]
     assert article.row("predicted catalogue/recall@10 after stage 2")[1] == "0.07100 [0.06000, open]"
+    assert article.tables[0][0][1] == "value [95%, tried or assumed]"
+    # Only intervals of laws are called 95%.
+    assert [line["range"] for line in page.sheet("plan")] == ["95%", "tried", "95%"]
     opening = page.articles["opening"]
     assert list(page.articles)[:2] == ["opening", "plan"]
     assert opening.readings[opening.metrics.index("catalogue/recall@10")] == (

@@ -60,7 +60,7 @@ def test_every_preset_repeats_cells_of_both_stages(name: str, axis: str, dataset
     facts = {"tiny": DatasetFacts.of(dataset), "paper": LARGE}.get(name) or own_world(preset)
     cells = design_axis(axis, facts, preset).cells
     assert {p.recipe.train.stage for p in cells} == {1 if axis == "allocation" else 2}
-    assert degrees_of_freedom(cells) >= 3
+    assert degrees_of_freedom(cells) >= 9  # as docs/sweep.md says
 
 
 def test_seeds_are_at_the_rule_s_rate_and_end_where_they_cost_too_much() -> None:

@@ -44,6 +44,7 @@ def choose_fastest(
         budget = runs[own][0].budget
         wanted = fastest * ((compute or budget) / budget) ** LADDER_EXPONENT
         how = "the fastest batch as good as the best one, carried on as the ladder goes"
+        B = Quantity(value=wanted, source="this study", how=how)  # whatever gave B, and what that warned of
     value = max(1.0, 2.0 ** round(math.log2(wanted)))
     return B.model_copy(update={"value": value, "low": None, "high": None, "how": f"{how}; {where}"})
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from habitus.laws import NO_TREND, predict_power_law, published_laws, trend
-from habitus.planning.measured import SIZED_AXES
+from habitus.planning.measured import SIZED_AXES, best_cell
 from habitus.planning.rates import slope_in_compute
 from habitus.planning.sources import (
     LOSS,
@@ -24,7 +24,7 @@ from habitus.planning.sources import (
 )
 from habitus.planning.surface_plan import surface_recipe
 from habitus.sizing import ladder_batch_sequences
-from habitus.store import AXES, LawEntry, Laws, Quantity, RunRow, direction_of
+from habitus.store import AXES, LawEntry, Laws, Quantity, RunRow
 
 _PUBLISHED_SHARE = 0.02  # the printed recipe's
 _USEFUL = 10.0  # high end over low end of a size; beyond it another metric's law is asked
@@ -85,17 +85,15 @@ def _carried_optimum(C: float, metrics: Sequence[str], laws: SourcedLaws, expone
 
 
 def _best_cell(laws: Laws, metrics: Sequence[str], axis: str) -> tuple[str, float, float, tuple[float, float]] | None:
-    """(metric, budget, knob of the best chosen run, swept range) of an axis's largest budget."""
+    """(metric, budget, knob of the best cell at its chosen rate, swept range) of an axis's largest budget."""
     knob = AXES[axis].knob
     for metric in metrics:
         runs = [r for r in laws.runs if r.axis == axis and r.chosen and metric in r.metrics and knob in r.knobs]
         if runs:
             budget = max(r.budget for r in runs)
             at = [r for r in runs if r.budget == budget]
-            sign = 1 if direction_of(metric) == "min" else -1
-            best = min(at, key=lambda r: sign * r.metrics[metric])
             knobs = [r.knobs[knob] for r in at]
-            return metric, budget, best.knobs[knob], (min(knobs), max(knobs))
+            return metric, budget, best_cell(at, metric).knobs[knob], (min(knobs), max(knobs))
     return None
 
 

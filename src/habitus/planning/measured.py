@@ -40,6 +40,15 @@ def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunR
     )
 
 
+def best_cell(runs: Sequence[RunRow], metric: str) -> RunRow:
+    """The first run of the best cell by means over seeds: the best run is often one lucky seed of another cell."""
+    cells: dict[tuple[str, float], list[RunRow]] = {}
+    for run in runs:
+        cells.setdefault((run.cell_id, run.learning_rate), []).append(run)
+    sign = sign_of(direction_of(metric))
+    return min(cells.values(), key=lambda cell: sign * _mean(cell, metric))[0]
+
+
 def _mean(cell: Sequence[RunRow], metric: str) -> float:
     return fmean(run.metrics[metric] for run in cell)
 

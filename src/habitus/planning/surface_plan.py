@@ -10,6 +10,7 @@ from typing import cast
 
 from habitus.laws import best_rate, best_recipe, published_laws
 from habitus.planning.foresight import error_of_gain, foreseen_by
+from habitus.planning.measured import best_cell
 from habitus.planning.sources import (
     LOSS,
     RECIPE_SURFACE,
@@ -19,7 +20,7 @@ from habitus.planning.sources import (
     size_metrics,
     swept,
 )
-from habitus.store import SURFACE_AXIS, Law, Quantity, RunRow, direction_of
+from habitus.store import SURFACE_AXIS, Law, Quantity, RunRow
 
 _USEFUL = 10.0  # high end over low end of a size
 _KNOBS = {"params": "params", "embedder_share": "share", "batch_sequences": "batch"}
@@ -121,8 +122,7 @@ def _by_best_cell(C: float, metric: str, laws: SourcedLaws, runs: Sequence[RunRo
             continue
         top = max(run.budget for run in of_name)
         at = [run for run in of_name if run.budget == top]
-        sign = 1 if direction_of(name) == "min" else -1
-        best = min(at, key=lambda run: sign * run.metrics[name])
+        best = best_cell(at, name)
         how = f"best cell by {name} at {top:.3g}: {_why_no_law(name, laws)}"
 
         def of(values: Sequence[float], value: float, scale: float = 1.0, how: str = how) -> Quantity:

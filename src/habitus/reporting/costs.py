@@ -69,7 +69,8 @@ def _size_rows(metric: str, nominal: Law, executed: Law) -> list[tuple[str, ...]
 def _exponent(law: Law) -> str:
     if not law.values:
         return describe_status(law)
-    return f"{law['exponent']:.3f} {format_interval(law, 'exponent', 'plain')}".strip()
+    status = "" if law.ok else f"({describe_status(law)})"
+    return f"{law['exponent']:.3f} {format_interval(law, 'exponent', 'plain')} {status}".strip()
 
 
 def _size_lines(metric: str, nominal: Law, executed: Law) -> list[tuple[Any, ...]]:
@@ -86,10 +87,13 @@ def _best_shares(study: Study, metric: str) -> dict[float, tuple[Law, Law, float
     law = study.law("loss_law", metric)
     if law is None or not law.values:
         return {}
+    judged = study.laws_by_budget("share_optimum", metric)
     shares = {}
     for budget in study.budgets:
         rows = study.best_rate_runs("share", budget, ["embedder_share", "flops_executed", metric])
         rows = [row for row in rows if row.knobs.get("joint_dim", np.inf) > _FLOOR_JOINT_DIM]
+        # Two seeds that agree to the last digit would be refused as one row listed twice.
+        rows = list({(row.knobs["embedder_share"], row.metrics[metric]): row for row in rows}.values())
         x = np.array([row.knobs["embedder_share"] for row in rows])
         if len(set(x)) < _LEAST_SHARES:
             continue
@@ -97,8 +101,15 @@ def _best_shares(study: Study, metric: str) -> dict[float, tuple[Law, Law, float
         executed = np.array([row.knobs["flops_executed"] for row in rows])
         mean = float(np.exp(np.log(executed).mean()))
         moved = y + _reached(law, np.array(budget), metric) - _reached(law, budget * executed / mean, metric)
-        shares[budget] = two_term(x, y, direction_of(metric)), two_term(x, moved, direction_of(metric)), mean
+        nominal, by_executed = (two_term(x, values, direction_of(metric)) for values in (y, moved))
+        shares[budget] = _as_judged(nominal, judged.get(budget)), _as_judged(by_executed, judged.get(budget)), mean
     return shares
+
+
+def _as_judged(valley: Law, judged: Law | None) -> Law:
+    """The valley, refused where seeds refuse that of the same runs: here nothing holds it against them."""
+    refused = judged is not None and judged.status == "misfit"
+    return valley.model_copy(update={"status": "misfit"}) if refused and valley.ok else valley
 
 
 def _reached(law: Law, compute: np.ndarray, metric: str) -> np.ndarray:
@@ -127,9 +138,9 @@ def _share_lines(metric: str, shares: dict[float, tuple[Law, Law, float]]) -> li
 def _describe(
     metric: str, nominal: Law | None, executed: Law | None, shares: dict[float, tuple[Law, Law, float]]
 ) -> list[str]:
-    """How far the cost moves the exponent of N*, and s* at the largest budget where both are identified."""
+    """How far the cost moves the exponent of N*, and s* at the largest budget, where both are identified."""
     clauses = []
-    if nominal is not None and executed is not None and nominal.values and executed.values:
+    if nominal is not None and executed is not None and nominal.ok and executed.ok:
         by_nominal, by_executed = nominal["exponent"], executed["exponent"]
         clauses.append(
             f"for {metric} N* ∝ C^b has b = {by_nominal:.3f} by nominal and {by_executed:.3f} by executed FLOPs"

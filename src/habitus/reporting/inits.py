@@ -131,7 +131,9 @@ def groups_table(study: Study) -> Exhibit | None:
         cells: dict[tuple[int, float], dict[str, str]] = {}  # by law and budget, then by group
         for group, entries in entries_of.items():
             for entry in entries:
-                about = LAW_NAMES[entry.name]
+                about = LAW_NAMES.get(entry.name)
+                if about is None:
+                    continue  # "share_fit" and the like say why an axis has no law
                 value = "x_opt" if about.per_budget else "exponent"
                 if entry.metric != metric or about.column is None or value not in entry.law.values:
                     continue

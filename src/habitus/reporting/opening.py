@@ -92,7 +92,7 @@ def _describe(study: Study, metric: str, by_budget: dict[float, list[RunRow]]) -
     # Sizes were compared at one batch: another one may have reached more.
     others = [] if metric.startswith(f"{TRAIN}/") else study.best_rate_runs("batch_size", needs=[metric])
     top = best_row([best, *others], metric)
-    if top is not best:
+    if top.knobs.get("batch_sequences") != best.knobs.get("batch_sequences"):
         windows, reached = f"{top.knobs['batch_sequences']:g}", significant(top.metrics[metric])
         parts.append(f"with {windows} windows per step it reached {reached} at {power_of_ten(top.budget)}")
     planned = _planned(study, metric)

@@ -40,14 +40,15 @@ def plan_exhibit(study: Study) -> Exhibit | None:
         theirs = published.get(name)
         ours = f"{format_number(quantity.value, kind)} {_interval(quantity, kind)}".strip()
         rows.append((label, ours, format_number(theirs, kind), _source(quantity)))
-        raw.append((name, quantity.value, quantity.low, quantity.high, theirs, quantity.source, quantity.how))
+        ends = quantity.low, quantity.high, quantity.range
+        raw.append((name, quantity.value, *ends, theirs, quantity.source, quantity.how))
     for p in plan.predictions:
         label = f"predicted {p.metric} after stage {p.stage}"
         rows.append((label, f"{significant(p.value)} {_interval(p, 'plain')}".strip(), "–", _source(p)))
-        raw.append((label, p.value, p.low, p.high, None, p.source, p.how))
+        raw.append((label, p.value, p.low, p.high, "95%", None, p.source, p.how))
     notes = tuple(_notes(plan, study.next_command))
-    table = Table(("knob", "value [95%, or what was tried]", "by the published laws", "from"), tuple(rows), notes)
-    sheet = Sheet(("knob", "value", "low95", "high95", "published", "source", "how"), tuple(raw))
+    table = Table(("knob", "value [95%, tried or assumed]", "by the published laws", "from"), tuple(rows), notes)
+    sheet = Sheet(("knob", "value", "low", "high", "range", "published", "source", "how"), tuple(raw))
     title = f"Recipe for {power_of_ten(plan.flops)} FLOPs"
     return Exhibit("plan", title, (View(describe_plan(plan), table=table),), sheet)
 
