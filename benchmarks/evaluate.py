@@ -212,7 +212,7 @@ def against_peers(num_queries: int, num_items: int, d: int, pythons: dict[str, P
 def slices_of(batches: list[QueryBatch], num_items: int) -> dict[str, np.ndarray]:
     """Which queries each slice holds, by its name."""
     empty = Scores(None, None, np.empty(0, np.int64), np.empty((0, 0), np.int64))
-    values = PerQuery.joined([PerQuery.of(batch, empty, item_counts(num_items), num_items) for batch in batches])
+    values = PerQuery.concatenate([PerQuery.of(batch, empty, item_counts(num_items), num_items) for batch in batches])
     chosen = {f"history={length}": values.history == length for length in HISTORIES}
     chosen |= {"cold": values.cold, "warm": ~values.cold, "repeat": values.repeat, "first": ~values.repeat}
     return {f"slice {name}": which for name, which in chosen.items() if which.any()}

@@ -25,7 +25,7 @@ from served_run import STEPS, served_run
 from softmax import machine
 
 from habitus.serving import Retriever
-from habitus.serving.catalogue import CandidateItems
+from habitus.serving.candidates import CandidateItems
 from habitus.serving.index import EFFORTS, ApproximateManifest, ExactIndex, SearchIndex
 
 BATCHES = (1, 32, 256)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from habitus.data import Dataset
 from habitus.data.columns import to_codes, to_numbers
 from habitus.serving import EncodedHistory, RecommendRequest, Retriever, pack_histories
-from habitus.serving.schemas import RequestError
+from habitus.serving.schemas import Limits, RequestError
 from habitus.serving.values import read_category, read_number, read_time
 
 Log = dict[int, list[dict[str, Any]]]
@@ -169,3 +169,13 @@ def test_packed_histories_get_the_queries_that_they_get_alone(retriever: Retriev
     filled = sum(min(len(history), 64) for history in histories)
     assert (batch.segments >= 0).sum() == filled
     assert batch.items.size < 1.3 * filled  # short histories share windows
+
+
+def test_many_histories_are_embedded_in_batches(retriever: Retriever, trained_run: Path, log: Log) -> None:
+    """Else the memory of 64 requests that wait together would be that of all their histories at once."""
+    few = Retriever.open(trained_run, device="cpu", read_only=True, limits=Limits(max_batch=16))
+    slots: list[int] = []
+    few.bundle.model.contextualizer.register_forward_pre_hook(lambda _, given: slots.append(given[1].shape[:2].numel()))
+    histories = [log[user][:5] for user in range(40)]
+    np.testing.assert_allclose(few.embed_histories(histories), retriever.embed_histories(histories), atol=2e-6)
+    assert slots == [16 * 5, 16 * 5, 8 * 5]

@@ -6,6 +6,7 @@ import math
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from habitus.events.schema import Schema
 from habitus.events.world.writing import schema_of, write_world
 from habitus.model.bundle import save_bundle
 from habitus.serving import Limits, RecommendRequest, Retriever, Service, bind, is_loopback
-from habitus.serving.app import create_app
+from habitus.serving.app import _MAX_SEARCH, create_app
 from habitus.serving.item_store import ItemStore, JournalEntry
 
 HISTORY = [{"item_id": 1}, {"item_id": 2}]
@@ -262,6 +263,7 @@ def test_the_command_and_the_page_of_documentation_name_the_limits_that_hold() -
                 "max_history",
                 "max_k",
                 "max_filter_values",
+                "max_candidates",
                 "max_batch",
                 "max_wait_ms",
                 "max_queue",
@@ -279,3 +281,6 @@ def test_the_command_and_the_page_of_documentation_name_the_limits_that_hold() -
         assert row, option
         assert row[1] == shown
     assert f"| {limits.max_rows} |" in text
+    assert f"| characters of a search | | {_MAX_SEARCH} |" in text
+    page = (files("habitus.serving") / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r"encodeURIComponent\(text\.slice\(0, (\d+)\)\)", page) == [str(_MAX_SEARCH)] * 2

@@ -225,7 +225,9 @@ class Retriever:
             if not request.histories:
                 return np.empty((0, self.bundle.recipe.model.joint_dim), np.float32)
             encoded = [self.encode_history(history) for history in request.histories]
-            return self.embed_encoded(encoded).cpu().numpy()
+            size = self.limits.max_batch  # requests of many histories may wait together
+            parts = [self.embed_encoded(encoded[at : at + size]) for at in range(0, len(encoded), size)]
+            return torch.cat(parts).cpu().numpy()
 
     def embed_items(self, items: Sequence[Fields]) -> np.ndarray:
         """The vectors float32 [n, h] of items from their fields; an id among them is ignored."""
