@@ -16,9 +16,9 @@ METRIC = "catalogue/recall@10"
 BUDGETS = [1e11, 3e11, 1e12, 3e12, 1e13]
 
 
-def run(budget: float, K: float, value: float, chosen: bool = True) -> RunRow:
+def run(budget: float, K: float, value: float, chosen: bool = True, seed: int = 0) -> RunRow:
     return RunRow(
-        axis="negatives", budget=budget, cell_id=f"k{K}", learning_rate=0.01, seed=0, init="", chosen=chosen,
+        axis="negatives", budget=budget, cell_id=f"k{K}", learning_rate=0.01, seed=seed, init="", chosen=chosen,
         knobs={"num_negatives": K}, metrics={METRIC: value},
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> 
     )
     laws = SourcedLaws(Laws(source="x", seed=0, metrics=(METRIC,), entries=entries, runs=tuple(runs)), "this study")
     known = {
-        (r.budget, r.knobs["num_negatives"], 0.01, 0): ParentMetrics(r.budget, {METRIC: parents[r.budget]})
+        (r.budget, r.knobs["num_negatives"], 0.01, r.seed): ParentMetrics(r.budget, {METRIC: parents[r.budget]})
         for r in runs
     }
     found, why_not = predict_metrics(PlannedRun(1e13, 10**6.5, 10**6.5), share * 1e13, METRIC, [laws], known)
@@ -57,6 +57,12 @@ def test_stage_two_is_stage_ones_law_and_the_gain_over_the_parent() -> None:
     assert first.low is not None and second.low is not None
     assert second.low == pytest.approx(second.value - math.hypot(first.value - first.low, half), rel=1e-4)
     assert "+0.01 to +0.03; stage 2 had 1 times its parent's compute there, 1 times here" in second.how
+
+
+def test_a_lucky_seed_of_another_number_of_negatives_is_no_gain() -> None:
+    lucky = [run(1e11, 400, 0.32), run(1e11, 400, 0.19, seed=1), run(1e11, 100, 0.26, seed=1)]
+    (first, second), _ = predicted([*RUNS, *lucky], PARENTS, share=1.0)
+    assert second.value == pytest.approx(first.value + 0.02)  # K = 100 gains 0.01 by both seeds; 0.07 by one of 400
 
 
 def test_a_stage_two_with_less_compute_may_gain_nothing() -> None:

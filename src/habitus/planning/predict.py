@@ -277,19 +277,28 @@ def _best_measured(metric: str, laws: SourcedLaws) -> tuple[float, float] | None
 def _stage2_gains(
     metric: str, laws: SourcedLaws, parents: Mapping[StageTwoKey, ParentMetrics]
 ) -> dict[float, tuple[float, float]]:
-    """By budget: what the best K added to its parent's metric, and stage 2's compute over its parent's."""
+    """By budget: what the K best by the mean of its seeds added to its parent's metric, and stage 2's compute over its
+    parent's."""
     sign = 1 if direction_of(metric) == "min" else -1
-    best: dict[float, tuple[float, float, float]] = {}
+    cells: dict[tuple[float, float, float], list[tuple[float, float, float]]] = {}  # by budget, K and rate
     for run in laws.file.runs:
         if run.axis != "negatives" or not run.chosen or metric not in run.metrics:
             continue
-        parent = parents.get((run.budget, run.knobs.get("num_negatives", 0.0), run.learning_rate, run.seed))
+        num_negatives = run.knobs.get("num_negatives", 0.0)
+        parent = parents.get((run.budget, num_negatives, run.learning_rate, run.seed))
         if parent is None or metric not in parent.metrics:
             continue
         value = run.metrics[metric]
-        if run.budget not in best or sign * value < sign * best[run.budget][0]:
-            best[run.budget] = value, value - parent.metrics[metric], run.budget / parent.budget
-    return {budget: (gain, ratio) for budget, (_, gain, ratio) in sorted(best.items())}
+        gained = value, value - parent.metrics[metric], run.budget / parent.budget
+        cells.setdefault((run.budget, num_negatives, run.learning_rate), []).append(gained)
+    means = {cell: np.mean(seeds, axis=0) for cell, seeds in cells.items()}
+    best = {}
+    for budget in sorted({budget for budget, _, _ in means}):
+        _, gain, ratio = min(
+            (mean for cell, mean in means.items() if cell[0] == budget), key=lambda mean: sign * mean[0]
+        )
+        best[budget] = float(gain), float(ratio)
+    return best
 
 
 def _stage2(
