@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from habitus.laws import saturating
 from habitus.reporting.opening import _describe
 from habitus.store import RunRow
 
@@ -25,3 +26,14 @@ def test_a_batch_that_reached_more_than_all_sizes_is_said() -> None:
     assert _describe(study, "catalogue/recall@10", sizes) == best + "."  # type: ignore[arg-type]
     # Batches of other sizes have other candidates: their training losses are not compared.
     assert "windows" not in _describe(study, "train/loss", sizes)  # type: ignore[arg-type]
+
+
+def test_the_frontier_is_of_the_batch_that_its_runs_have() -> None:
+    """Another batch may reach more there, which these runs cannot tell."""
+    compute = [1e11, 2e11, 4e11, 8e11, 1.6e12]
+    sizes = {C: [run("allocation", C, 8, 0.5 - 40 * C**-0.2)] for C in compute}
+    law = saturating(compute, [runs[0].metrics["catalogue/recall@10"] for runs in sizes.values()], direction="max")
+    study = SimpleNamespace(best_rate_runs=lambda axis, needs: [], law=lambda *_: law, plan=None)
+    assert "The frontier of 8 windows per step reaches 0." in _describe(study, "catalogue/recall@10", sizes)  # type: ignore[arg-type]
+    sizes[1.6e12] = [run("allocation", 1.6e12, 16, 0.36)]
+    assert "The frontier reaches 0." in _describe(study, "catalogue/recall@10", sizes)  # type: ignore[arg-type]

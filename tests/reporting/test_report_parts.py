@@ -9,6 +9,7 @@ from habitus.reporting.colours import DARK, LIGHT, budget_colours, contrast, cor
 from habitus.reporting.figure import Band, Line, Panel, PlotAxis, Points, Rule
 from habitus.reporting.format import (
     count,
+    format_interval,
     format_number,
     join_words,
     law_name,
@@ -22,6 +23,18 @@ from habitus.reporting.format import (
 )  # fmt: skip
 from habitus.reporting.scales import Scale, values_of
 from habitus.reporting.svg import draw, push_apart
+from habitus.store import Interval, Law, Residuals
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [((10.531, 10.572), "[10.53, 10.57]"), ((8.7001, 8.7082), "[8.700, 8.708]"), ((0.028, 0.089), "[0.0280, 0.0890]"),
+     ((5.404, 5.588), "[5.40, 5.59]"), ((2.0, 2.0), "[2.00, 2.00]"), ((1.0, math.inf), "[1.00, open]")],
+)  # fmt: skip
+def test_the_ends_of_an_interval_differ_as_they_are_written(ends: tuple[float, float], text: str) -> None:
+    law = Law(law="size_optimum", form="", status="ok", values={"x": ends[0]}, intervals={"0.95": {"x": Interval(low=ends[0], high=ends[1])}},
+              residuals=Residuals(n=5, dof=3))  # fmt: skip
+    assert format_interval(law, "x") == text
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def _print_quantities(plan: "Plan", console: "Console") -> None:
             derivations[label[3:]] = quantity.how
     for p in plan.predictions:
         label = f"{p.metric}, stage {p.stage}"
-        table.add_row(f"   {label}", f"{p.value:.4g}", _interval(p, "{:.4g}") or "open", p.source)
+        table.add_row(f"   {label}", f"{p.value:#.4g}", _interval(p, "{:#.4g}") or "open", p.source)
         derivations[label] = p.how
     console.print(table)
     console.print("\nFrom:")

@@ -135,8 +135,17 @@ def format_interval(law: Law, name: str, kind: str = "plain", digits: int = 3) -
     if math.isinf(low) and math.isinf(high):
         return "[open]"
     if kind == "plain":
+        digits = max(digits, _digits_apart(low, high))
         return f"[{significant(low, digits)}, {significant(high, digits)}]"
     return f"[{format_number(low, kind)}, {format_number(high, kind)}]"
+
+
+def _digits_apart(low: float, high: float) -> int:
+    """Significant digits that show the first of the difference: a loss of 10.55 has ends 10.53 and 10.57, not 10.5."""
+    width, size = high - low, max(abs(low), abs(high))
+    if not (0 < width < math.inf and size > 0):
+        return 0
+    return min(7, math.floor(math.log10(size)) - math.floor(math.log10(width)) + 1)
 
 
 def describe_optimum(law: Law, kind: str = "plain", name: str = "x_opt") -> str:

@@ -103,8 +103,11 @@ def _describe(study: Study, metric: str, by_budget: dict[float, list[RunRow]]) -
     elif law is not None and law.ok:
         far = 10 * max(by_budget)
         value, low, high = predict_saturating(law, far)
+        batches = {row.knobs.get("batch_sequences") for row in rows}
+        # Other batches may well reach more there (docs/studies/paper-axes): these runs cannot tell.
+        of_one = f" of {batches.pop():g} windows per step" if len(batches) == 1 and None not in batches else ""
         parts.append(
-            f"the frontier reaches {significant(value)} [{significant(low)}, {significant(high)}] "
+            f"the frontier{of_one} reaches {significant(value)} [{significant(low)}, {significant(high)}] "
             f"at {power_of_ten(far)}"
         )
     elif law is not None:
