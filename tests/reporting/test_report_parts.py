@@ -32,7 +32,8 @@ from habitus.store import Interval, Law, Residuals
      ((5.404, 5.588), "[5.40, 5.59]"), ((2.0, 2.0), "[2.00, 2.00]"), ((1.0, math.inf), "[1.00, open]")],
 )  # fmt: skip
 def test_the_ends_of_an_interval_differ_as_they_are_written(ends: tuple[float, float], text: str) -> None:
-    law = Law(law="size_optimum", form="", status="ok", values={"x": ends[0]}, intervals={"0.95": {"x": Interval(low=ends[0], high=ends[1])}},
+    interval = Interval(low=ends[0], high=ends[1])
+    law = Law(law="size_optimum", form="", status="ok", values={"x": ends[0]}, intervals={"0.95": {"x": interval}},
               residuals=Residuals(n=5, dof=3))  # fmt: skip
     assert format_interval(law, "x") == text
 

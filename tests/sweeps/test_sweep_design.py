@@ -15,7 +15,7 @@ from habitus.sweeps.cells import DatasetFacts, _cell_hash
 from habitus.sweeps.design import centred_shapes, design_axis
 from habitus.sweeps.preset import Preset, load_preset, preset_names, preset_text
 from habitus.sweeps.prior_results import PriorResults
-from habitus.sweeps.refinement import next_rate, next_shape
+from habitus.sweeps.refinement import likely_to_go_on, next_rate, next_shape
 from habitus.sweeps.request import SweepRequest, parse_budgets, rate_grid
 
 # What a log of ten million items and 5·10¹⁰ events would say.
@@ -106,6 +106,8 @@ def test_the_batch_axis_trains_one_model_at_a_constant_rate_with_a_trajectory(pa
     assert [c.row.learning_rate for c in cells] == [
         pytest.approx(2e-3 * (b / 512) ** 0.5) for b in (64, 128, 256, 512, 1024, 2048)
     ]
+    # What a study states for the axis counts them: batches above the middle one, 512 of six, in both arms.
+    assert sorted(c.recipe.train.batch_sequences for c in likely_to_go_on(every)) == [1024, 1024, 2048, 2048]
 
 
 def test_batch_sizes_share_model_compute_and_schedule(paper: Preset) -> None:

@@ -15,7 +15,16 @@ from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES, ProbeResults, parts_of, probe, stated_speeds
 from habitus.studies.progress import StudyMonitor
 from habitus.studies.state import AxisCost, StudyState, request_values
-from habitus.sweeps import DatasetFacts, Design, Preset, device_kind, preset_dataset, speed_of_store, usual_workers
+from habitus.sweeps import (
+    DatasetFacts,
+    Design,
+    Preset,
+    device_kind,
+    likely_to_go_on,
+    preset_dataset,
+    speed_of_store,
+    usual_workers,
+)
 
 LARGE_WORLD = 1e7  # events: a dry run takes the fields of a small world instead of making such a one
 _STAND_IN_ITEMS, _STAND_IN_USERS = 500, 1_000
@@ -154,8 +163,13 @@ def _wall_seconds(design: Design, probes: ProbeResults) -> float:
 
 
 def _parts(design: Design, probes: ProbeResults) -> list[Parts]:
+    """What each run takes, those that a sweep of batches will most likely add included."""
     speeds = stated_speeds(probes)
-    return [parts_of(planned, speeds) for planned in design.distinct_runs()]
+    parts = [parts_of(planned, speeds) for planned in design.distinct_runs()]
+    if design.axis == "batch":
+        for fixed, steps, work in (parts_of(planned, speeds) for planned in likely_to_go_on(design.cells)):
+            parts.append((fixed, 2 * steps, 2 * work))
+    return parts
 
 
 def _assume_speeds(options: StudyOptions, facts: DatasetFacts, preset: Preset) -> ProbeResults:

@@ -8,6 +8,7 @@ from habitus.sweeps.outcome import RunOutcome, SweepProgress, SweepResult
 from habitus.sweeps.preset import EvaluationSettings, Preset, ReplicatedAxis, load_preset, preset_dataset, preset_text
 from habitus.sweeps.prior_results import PriorResults
 from habitus.sweeps.recipe_list import RecipeRunner
+from habitus.sweeps.refinement import likely_to_go_on
 from habitus.sweeps.request import SweepRequest, check_axis, parse_budgets
 from habitus.sweeps.run_list import ListedRun, RunList, check_state, list_runs
 from habitus.sweeps.store import Store
@@ -34,6 +35,7 @@ __all__ = [
     "check_state",
     "design_axis",
     "device_kind",
+    "likely_to_go_on",
     "list_runs",
     "load_preset",
     "mps_environment",

@@ -114,6 +114,19 @@ def more_steps(
     return list(design.cells), list(design.left_out)
 
 
+def likely_to_go_on(cells: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs of the batch axis that `more_steps` most likely repeats for twice as long, before any has ended.
+
+    Batches above the middle one take fewer steps for the same compute, and rarely reach what that one ends with.
+    """
+    middles = {}
+    for planned in cells:
+        budget = planned.row.flops_budget
+        batches = sorted({p.recipe.train.batch_sequences for p in cells if p.row.flops_budget == budget})
+        middles[budget] = batches[len(batches) // 2]
+    return [p for p in cells if p.recipe.train.batch_sequences > middles[p.row.flops_budget]]
+
+
 def _is_of_arm(planned: PlannedRun, pool: int | None) -> bool:
     """Whether a run has the candidates of `pool` windows, as a batch of so many has in both arms."""
     train = planned.recipe.train
