@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 
 
@@ -36,6 +37,8 @@ def main() -> None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             for item in json.load(answer)["items"]:
                 print(item["item_id"], round(item["probability"], 4))
+    except urllib.error.HTTPError as error:
+        raise SystemExit(error.read().decode()) from None  # what was wrong with the request, and what to do
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)

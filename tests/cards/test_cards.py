@@ -157,7 +157,7 @@ def test_a_card_holds_data_sizes_recipe_baselines_plan_limits_and_how_to_load() 
         assert part in text, part
 
 
-def test_a_card_says_which_baselines_the_model_is_not_shown_to_beat() -> None:
+def test_a_card_says_which_baselines_beat_the_model_and_which_it_is_not_shown_to_beat() -> None:
     table = results()
     even = {  # better, reaching zero; worse; a loss that is lower for sure
         "recall@10": BaselineDifference(value=0.05, low=-0.01, high=0.11),
@@ -166,8 +166,9 @@ def test_a_card_says_which_baselines_the_model_is_not_shown_to_beat() -> None:
     }
     rows = (*table.rows, table.rows[1].model_copy(update={"scorer": "item to item", "differences": even}))
     text = run_card(record(), CardFacts(table=table.model_copy(update={"rows": rows})))
-    assert "- Not shown to be better than item to item on recall@10, ndcg@10." in text
-    assert "- Not shown to be better than popularity on loss." in text  # +0.05 nats
+    assert "- Not shown to be better than item to item on recall@10." in text
+    assert "- Worse than item to item on ndcg@10." in text
+    assert "- Worse than popularity on loss." in text  # +0.05 nats
 
 
 @pytest.mark.parametrize("name", NASTY)

@@ -159,8 +159,38 @@ def test_events_with_unknown_items(tmp_path: Path) -> None:
 def test_when_every_item_is_unknown_nothing_is_left(tmp_path: Path) -> None:
     events = make_events()
     events["item_id"] = ["ghost"] * len(events["item_id"])
-    with pytest.raises(DataError, match="no usable row is left after dropping"):
+    with pytest.raises(
+        DataError, match=r"no usable row is left after dropping\n  - .*an item that the item table lacks"
+    ):
         prepared(tmp_path, events, options=DROP)
+
+
+def test_german_times_and_numbers_are_refused_with_the_form_that_is_read(tmp_path: Path) -> None:
+    events = make_events()
+    events["timestamp"] = [f"{value:%d.%m.%Y %H:%M}" for value in events["timestamp"]]
+    events["paid"] = ["12,50"] * len(events["paid"])
+    message = message_of(tmp_path / "a", events)
+    assert "Expected times in ISO form, as 2025-03-01 10:00:00." in message
+    assert "Expected finite values with a decimal point; missing as nulls." in message
+    with pytest.raises(DataError, match=r"no usable row is left after dropping\n  - .*a time that cannot be read"):
+        prepared(tmp_path / "b", events, options=DROP)
+
+
+def test_a_field_without_a_value_is_a_warning(tmp_path: Path) -> None:
+    items = make_items()
+    items["price"] = ["12,50"] * len(items["price"])
+    (warning,) = prepared(tmp_path, items=items, options=DROP).manifest.warnings()
+    rows = len(items["price"])
+    assert warning.startswith(f"items.price has no value at all ({rows} × NaN, infinite or unreadable numbers): ")
+
+
+def test_swapped_tables_and_an_empty_file_are_named(tmp_path: Path) -> None:
+    write_tables(tmp_path, make_events(), make_items())
+    with pytest.raises(DataError, match="give the events first, then the items"):
+        prepare(f"{tmp_path}/items.parquet", f"{tmp_path}/events.parquet", SCHEMA, tmp_path / "dataset", SMALL)
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(DataError, match=r"empty\.csv is empty"):
+        prepare(f"{tmp_path}/empty.csv", f"{tmp_path}/items.parquet", SCHEMA, tmp_path / "dataset", SMALL)
 
 
 def test_unparsable_missing_and_out_of_range_times(tmp_path: Path) -> None:
@@ -428,6 +458,8 @@ def test_a_changed_manifest_and_one_of_another_version_are_refused(tmp_path: Pat
 def test_a_folder_that_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no manifest\.json"):
         Dataset.open(tmp_path)
+    with pytest.raises(DataError, match=r"nowhere does not exist"):
+        Dataset.open(tmp_path / "nowhere")
 
 
 @pytest.fixture(scope="module")

@@ -125,6 +125,22 @@ def test_columns_that_say_nothing_are_an_error(tmp_path: Path) -> None:
         guess_schema(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet")
 
 
+def test_all_roles_that_are_not_found_are_named_and_the_shared_key_is_the_item(tmp_path: Path) -> None:
+    (tmp_path / "sales.csv").write_text("Kunde;Datum;Artikel;Preis\nk1;01.03.2025;a1;9,50\nk2;02.03.2025;a2;8,00\n")
+    (tmp_path / "items.csv").write_text("Artikel;Text;Listenpreis\na1;trail shoe;79,00\na2;wool socks;1.007,90\n")
+    with pytest.raises(DataError, match=r"looks like the user or the timestamp") as caught:
+        guess_schema(str(tmp_path / "sales.csv"), str(tmp_path / "items.csv"))
+    assert 'user = "the column", item = "Artikel", timestamp = "the column"' in str(caught.value)
+    renamed = (tmp_path / "sales.csv").read_text().replace("Kunde;Datum", "user;date")
+    (tmp_path / "sales.csv").write_text(renamed)
+    notes: list[str] = []
+    schema = guess_schema(str(tmp_path / "sales.csv"), str(tmp_path / "items.csv"), note=notes.append)
+    assert (schema.events.item, schema.items.item) == ("Artikel", "Artikel")
+    assert "the times of the events in date, as 01.03.2025, are not all in ISO form, as 2025-03-01 10:00:00" in notes
+    assert "numbers in Preis of the events, as 9,50? They are read with a decimal point only" in notes
+    assert "numbers in Listenpreis of the items, as 79,00? They are read with a decimal point only" in notes
+
+
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="the real datasets are not beside this checkout")
 @pytest.mark.parametrize("name", ["movielens_small", "movielens_1m_order", "online_retail", "birmingham_cards"])
 def test_guesses_on_real_sets_find_the_roles_and_existing_columns(name: str) -> None:

@@ -110,7 +110,7 @@ def test_an_update_that_begins_too_early_is_refused_or_its_old_rows_are_dropped_
     assert f"events after {last}" in str(error.value)
     kept = apply(dataset, tmp_path / "late", tmp_path / "kept", on_bad="drop")
     assert kept.num_events == dataset.num_events + len(after["user_id"])
-    assert kept.manifest.dropped["events.timestamp: not after the events that the dataset has"] == 7
+    assert kept.manifest.dropped["events.timestamp: a time that is not after the events that the dataset has"] == 7
 
 
 def test_an_update_of_another_form_is_refused(dataset: Dataset, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from habitus.cli import app
 from habitus.data import Dataset
 from habitus.errors import ConfigError, ModelError, RunError
 from habitus.planning import SHAPES, Shape, stage1_recipe, stage2_recipe, usual_passes
-from habitus.studies import CHOICE_FILE, LogTraining, LogTrainingOptions, train_log
+from habitus.studies import CHOICE_FILE, LogTraining, LogTrainingOptions, log_training, train_log
 
 TINY = (
     Shape("small", joint_dim=8, width=16, depth=1, batch_sequences=8, rate=4e-2, head_dim=8),
@@ -111,6 +111,39 @@ def test_hours_that_do_not_pay_a_pass_are_refused_with_what_would(dataset: Datas
         train_log(dataset, tmp_path / "run", LogTrainingOptions(hours=1e-6, device="cpu"))
     with pytest.raises(ConfigError, match="positive number of hours"):
         train_log(dataset, tmp_path / "other", LogTrainingOptions(hours=0.0, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "guess"),
+    [
+        ("ndcg@10", "did you mean 'catalogue/ndcg@10'"),
+        ("catalogue/ndgc@10", "did you mean 'catalogue/ndcg@10'"),
+        ("batch/recall@10", "did you mean 'catalogue/recall@10'"),
+        ("catalogue/recall@7", "did you mean 'catalogue/recall@"),
+        ("horizon7d/ndcg", "did you mean 'horizon7d/ndcg@"),
+    ],
+)
+def test_a_metric_that_no_candidate_measures_is_refused_before_training(
+    dataset: Dataset, tmp_path: Path, metric: str, guess: str
+) -> None:
+    with pytest.raises(ConfigError, match="is not measured here") as caught:
+        train_log(dataset, tmp_path / "run", LogTrainingOptions(hours=0.05, metric=metric, device="cpu"))
+    assert guess in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_passes_that_the_time_does_not_pay_are_named_with_the_hours_that_would(
+    trained: tuple[Path, LogTraining, list[str]], dataset: Dataset, tmp_path: Path
+) -> None:
+    best = trained[1].chosen
+    notes: list[str] = []
+    search = log_training._Search(dataset, tmp_path, LogTrainingOptions(hours=0.01, device="cpu"), None, notes.append)
+    search.seconds_per_pass, search.overhead_seconds = 3600.0, 1.0
+    assert search._follow(TINY[0], best, 2.0, "more passes") is best
+    (note,) = notes
+    hours = float(note.split("--hours ")[1].split()[0])
+    assert note.startswith(f"small, {2 * best.passes:.3g} passes: not tried")
+    assert hours > 2 * best.passes * 2.6  # with stage 2 and refit
 
 
 @pytest.mark.slow

@@ -190,6 +190,9 @@ def test_the_command_lists_cells_and_the_store_lists_runs(swept: tuple, dataset:
     assert "all" in run_command("runs", str(swept[0]), "--watch").stdout  # ends by itself: everything is done
     wrong = run_command("runs", str(tmp_path))
     assert wrong.returncode == 1 and "holds no store.json" in wrong.stderr
+    (tmp_path / "runs.store.xz").touch()
+    archive = run_command("runs", str(tmp_path / "runs.store.xz"))
+    assert archive.returncode == 1 and "runs.store.xz is a file" in archive.stderr
     assert "status 'finished' is unknown" in run_command("runs", str(swept[0]), "--status", "finished").stderr
     assert 'name = "quick"' in run_command("sweep", "share", "--preset", "quick", "--print-preset").stdout
 

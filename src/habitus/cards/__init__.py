@@ -13,7 +13,7 @@ from habitus.cards.facts import (
     read_plan,
     shareable_plan,
 )
-from habitus.cards.run import add_plan, follows, run_card, update_run_card, write_run_card
+from habitus.cards.run import add_plan, follows, metrics_where_worse, run_card, update_run_card, write_run_card
 from habitus.cards.study import write_study_card
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "add_plan",
     "dataset_card",
     "follows",
+    "metrics_where_worse",
     "read_plan",
     "run_card",
     "shareable_plan",

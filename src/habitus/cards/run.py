@@ -248,8 +248,13 @@ def _limits(record: Record, facts: CardFacts) -> list[str]:
     elif facts.table.side != "test":
         lines.append("The dataset has no test side: the users above may have chosen the model.")
     else:
-        lines += [f"Not shown to be better than {_scorer(row.scorer)} on {', '.join(worse)}."
-                  for row in facts.table.rows[1:] if (worse := _not_better(row)) and row.scorer != _ORACLE]  # fmt: skip
+        for row in facts.table.rows[1:]:
+            if row.scorer == _ORACLE:
+                continue
+            worse = metrics_where_worse(row)
+            even = [metric for metric in _not_better(row) if metric not in worse]
+            lines += [f"Worse than {_scorer(row.scorer)} on {', '.join(worse)}."] if worse else []
+            lines += [f"Not shown to be better than {_scorer(row.scorer)} on {', '.join(even)}."] if even else []
     if record.recipe.data.include_validation:
         lines.append("Trained on the validation events too: only the test side can score it.")
     if record.epochs > 1:
@@ -261,6 +266,19 @@ def _limits(record: Record, facts: CardFacts) -> list[str]:
         "items. Popular items are learnt best; nothing was done about that here."
     )
     return lines + [escape(hide_paths(line), most=400) for line in (facts.plan.warnings if facts.plan else ())]
+
+
+def metrics_where_worse(row: TableRow) -> list[str]:
+    """The metrics in which the model is worse than a baseline beyond the noise; none of a world's oracle."""
+    if row.scorer == _ORACLE:
+        return []
+    return [
+        metric
+        for metric, less in row.differences.items()
+        if less.low is not None
+        and less.high is not None
+        and (less.high < 0 if direction_of(metric) == "max" else less.low > 0)
+    ]
 
 
 def _not_better(row: TableRow) -> list[str]:

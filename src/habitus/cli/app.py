@@ -4,7 +4,7 @@ import os
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from habitus import __version__
 from habitus.errors import ConfigError
@@ -12,8 +12,21 @@ from habitus.errors import ConfigError
 DEBUG_VARIABLE = "HABITUS_DEBUG"
 Choice = TypeVar("Choice", bound=str)
 
+
+class _Commands(TyperGroup):
+    """The commands, each of which says that Ctrl-C ended it: typer alone ends without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("habitus: interrupted", err=True)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="habitus",
+    cls=_Commands,
     help="Train behavioral foundation models on event logs, and know beforehand how to train the next one.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

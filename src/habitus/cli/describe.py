@@ -73,7 +73,10 @@ def _tables(data: "Description") -> list["Table"]:
         ("Zipf slope", slope),
         ("events that repeat the user's item", f"{popularity.repeat_share:.1%}"),
         *_target_rows(data),
-        *((f"dropped: {what}", f"{count:,}") for what, count in data.dropped.items()),
+        *(
+            ("events left out in all" if what == "event_rows" else f"dropped: {what}", f"{count:,}")
+            for what, count in data.dropped.items()
+        ),
     ]
     sides = {"train": data.train, "validation": data.validation, **({"test": data.test} if data.test else {})}
     splits = [

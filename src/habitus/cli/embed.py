@@ -1,6 +1,7 @@
 """habitus embed."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -72,4 +73,5 @@ def embed(
         f"{cache.path}: {manifest.num_items:,} vectors of width {manifest.joint_dim} as {manifest.dtype}, "
         f"{len(manifest.shards)} shard{'s' if len(manifest.shards) > 1 else ''}"
     )
-    typer.echo(f"Next: habitus evaluate {bundle.run_path} --data {data}")
+    side = " --side test" if bundle.recipe.data.include_validation else ""
+    typer.echo(f"Next: habitus evaluate {quote(str(bundle.run_path))} --data {quote(str(data))}{side}")

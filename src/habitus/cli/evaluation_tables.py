@@ -35,7 +35,7 @@ def print_evaluations(evaluations: "list[Evaluation]") -> None:
         rate = spec.queries / max(evaluations[0].seconds[regime], 1e-9)
         console.print(
             f"{spec.queries:,} {_side(spec)}queries against {spec.candidates:,} candidates"
-            f"{' on average' if regime == 'batch' else ''}, {rate:,.0f} queries/s\n",
+            f"{' on average' if regime == 'batch' else ''}, {rate:,.0f} queries/s; ± is the standard error\n",
             highlight=False,
         )
     for evaluation in evaluations:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from habitus.cli.app import app
+from habitus.cli.screen import elapsed
 
 _EXAMPLE = "Example: `habitus fit out/store --out out/store/laws.json --metric batch/loss --metric catalogue/recall@10`"
 
@@ -42,7 +43,8 @@ def fit(
         raise ConfigError(
             f"--out {target} cannot be used", expected="a name that ends in .json, in a folder that exists"
         )
-    laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats, group=group)
+    with elapsed(f"fitting laws of {store.name}"):
+        laws = fit_laws(store, metric or (), seed=seed, bootstrap=bootstrap, allow_repeats=allow_repeats, group=group)
     laws.write(target)
     if json_output:
         typer.echo(laws.to_json(), nl=False)

@@ -110,7 +110,7 @@ def prepare(
     for warning in manifest.warnings():
         typer.echo(f"  warning: {warning}")
     for what, count in manifest.dropped.items():
-        typer.echo(f"  dropped {count:,} × {what}")
+        typer.echo(f"  events left out in all: {count:,}" if what == "event_rows" else f"  dropped {count:,} × {what}")
     typer.echo(f"Next: habitus describe {quote(str(out))}")
 
 

@@ -171,13 +171,14 @@ def _parse_history(text: str, retriever: "Retriever") -> list["Event"]:
     """The events of a JSON list; plain values stand for events with that item."""
     import json
 
+    column = retriever.bundle.schema.events.item_column
+    expected = f'a list of item ids or of events, as in \'["A17"]\' or \'[{{"{column}": "A17"}}]\''
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--history is not JSON: {error}", expected="a list, as in '[{\"item_id\": 5}]'") from None
+        raise ConfigError(f"--history is not JSON: {error}", expected=expected) from None
     if not isinstance(values, list):
-        raise ConfigError(f"--history {text} is not a list", expected="a list of events or of item ids")
-    column = retriever.bundle.schema.events.item_column
+        raise ConfigError(f"--history {text} is not a list", expected=expected)
     return [value if isinstance(value, dict) else {column: value} for value in values]
 
 
@@ -209,3 +210,5 @@ def _print_response(response: "RecommendResponse", as_json: bool) -> None:
         typer.echo(f"left out, since unknown: {', '.join(map(str, response.unknown_items))}", err=True)
     for note in response.notes:
         typer.echo(note, err=True)
+    if not response.items and not response.notes:
+        typer.echo("no item meets all conditions (--allow, --deny, --range, --exclude-seen and the like)", err=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from habitus.cli.app import WatchingCommand, WatchOption, app
+from habitus.cli.screen import elapsed
 
 _EXAMPLE = (
     "Examples: `habitus report out/store --out out/report.html --png out/figures`; "
@@ -42,7 +43,8 @@ def report(
         return
     from habitus.reporting import report as write_report
 
-    written = write_report(store, out or Path("report.html"), png=png, plan=plan)
+    with elapsed(f"fitting and drawing laws of {store.name}"):
+        written = write_report(store, out or Path("report.html"), png=png, plan=plan)
     typer.echo(f"wrote {written} ({written.stat().st_size / 1e6:.2f} MB)")
     if png is not None:
         typer.echo(f"wrote {len(list(png.glob('*.png')))} figures to {png}")

@@ -1,11 +1,13 @@
 """`habitus runs`: what a store holds, what is at work, what failed, and how long it will take."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from habitus.cli.app import app
+from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,6 +35,12 @@ def runs(
     from habitus.cli.sweep import wide_console
     from habitus.sweeps import check_axis, check_state, list_runs
 
+    if store.is_file():
+        raise ConfigError(
+            f"{store} is a file",
+            expected="the folder of a run store",
+            next_step=f"habitus fit and habitus report read an archive of runs, as habitus report {quote(str(store))}",
+        )
     if axis is not None:
         check_axis(axis)
     check_state(status)

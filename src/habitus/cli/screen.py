@@ -1,4 +1,4 @@
-"""A progress bar for the phases of a command, on a terminal only."""
+"""Progress of a command, on a terminal only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,3 +29,16 @@ def phases() -> Iterator[Progress]:
                 bar.update(task, completed=done)
 
         yield report
+
+
+@contextmanager
+def elapsed(what: str) -> Iterator[None]:
+    """What is being done and for how long, on stderr of a terminal, where nobody knows the share that is done."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as line:
+        line.add_task(what, total=None)
+        yield

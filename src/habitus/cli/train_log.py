@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def train_without_recipe(data: Path, out: Path | None, options: "LogTrainingOptions", as_json: bool) -> None:
     """Find, train and compare a model; a line per decision, then the table."""
+    from habitus.cards import metrics_where_worse
     from habitus.data import Dataset
     from habitus.studies import train_log
 
@@ -41,6 +42,9 @@ def train_without_recipe(data: Path, out: Path | None, options: "LogTrainingOpti
         except Interrupted as stopped:
             typer.echo(f"habitus: {stopped}; the same command continues", err=True)
             raise typer.Exit(143) from stopped
+        except KeyboardInterrupt:
+            typer.echo(f"habitus: interrupted; what is finished stays in {out}. The same command continues.", err=True)
+            raise typer.Exit(130) from None
     if as_json:
         typer.echo(result.to_json(), nl=False)
         return
@@ -54,4 +58,10 @@ def train_without_recipe(data: Path, out: Path | None, options: "LogTrainingOpti
         typer.echo(line)
     if result.table.side != "test":
         typer.echo("This dataset has no test side: the users above chose the model. Prepare with --test-share.")
+    for row in result.table.rows[1:]:
+        if worse := [name for name in metrics_where_worse(row) if name != "loss"]:
+            typer.echo(
+                f"{row.scorer} is better on {', '.join(worse)}: more --hours, more users or a look at the schema come "
+                "before serving (docs/any-log.md)"
+            )
     typer.echo(f"\nNext: habitus serve {quote(str(out / 'best'))} --data {quote(str(data))}")

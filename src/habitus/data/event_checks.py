@@ -11,6 +11,11 @@ from habitus.data.sources import SourceTable
 from habitus.data.sql import check_field_types, check_id_type, check_time_type, refuse_type
 from habitus.events import Schema
 
+_TIME_FORMS = {
+    "datetime": "times in ISO form, as 2025-03-01 10:00:00",
+    "order": "whole numbers, as time_unit = 'order' says",
+}
+
 
 @dataclass(frozen=True)
 class EventCheck:
@@ -52,7 +57,7 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
             "t_raw IS NOT NULL AND t_parsed IS NULL",
             "t_raw",
             "a time that cannot be read",
-            f"times as time_unit = {roles.time_unit!r} says",
+            _TIME_FORMS.get(roles.time_unit, f"numbers, as time_unit = {roles.time_unit!r} says"),
         ),
         EventCheck(
             roles.timestamp,
@@ -64,7 +69,7 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
     ]
     if last is not None:
         until = "each user's last" if roles.time_unit == "order" else np.datetime64(last, "us")
-        what = "not after the events that the dataset has"
+        what = "a time that is not after the events that the dataset has"
         expected = f"events after {until}; perhaps this update is in it already"
         checks.append(EventCheck(roles.timestamp, "coalesce(t <= last_t, false)", "t_raw", what, expected))
     for number, name in enumerate(roles.pair_columns):
@@ -82,7 +87,7 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
         if isinstance(kind, Number):
             column, what = field(name), kind.fault.what
             condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
-            expected = "finite values; missing as nulls"
+            expected = "finite values with a decimal point; missing as nulls"
             checks.append(EventCheck(name, condition, f"{column}_raw", what, expected, drops_row=False))
     if schema.targets is not None:
         what, expected = "a target weight that is no finite number", "finite weights; missing ones count as 0"

@@ -20,6 +20,8 @@ _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article
 _TIME = ("timestamp", "time", "datetime", "date", "ts", "created_at", "event_time")
 _BARE_TIMES = tuple(name.replace("_", "") for name in _TIME)
 _NAMES = ("title", "name", "itemname", "productname", "label", "description")
+_UNKNOWN = "the column"
+_ISO, _DECIMAL_COMMA = r"^\s*\d{4}[-/]?\d{1,2}", r"^\s*[+-]?\d{1,3}(\.?\d{3})*,\d+\s*$"
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
 _EVENT_KINDS = (*USER_KINDS, "text")  # lists of numbers may be anything: vectors are for a person to name
@@ -38,10 +40,9 @@ def guess_schema(
         event_rows, item_rows = _sample(event_table), _sample(item_table)
         user_table = None if users is None else open_table("users", users, con, Path(scratch))
         user_rows = None if user_table is None else _sample(user_table)
-    user = _role(event_table, _USER, "user")
-    item = _role(event_table, _ITEM, "item")
-    time = _role(event_table, _TIME, "timestamp")
-    item_key = item if item in item_table.types else _role(item_table, _ITEM, "item")
+    named = _shared_key(event_table, item_table, item_rows)
+    user, item, time = _roles(event_table, {"user": _USER, "item": _ITEM, "timestamp": _TIME}, named)
+    item_key = item if item in item_table.types else _roles(item_table, {"item": _ITEM})[0]
     unit = _time_unit(event_rows[time])
     reserved = {GAP, HOUR, WEEKDAY} if unit != "order" else set()
     event_fields = {
@@ -66,6 +67,8 @@ def guess_schema(
         if name != item_key and (kind := _kind(name, item_rows[name], ITEM_KINDS))
     }
     _note_left_out(note, "items", item_table, {item_key, *item_fields})
+    _note_forms(note, "events", event_rows, time if unit == "datetime" else None)
+    _note_forms(note, "items", item_rows)
     roles = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
     item_values: dict[str, Any] = {"item": item_key, "fields": item_fields}
     name = _name(item_rows, item_fields)
@@ -96,9 +99,22 @@ def _note_left_out(
             note(f"left out of the {role}: {name} ({why})")
 
 
+def _note_forms(note: Callable[[str], None], role: str, rows: pa.Table, time: str | None = None) -> None:
+    """Say which texts are times or numbers in a form that is not read."""
+    for name in rows.column_names:
+        values = rows[name].drop_null()
+        if not len(values) or not pa.types.is_string(values.type):
+            continue
+        first = values[0].as_py()
+        if name == time and not pc.all(pc.match_substring_regex(values, _ISO)).as_py():
+            note(f"the times of the {role} in {name}, as {first}, are not all in ISO form, as 2025-03-01 10:00:00")
+        elif pc.all(pc.match_substring_regex(values, _DECIMAL_COMMA)).as_py():
+            note(f"numbers in {name} of the {role}, as {first}? They are read with a decimal point only")
+
+
 def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str) -> dict[str, Any]:
     """The section [users]: its times count where some user has several rows."""
-    key = user if user in table.types else _role(table, _USER, "user")
+    key = user if user in table.types else _roles(table, {"user": _USER})[0]
     values: dict[str, Any] = {"user": key}
     times = [name for name, type_ in table.types.items() if _can_be("timestamp", type_) and _bare(name) in _BARE_TIMES]
     if times and pc.count_distinct(rows[key]).as_py() < rows.num_rows:
@@ -123,17 +139,37 @@ def _sample(table: SourceTable) -> pa.Table:
     return pa.table({name: _as_numbers(sample[name]) for name in sample.column_names})
 
 
-def _role(table: SourceTable, names: tuple[str, ...], role: str) -> str:
+def _roles(table: SourceTable, roles: dict[str, tuple[str, ...]], named: dict[str, str] | None = None) -> list[str]:
+    """The column of each role, by usual names or as `named`; those that are not found are refused all at once."""
     columns = {_bare(column): column for column in table.types}  # userId, User ID and user_id are one name
-    for name in map(_bare, names):
-        if name in columns and _can_be(role, table.types[columns[name]]):
-            return columns[name]
-    raise DataError(
-        f"{table.role}: none of the columns {', '.join(table.types)} looks like the {role}",
-        expected=f"a column called {', '.join(names[:4])} or the like",
-        next_step=f'rename the column, or write schema.toml by hand with the line {role} = "the column" under '
-        f"[{table.role}] (docs/prepare.md shows one)",
-    )
+    found = {}
+    for role, names in roles.items():
+        usual = [columns[name] for name in map(_bare, names) if name in columns]
+        able = [column for column in usual if _can_be(role, table.types[column])]
+        found[role] = able[0] if able else (named or {}).get(role)
+    missing = [role for role, column in found.items() if column is None]
+    if missing:
+        examples = [f"a column called {', '.join(roles[role][:4])} or the like" for role in missing]
+        lines = [f'{role} = "{column or _UNKNOWN}"' for role, column in found.items()]
+        raise DataError(
+            f"{table.role}: none of the columns {', '.join(table.types)} looks like the {' or the '.join(missing)}",
+            expected=", and ".join(examples),
+            next_step=f"rename the column{'' if len(missing) == 1 else 's'}, or write schema.toml by hand, with "
+            f"{', '.join(lines)} under [{table.role}] (docs/prepare.md shows one)",
+        )
+    return [column for column in found.values() if column is not None]
+
+
+def _shared_key(events: SourceTable, items: SourceTable, item_rows: pa.Table) -> dict[str, str]:
+    """The item, whatever it is called, where one column alone has a name in both tables and tells items apart."""
+    keys = [
+        name
+        for name in events.types
+        if name in item_rows.column_names
+        and all(_can_be("item", table.types[name]) for table in (events, items))
+        and pc.count_distinct(item_rows[name]).as_py() >= 0.9 * item_rows.num_rows
+    ]
+    return {"item": keys[0]} if len(keys) == 1 else {}
 
 
 def _bare(name: str) -> str:

@@ -161,7 +161,9 @@ class Number(FieldKind):
     expected = "a number"
     arrow_type = pa.float64()
     fault = Fault(
-        "NaN, infinite or unreadable numbers", "finite numbers; missing values as nulls", "makes bad numbers missing"
+        "NaN, infinite or unreadable numbers",
+        "finite numbers with a decimal point; missing values as nulls",
+        "makes bad numbers missing",
     )
 
     def accepts(self, type_: pa.DataType) -> bool:

@@ -61,6 +61,8 @@ class EventLog:
         self.dropped: dict[str, int] = {}
         self.num_usable = 0  # events that are kept, once they are checked
         step = None if earlier is None else f"name the columns as {earlier.dataset.path} has them, or prepare all again"
+        if schema.events.user not in events.types and schema.events.user in items.types:
+            step = "give the events first, then the items"
         require_columns(events, event_columns(schema), step)
         require_columns(items, [schema.items.item, *schema.items.fields, *(schema.items.display or ())], step)
         check_types(schema, events, items)
@@ -144,7 +146,9 @@ class EventLog:
         self._settle(problems, drop)
         if num_usable == 0:
             raise DataError(
-                "events: no usable row is left" + (" after dropping" if drop else ""),
+                "events: no usable row is left"
+                + (" after dropping" if drop else "")
+                + "".join(f"\n  - {problem}" for problem in problems),
                 expected="events whose items are in the item table",
             )
         self.dropped["event_rows"] = self.events.num_rows - num_usable

@@ -99,6 +99,7 @@ class DatasetManifest(Typed):
         return [
             *self._time_warnings(),
             *self._side_warnings(),
+            *self._field_warnings(),
             *(self.user_rows.warnings(self.num_users) if self.user_rows else ()),
         ]
 
@@ -121,6 +122,18 @@ class DatasetManifest(Typed):
             if counts.queries == 0
         ]
 
+    def _field_warnings(self) -> list[str]:
+        """Fields that can teach nothing, as numbers with a decimal comma that --on-bad drop made missing."""
+        events = {name: self.event_fields_filled.get(name) for name in self.schema_.events.fields}
+        empty = [f"items.{name}" for name, count in self.item_fields_filled.items() if count == 0]
+        empty += [f"events.{name}" for name, count in events.items() if count == 0]
+        warnings = []
+        for name in empty:
+            reasons = [f"{rows:,} × {what}" for what, rows in self.dropped.items() if what.startswith(f"{name}: ")]
+            why = f" ({'; '.join(reasons).replace(f'{name}: ', '')})" if reasons else ""
+            warnings.append(f"{name} has no value at all{why}: correct the column, or take it out of the schema")
+        return warnings
+
     def with_checksum(self) -> Self:
         """This manifest with its checksum."""
         return self.model_copy(update={"checksum": self._compute_checksum()})
@@ -134,9 +147,11 @@ class DatasetManifest(Typed):
         path = folder / MANIFEST_FILE
         if not path.exists():
             raise DataError(
-                f"{folder} holds no {MANIFEST_FILE}",
+                f"{folder} holds no {MANIFEST_FILE}" if folder.exists() else f"{folder} does not exist",
                 expected="a folder that 'habitus prepare' wrote",
-                next_step=f"habitus prepare EVENTS ITEMS --schema schema.toml --out {folder}",
+                next_step="name the dataset's folder"
+                if folder.exists()
+                else f"habitus prepare EVENTS ITEMS --schema schema.toml --out {folder}",
             )
         try:
             version = json.loads(path.read_text(encoding="utf-8")).get("format_version")

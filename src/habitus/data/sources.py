@@ -144,7 +144,7 @@ def require_columns(table: SourceTable, columns: list[str], next_step: str | Non
                 hint = suggest_name(column, sorted(names))
                 raise DataError(
                     f"{table.role}: column {column!r} is missing from {source.name} ({hint})",
-                    expected=f"the columns that the schema names: {', '.join(columns)}",
+                    expected=f"the columns that the schema names: {', '.join(dict.fromkeys(columns))}",
                     next_step=next_step or _CORRECT_SCHEMA,
                 )
         if isinstance(table.types[column], str):
@@ -205,6 +205,8 @@ def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection") -> None:
     with hold_interrupts():
         import duckdb
 
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty", expected="a header line and a row per event or item")
     try:
         reader = _csv_reader(path) if _format(path) == "csv" else _json_reader(path)
         columns = con.execute(f"DESCRIBE SELECT * FROM {reader}", {"path": str(path)}).fetchall()

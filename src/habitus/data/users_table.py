@@ -96,7 +96,7 @@ class UsersTable:
             kind, column = KINDS[kind_name], self.aliases[name]
             if isinstance(kind, Number):
                 condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
-                expected = "finite values; missing as nulls"
+                expected = "finite values with a decimal point; missing as nulls"
                 checks.append((condition, name, f"{column}_raw", kind.fault.what, expected, False))
         problems = [problem for check in checks if (problem := self._problem(*check)) is not None]
         unusable = " OR ".join(f"({condition})" for condition, *_, drops in checks if drops)

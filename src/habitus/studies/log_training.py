@@ -25,12 +25,12 @@ from habitus.planning import (
     usual_passes,
 )
 from habitus.progress import Note
-from habitus.recipe import Recipe
+from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Record
-from habitus.store import direction_of, horizon_of
+from habitus.store import HORIZON_METRICS, METRICS, direction_of, horizon_of
 from habitus.studies.envelope import repeat_share
 from habitus.studies.log_table import TestTable, compare_on_test
-from habitus.typed import Typed
+from habitus.typed import Typed, suggest_name
 from habitus.units import format_seconds
 
 if TYPE_CHECKING:
@@ -147,6 +147,25 @@ def _write_card(out: Path, result: LogTraining) -> None:
     write_atomic(out / CARD_FILE, card.encode())
 
 
+def _check_metric(metric: str) -> None:
+    """Refuse a metric that no candidate would measure, before one is trained."""
+    regime, _, name = metric.partition("/")
+    if horizon_of(metric) is None:
+        regime, groups = "catalogue", EvaluateRecipe().metrics
+        kinds = [kind for kind in METRICS.values() if kind.group in groups]
+    else:
+        kinds = [METRICS[name] for name in HORIZON_METRICS]
+    known = [f"{regime}/{one}" for kind in kinds for one in kind.names()]
+    if metric in known:
+        return
+    guess = metric if name else f"{regime}/{metric}"  # ndcg@10 of catalogue/ndcg@10
+    raise ConfigError(
+        f"the metric {metric!r} is not measured here ({suggest_name(guess, known)})",
+        expected="one over the whole catalogue, as catalogue/ndcg@10, or, after prepare --split time, of a horizon, as "
+        "horizon7d/ndcg@10",
+    )
+
+
 def _describe_log(dataset: Dataset) -> str:
     counts = dataset.counts("train")
     return (
@@ -177,6 +196,7 @@ class _Search:
         if not 0 < hours < 1e6:
             raise ConfigError(f"--hours {hours:g}", expected="a positive number of hours")
         self.hours = hours
+        _check_metric(self.options.metric)
         self.sign = 1.0 if direction_of(self.options.metric) == "max" else -1.0
 
     @property
@@ -192,8 +212,11 @@ class _Search:
         """Probe, try candidates, and leave the best as stage1."""
         self._probe()
         first, *others = SHAPES[self.device]
-        passes = min(usual_passes(self.dataset), self._affordable_passes())
-        best = self._try(first, passes, "the usual passes for a log of this size")
+        usual, affordable = usual_passes(self.dataset), self._affordable_passes()
+        why = "the usual passes for a log of this size"
+        if affordable < usual:
+            why = f"as many as the hours pay, of {usual:.3g} that are usual for a log of this size"
+        best = self._try(first, min(usual, affordable), why)
         best = self._search_passes(first, best)
         for shape in others:
             passes = best.passes * shape.pass_factor
@@ -287,7 +310,11 @@ class _Search:
         return best if best is not first else self._follow(shape, first, 1 / _GROWTH, "fewer passes")
 
     def _follow(self, shape: Shape, best: Candidate, factor: float, why: str) -> Candidate:
-        while self._fits(best.passes * factor):
+        while True:
+            if not self._fits(best.passes * factor):
+                if factor > 1:
+                    self._note_hours(shape, best.passes * factor)
+                break
             candidate = self._try(shape, best.passes * factor, why)
             gain = self.sign * (candidate.value - best.value)
             best = self._better(best, candidate)
@@ -295,12 +322,21 @@ class _Search:
                 break
         return best
 
+    def _note_hours(self, shape: Shape, passes: float) -> None:
+        """Say that the time, and not the metric, ended the search, and what would have sufficed."""
+        more = self._starts * self.overhead_seconds + passes * self.seconds_per_pass * self._pass_cost
+        enough = 1.1 * (self.hours * 3600 - self.seconds_left + more) / 3600
+        self.note(f"{shape.name}, {passes:.3g} passes: not tried, --hours {enough:.2g} would pay them")
+
     def _try(self, shape: Shape, passes: float, why: str) -> Candidate:
         recipe = self._recipe(shape, passes)
         candidate = Candidate(shape=shape.name, passes=passes, steps=recipe.train.steps, value=0.0, seconds=0.0)
         began = time.monotonic()
         record = self._train(recipe, self._folder(candidate), name=f"{shape.name}, {passes:.3g} passes")
         seconds = time.monotonic() - began
+        rate = record.throughput.get("events_per_second")
+        if rate and shape == SHAPES[self.device][0]:  # the probe's shape, over more steps; others are not dearer
+            self.seconds_per_pass = self.dataset.counts("train").events / rate
         candidate = candidate.model_copy(update={"value": self._value(record), "seconds": seconds})
         self.note(
             f"{shape.name}, {passes:.3g} passes ({why}): {self.options.metric} {candidate.value:.4f} on validation, "
