@@ -308,7 +308,12 @@ def _surface_entries(fitted: Frontier, data: AxisData, metric: str) -> list[LawE
     entries = [_entry("surface", "allocation", metric, law)]
     if not law.values:
         return entries
-    best = surface_optimum(law, 10 * float(data.budget.max()), realised_cost(data.x, slots, data.budget))
+    try:
+        cost = realised_cost(data.x, slots, data.budget)
+    except FitError as why:
+        none = law_without_values("surface_optimum", law.form, "too_few", len(slots), why.problem)
+        return [*entries, _entry("surface_optimum_10x", "allocation", metric, none)]
+    best = surface_optimum(law, 10 * float(data.budget.max()), cost)
     entries.append(_entry("surface_optimum_10x", "allocation", metric, best))
     if all("flops_executed" in run.knobs for run in data.runs):
         # Equation 1 charges every slot for its item; a run embeds each distinct item of a step once.

@@ -7,6 +7,8 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.checks import Numbers, as_columns, check_positive
 
+_ONE_BUDGET = 0.01  # budgets are met to 0.01%
+
 
 class RealisedCost(NamedTuple):
     """C = k·N^p·D^q."""
@@ -30,6 +32,10 @@ def realised_cost(N: Numbers, D: Numbers, C: Numbers) -> RealisedCost:
     """k, p, q by least squares in logarithms: what a budget really bought."""
     N, D, C = as_columns(N=N, D=D, C=C)
     check_positive(N=N, D=D, C=C)
+    if np.ptp(np.log(C)) < _ONE_BUDGET:  # what rounding leaves of it would have exponents too
+        raise FitError(
+            "all runs have one budget, which says nothing of another", expected="runs of two or more budgets"
+        )
     X = np.stack([np.ones(len(N)), np.log(N), np.log(D)], axis=1)
     (log_k, p, q), *_ = np.linalg.lstsq(X, np.log(C), rcond=None)
     if not (p > 0 and q > 0):
