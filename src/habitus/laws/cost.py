@@ -32,9 +32,10 @@ def realised_cost(N: Numbers, D: Numbers, C: Numbers) -> RealisedCost:
     """k, p, q by least squares in logarithms: what a budget really bought."""
     N, D, C = as_columns(N=N, D=D, C=C)
     check_positive(N=N, D=D, C=C)
-    if np.ptp(np.log(C)) < _ONE_BUDGET:  # what rounding leaves of it would have exponents too
+    if len(C) == 0 or np.ptp(np.log(C)) < _ONE_BUDGET:  # what rounding leaves of it would have exponents too
         raise FitError(
-            "all runs have one budget, which says nothing of another", expected="runs of two or more budgets"
+            f"{'no runs' if len(C) == 0 else 'all runs have one budget'}, which says nothing of what another buys",
+            expected="runs of two or more budgets",
         )
     X = np.stack([np.ones(len(N)), np.log(N), np.log(D)], axis=1)
     (log_k, p, q), *_ = np.linalg.lstsq(X, np.log(C), rcond=None)
