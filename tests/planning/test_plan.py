@@ -154,8 +154,13 @@ def test_where_study_and_paper_differ_is_said(laws_path: Path) -> None:
 
 def test_a_budget_too_small_names_the_least(laws_path: Path) -> None:
     with pytest.raises(ConfigError, match="do not pay 200 steps") as caught:
-        plan(1e9, "batch/loss")
+        plan(1e9, "batch/loss", PlanOptions(extrapolate=True))
     assert "at least" in caught.value.expected
+    # By the published laws, whose smallest budget is 1e15, such a model would lose to popularity.
+    with pytest.raises(ConfigError, match=r"1,250 times less than the smallest measured budget, 1e\+15") as refused:
+        plan(1e12, "batch/loss")
+    assert refused.value.expected == "at least 1e+12 FLOPs" and "habitus train --data" in refused.value.next_step
+    assert plan(1.3e12, "batch/loss")["params"].value > 0
     with pytest.raises(ConfigError, match="positive budget"):
         plan(-1.0, "batch/loss")
     with pytest.raises(ConfigError, match="stage2-share"):

@@ -45,7 +45,11 @@ def plan(
         Path | None, typer.Option(help="The registered plan for --check; default: plan.json in or above the run.")
     ] = None,
     extrapolate: Annotated[
-        bool, typer.Option("--extrapolate", help="Plan beyond 1,000 times the largest measured budget.")
+        bool,
+        typer.Option(
+            "--extrapolate",
+            help="Plan beyond 1,000 times the largest measured budget, or below a thousandth of the smallest.",
+        ),
     ] = False,
     fastest_batch: Annotated[
         bool,

@@ -35,7 +35,8 @@ from habitus.sizing import Cell
 from habitus.store import Extrapolation, Laws, MemoryEstimate, Plan, Quantity, gpu_named
 from habitus.typed import suggest_name
 
-_FARTHEST = 1000.0  # times the largest measured budget; beyond it a plan is refused unless asked for
+# Times the largest measured budget, or less than the smallest: beyond it a plan is refused unless asked for.
+_FARTHEST = 1000.0
 _STAGE2_BATCH = 64
 _TEXT_DEPTH = 4
 
@@ -80,7 +81,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
     asked, flops = flops, flops_to_log_end(flops, dataset, stage1_of)
     C2 = options.stage2_share * flops
     C = flops - C2
-    reach = _extrapolation(C, metric, sources, options.extrapolate)
+    reach = _extrapolation(C, metric, sources, allowed=options.extrapolate, stopped=flops < asked)
     cells = cells_of(C, C2)
     passes = passes_quantity(cells.stage1, dataset, stopped=flops < asked)
     dropout = dropout_quantity(passes, facts)
@@ -357,19 +358,32 @@ def _check_metric(metric: str, user: Laws | None) -> None:
         )
 
 
-def _extrapolation(C: float, metric: str, sources: list[SourcedLaws], allowed: bool) -> Extrapolation | None:
-    """How far the budget is from those that were measured; refused beyond _FARTHEST."""
+def _extrapolation(
+    C: float, metric: str, sources: list[SourcedLaws], *, allowed: bool, stopped: bool
+) -> Extrapolation | None:
+    """How far the budget is from those that were measured; refused beyond _FARTHEST on either side."""
     measured = knobs.measured_budgets(metric, sources)
     if measured is None:
         return None
     reach = Extrapolation(budget=C, smallest=measured[0], largest=measured[1], factor=C / measured[1])
-    if reach.factor > _FARTHEST and not allowed:
+    if allowed:
+        return reach
+    if reach.factor > _FARTHEST:
         raise ConfigError(
             f"{C:.3g} FLOPs are {reach.factor:,.0f} times the largest measured budget, {measured[1]:.3g}: "
             "a law says nothing there",
             expected=f"at most {_FARTHEST:,.0f} times, {_FARTHEST * measured[1]:.3g} FLOPs for stage 1",
             next_step="measure larger budgets (habitus study --flops or --gpu-hours), or insist with --extrapolate"
             + ("" if sources[0].source == "published" else "; --published reaches farther"),
+        )
+    if reach.smallest > _FARTHEST * C:
+        less = f"{reach.smallest / C:,.0f} times less than the smallest measured budget, {reach.smallest:.3g}"
+        where = f"the log ends at {C:.3g} FLOPs of stage 1," if stopped else f"{C:.3g} FLOPs of stage 1 are"
+        raise ConfigError(
+            f"{where} {less}: the model that a law gives there may lose to popularity",
+            expected=f"at least {reach.smallest / _FARTHEST:.3g} FLOPs",
+            next_step="habitus train --data DATASET finds a recipe for a log of any size, habitus study --data DATASET "
+            "has laws of its own; or insist with --extrapolate",
         )
     return reach
 
