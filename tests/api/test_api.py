@@ -87,6 +87,8 @@ def test_a_run_answers_what_people_ask_of_a_model(run: hb.Run, dataset: hb.Datas
     assert run.metrics["catalogue/recall@10"] == run.record.metrics["catalogue/recall@10"].value
     items = dataset.item_ids()["item_id"].to_pylist()
     best = run.recommend(items[:3], k=5)
+    with pytest.raises(ConfigError, match=r"the history is 'item-1'(?s:.*)a list of item ids"):
+        run.recommend("item-1")
     assert len(best) == 5
     assert best == hb.recommend(run.path, [{"item_id": item} for item in items[:3]], k=5, dataset=dataset.path)
     assert not {item.item_id for item in run.recommend(items[:3], k=5, exclude_seen=True)} & set(items[:3])

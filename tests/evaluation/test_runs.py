@@ -167,7 +167,7 @@ def test_what_needs_no_model_is_refused_before_one_is_loaded(dataset: Dataset, t
         evaluate_runs([tmp_path / "nowhere"], dataset, replace(OPTIONS, cutoffs=(0,)))
     with pytest.raises(ConfigError, match="catalogue_items is 2"):
         evaluate_runs([tmp_path / "nowhere"], dataset, replace(OPTIONS, catalogue_items=2))
-    with pytest.raises(ModelError, match="nowhere holds no bundle"):
+    with pytest.raises(ModelError, match="nowhere does not exist"):
         evaluate_runs([tmp_path / "nowhere"], dataset, OPTIONS)
     (tmp_path / "store" / "cells" / "dddd").mkdir(parents=True)
     with pytest.raises(RunError, match="1 cells and no bundle"):

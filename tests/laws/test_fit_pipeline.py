@@ -290,7 +290,7 @@ def test_the_page_names_every_status_option_and_entry(laws: Laws) -> None:
 
 
 def test_bad_sources_are_explained(planted: Any, tmp_path: Path) -> None:
-    with pytest.raises(FitError, match="neither a store folder nor"):
+    with pytest.raises(FitError, match="nothing does not exist"):
         read_runs(tmp_path / "nothing")
     with pytest.raises(FitError, match="no sweep manifests"):
         read_runs(tmp_path)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from habitus.data import Dataset
 from habitus.display import html_table, text_table
-from habitus.errors import RunError
+from habitus.errors import ConfigError, RunError
 from habitus.recipe import Recipe
 from habitus.store import read_run_record
 
@@ -86,6 +86,12 @@ class Run:
 
     def _events(self, history: Sequence[Mapping[str, Any] | Any]) -> list[dict[str, Any]]:
         item = self.retriever.bundle.schema.events.item_column
+        if isinstance(history, str | Mapping):  # a text would be read letter by letter
+            raise ConfigError(
+                f"the history is {history!r}",
+                expected=f"a list of item ids or of events, as ['A17'] or [{{{item!r}: 'A17'}}]",
+                next_step="put it into a list",
+            )
         return [dict(event) if isinstance(event, Mapping) else {item: event} for event in history]
 
     def item_vectors(self) -> pa.Table:

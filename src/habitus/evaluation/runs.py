@@ -232,15 +232,20 @@ def open_scorer(
     return ModelScorer(bundle, dataset, cache, memory_bytes=compute.memory_bytes, ranks=ranks)
 
 
-def check_dataset(bundle: Bundle, dataset: Dataset, other_dataset: bool) -> None:
-    """Refuse a run that was trained on another dataset, unless `other_dataset` is set and the fields are the same."""
+def check_dataset(bundle: Bundle, dataset: Dataset, other_dataset: bool | None) -> None:
+    """Refuse a run that was trained on another dataset, unless `other_dataset` is set and the fields are the same.
+
+    None where there is no such choice.
+    """
     trained_on = bundle.manifest.dataset_checksum
     if trained_on != dataset.checksum and not other_dataset:
         raise ModelError(
             f"{bundle.run_path} was trained on another dataset than {dataset.path} "
             f"(checksum {trained_on[:12]}, not {dataset.checksum[:12]})",
             expected="the dataset that the run was trained on: with another one, validation users may have trained",
-            next_step="pass --other-dataset if you mean it and the items are encoded in the same way",
+            next_step="name that dataset"
+            if other_dataset is None
+            else "pass --other-dataset if you mean it and the items are encoded in the same way",
         )
     check_same_fields(bundle, dataset)
 

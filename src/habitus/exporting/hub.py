@@ -108,9 +108,11 @@ def _check(run: Path, folder: Path, license_id: str | None) -> None:
     if not (run / RECORD_FILE).exists():
         stages = [str(run / name) for name in ("best", "stage2", "stage1") if (run / name / RECORD_FILE).exists()]
         raise RunError(
-            f"{run} holds no {RECORD_FILE}",
+            f"{run} holds no {RECORD_FILE}" if run.exists() else f"{run} does not exist",
             expected="the folder of a finished run",
-            next_step=f"name one of its stages: {' or '.join(stages)}" if stages else "habitus train",
+            next_step=f"name one of its stages: {' or '.join(stages)}"
+            if stages
+            else "habitus train --data DATASET --out RUN makes one",
         )
 
 

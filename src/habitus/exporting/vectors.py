@@ -72,7 +72,7 @@ def export_users(
     out = Path(out)
     if data is not None:
         dataset = Dataset.open(data, verify=False)
-        check_dataset(retriever.bundle, dataset, other_dataset=False)
+        check_dataset(retriever.bundle, dataset, other_dataset=None)
         if at is None:
             moments = Moments.of(dataset, np.arange(dataset.num_users), None)
             ids = pa.table({dataset.schema.events.user: dataset.user_ids()})

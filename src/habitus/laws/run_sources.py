@@ -34,7 +34,7 @@ def read_runs(source: str | Path, on_record: Callable[[Record], None] = lambda _
     if source.suffix.lower() == ".csv" and source.is_file():
         return _each_once(read_csv(source))
     raise FitError(
-        f"{source} is neither a store folder nor a .csv file",
+        f"{source} is neither a store folder nor a .csv file" if source.exists() else f"{source} does not exist",
         expected="STORE/ with sweeps/<axis>-<n>.json and cells/<hash>/record.json, or a flat CSV",
         next_step="run `habitus sweep` first, or see docs/laws.md for the CSV's columns",
     )

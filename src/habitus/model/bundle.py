@@ -158,9 +158,11 @@ def _bundle_folder(path: Path) -> Path:
         return folder
     stages = [str(path / stage) for stage in ("stage2", "stage1") if (path / stage / "bundle").exists()]
     raise ModelError(
-        f"{path} holds no bundle",
+        f"{path} holds no bundle" if path.exists() else f"{path} does not exist",
         expected="a run folder or a bundle folder with bundle.json",
-        next_step=f"name one of its stages: {' or '.join(stages)}" if stages else "habitus train",
+        next_step=f"name one of its stages: {' or '.join(stages)}"
+        if stages
+        else "habitus train --data DATASET --out RUN makes one",
     )
 
 

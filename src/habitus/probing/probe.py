@@ -129,7 +129,7 @@ def probe(
     dataset = Dataset.open(data, verify=False)
     labels = [check_label(label) for label in _labels(dataset, options)]
     retriever = Retriever.open(run, data=data, device=options.device, read_only=True)
-    check_dataset(retriever.bundle, dataset, other_dataset=False)
+    check_dataset(retriever.bundle, dataset, other_dataset=None)
     vectors = _vectors(retriever, dataset, labels, progress)
     results = []
     for number, (label, own) in enumerate(zip(labels, vectors, strict=True)):

@@ -183,7 +183,7 @@ def open_catalogue(bundle: Bundle, data: Path | None, note: Note, progress: Prog
     folder = bundle.run_path / "serve" / "catalogue"
     if data is not None:
         dataset = Dataset.open(data, verify=False)
-        check_dataset(bundle, dataset, other_dataset=False)
+        check_dataset(bundle, dataset, other_dataset=None)
         cache = find_cache(bundle, dataset, note)
         if cache is None:
             note(f"{bundle.run_path} has no embedding cache yet; embedding {dataset.num_items:,} items")

@@ -249,7 +249,9 @@ def _of_records(first: Subject, second: Subject, seeds: str) -> tuple[list[Metri
     ]
     if asked[0] != asked[1]:
         remarks.insert(0, "the Records were measured on different queries: read differences with care")
-    return rows, remarks if rows else ["no metric is in both Records"]
+    return rows, remarks if rows else [
+        "no metric is in both Records; --data DATASET evaluates both on the same queries"
+    ]
 
 
 def _row(name: str, first: Metric, second: Metric, error: float | None, how: How) -> MetricDifference:
