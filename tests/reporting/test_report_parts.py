@@ -15,6 +15,7 @@ from habitus.reporting.format import (
     law_name,
     percent,
     power_of_ten,
+    power_range,
     pretty,
     rate,
     sentence,
@@ -186,3 +187,8 @@ def test_text_on_a_correlation_can_be_read() -> None:
         for faded in (False, True):
             cell, ink = correlation_colours(i / 100, faded)
             assert contrast(cell, ink) >= 4.5
+
+
+def test_a_range_of_one_budget_is_the_budget() -> None:
+    assert power_range([2.2e11]) == "2.2·10¹¹"
+    assert power_range([1e11, 3e11, 1e13]) == "10¹¹ to 10¹³"

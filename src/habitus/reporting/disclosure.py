@@ -12,6 +12,7 @@ from habitus.reporting.format import (
     law_name,
     plural,
     power_of_ten,
+    power_range,
     pretty,
     rate,
     sentence,
@@ -163,7 +164,7 @@ def _ranges(study: Study) -> list[tuple[str, str]]:
     done = [run for run in study.runs if run.status == "done"]
     rows = [
         ("runs", f"{len(study.runs):,} planned, {len(done):,} finished, {len(study.laws.exclusions):,} left out"),
-        ("budgets", f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"),
+        ("budgets", f"{power_range(study.budgets)} FLOPs"),
         ("seeds", join_words(str(s) for s in sorted({run.seed for run in study.runs})[:12])),
         ("learning rates", _format_span((run.learning_rate for run in done), rate)),
     ]

@@ -37,6 +37,12 @@ def power_of_ten(value: float) -> str:
     return power if lead == "1" else f"{lead}·{power}"
 
 
+def power_range(values: Sequence[float]) -> str:
+    """'10¹¹ to 10¹³', of values in order; one where there is one."""
+    ends = dict.fromkeys(power_of_ten(value) for value in (values[0], values[-1]))
+    return " to ".join(ends)
+
+
 def superscript(value: float, digits: int = 3) -> str:
     """An exponent in superscript digits."""
     return f"{value:.{digits}f}".translate(_SUPERSCRIPTS)

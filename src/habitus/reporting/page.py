@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from habitus.reporting.colours import asset, figure_style, style_variables
 from habitus.reporting.figure import Contents, Exhibit, Panel, Points, Sheet, Table
-from habitus.reporting.format import plural, power_of_ten
+from habitus.reporting.format import plural, power_range
 from habitus.reporting.runs import describe_run
 from habitus.reporting.study import Study
 from habitus.reporting.svg import draw
@@ -138,7 +138,7 @@ def _style(study: Study | Heading) -> str:
 def _about(study: Study) -> list[str]:
     if not study.budgets:
         return []  # of a study whose first run has not ended
-    budgets = f"{power_of_ten(study.budgets[0])} to {power_of_ten(study.budgets[-1])} FLOPs"
+    budgets = f"{power_range(study.budgets)} FLOPs"
     dataset = study.tally["dataset checksum"]
     ended = sum(run.status != "missing" for run in study.runs)
     runs = plural(len(study.runs), "run")
