@@ -12,7 +12,7 @@ from habitus.errors import ConfigError, RunError
 from habitus.laws import power_law
 from habitus.planning import PlanOptions, affordable_flops, plan
 from habitus.planning.facts import DatasetProfile, StoreFacts
-from habitus.planning.hardware import hours_of_runs, memory_of
+from habitus.planning.hardware import PlannedSteps, hours_of_runs, memory_of
 from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import Recipe
 from habitus.sizing import (
@@ -395,7 +395,7 @@ def test_a_model_of_which_not_one_step_is_paid_is_refused_at_once() -> None:
 
 def test_hours_are_those_of_the_runs_with_the_nearest_steps() -> None:
     speeds = (StepSpeed(1, 1e9, 1e11), StepSpeed(1, 2e9, 4e11), StepSpeed(1, 1e12, 1e13), StepSpeed(2, 1e6, 1e9))
-    planned = [(1, 1e15, 1.5e9), (2, 1e12, 1e7)]
+    planned = [PlannedSteps(1, 1e15, 1.5e9), PlannedSteps(2, 1e12, 1e7)]
     hours = hours_of_runs(planned, StoreFacts(hardware="card", speeds=speeds))
     assert hours is not None
     # Stage 1 lies between the first two: 1e15 FLOPs at 4e11, at their geometric mean 2e11, at 1e11. Stage 2: 1000 s.
@@ -408,6 +408,12 @@ def test_hours_are_those_of_the_runs_with_the_nearest_steps() -> None:
     assert shared is not None and shared.low is None and shared.value == hours.value
     assert shared.how.endswith("they had 1 thread each; a run that has the cores to itself may take less")
     assert hours_of_runs(planned, StoreFacts()) is None
+    # Twice the executed FLOPs of the slower run for the same nominal ones: 10,000 s or, by what is executed, 20,000.
+    deeper = [PlannedSteps(1, 1e15, 1.5e9, 0.6)]
+    executed = (StepSpeed(1, 1e9, 1e11, 0.3), StepSpeed(1, 2e9, 4e11, 0.6))
+    wider = hours_of_runs(deeper, StoreFacts(hardware="card", speeds=executed))
+    assert wider is not None and wider.low is not None and wider.high is not None
+    assert [3600 * end for end in (wider.low, wider.value, wider.high)] == pytest.approx([2500, 5000, 20_000])
 
 
 def test_the_recipe_starts_as_the_runs_behind_the_laws_did(store: Callable[..., Path]) -> None:

@@ -60,7 +60,7 @@ GOOD = [{"item_id": 1, "timestamp": "2024-05-01T10:00:00", "event_type": "view",
         ({"history": GOOD, "only_items": [1] * 10_001}, "only_items holds 10,001 items"),
         ({"history": GOOD, "exclude_items": ["five"]}, "five"),
         ({"history": [{}]}, "item_id"),
-        ({"history": [1]}, "history.0 = 1"),
+        ({"history": [1.5]}, "history.0 = 1.5"),
         ({"history": {"item_id": 1}}, "history"),
         ({}, "history"),
         ({"history": GOOD, "exclude_sen": True}, "did you mean 'exclude_seen'"),
@@ -230,8 +230,10 @@ def test_a_history_of_a_million_events_is_refused_quickly(served: Served) -> Non
     assert "too large" in refused(served.ask("POST", "/v1/recommend", raw=raw), 413)
     small = b'{"history":[' + b"{}," * 300_000 + b"{}]}"
     assert "300,001 events" in refused(served.ask("POST", "/v1/recommend", raw=small), 422)
-    wrong = b'{"history":[' + b"1," * 500_000 + b"1]}"
-    assert "history.0 = 1" in refused(served.ask("POST", "/v1/recommend", raw=wrong), 422)
+    ids = b'{"history":[' + b"1," * 500_000 + b"1]}"
+    assert "500,001 events" in refused(served.ask("POST", "/v1/recommend", raw=ids), 422)
+    wrong = b'{"history":[' + b"1.5," * 500_000 + b"1]}"
+    assert "history.0 = 1.5" in refused(served.ask("POST", "/v1/recommend", raw=wrong), 422)
     assert time.monotonic() - began < 10
 
 

@@ -89,7 +89,10 @@ def test_the_newest_events_fill_the_window_and_all_are_seen(retriever: Retriever
     [
         ("item 5", "valid list"),
         ({"item_id": 5}, "valid list"),
-        ([5], "valid dictionary"),
+        ([5.5], "an event, an object by column of the log, or the id of an item"),
+        ([[5]], "or the id of an item"),
+        ([True], "or the id of an item"),
+        (["five"], "an integer"),
         ([{}], "item_id"),
         ([{"item_id": None}], "item_id"),
         ([{"item_id": "five"}], "an integer"),

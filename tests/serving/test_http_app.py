@@ -72,6 +72,16 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(service: Callable[...
     assert len(answered) == 1
 
 
+def test_plain_ids_stand_for_events(service: Callable[..., Service]) -> None:
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        histories: list[list[Any]] = [HISTORY, [1, 2], [1, {"item_id": 2}], [True], [1.5], [None], [[1]]]
+        return [await client.post("/v1/recommend", json={"history": history, "k": 3}) for history in histories]
+
+    events, ids, mixed, *wrong = within(service(), ask)
+    assert events.status_code == 200 and ids.json() == mixed.json() == events.json()
+    assert [response.status_code for response in wrong] == [422] * 4
+
+
 def test_time_that_is_over_is_a_504(service: Callable[..., Service]) -> None:
     made, gate = service(timeout_s=0.2), threading.Event()
 

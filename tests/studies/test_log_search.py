@@ -221,6 +221,10 @@ def test_a_dry_run_says_the_regime_and_trains_nothing(options: StudyOptions, tmp
     result = study(tmp_path / "out", replace(options, dry_run=True), note=notes.append)
     assert result.state.search and result.state.regime is not None
     assert any(note.startswith("data-limited") for note in notes)
+    begins = next(number for number, note in enumerate(notes) if note.startswith("the search of 4e+10 FLOPs begins"))
+    small, shallow, rest = notes[begins + 1 : begins + 4]
+    assert small.startswith("  small: joint_dim 8, 16 × 1, ") and small.endswith(" FLOPs")
+    assert shallow.startswith("  shallow: joint_dim 8, 8 × 1, ") and "until 75% are used" in rest
     assert not (tmp_path / "out").exists()
 
 

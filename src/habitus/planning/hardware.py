@@ -7,12 +7,13 @@ says so.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from habitus.errors import ConfigError
 from habitus.planning.facts import StoreFacts
 from habitus.planning.several_gpus import SharedStep, Sharing
 from habitus.planning.sources import assumed
-from habitus.sizing import H200_RATES, NEAR_FACTOR, SHARD_ABOVE, Cell, nearest_speeds, step_rate
+from habitus.sizing import H200_RATES, NEAR_FACTOR, SHARD_ABOVE, Cell, StepSpeed, nearest_speeds, step_rate
 from habitus.store import Gpu, MemoryEstimate, Quantity
 from habitus.units import format_seconds
 
@@ -77,20 +78,34 @@ def hours_at(rate: RateRange, flops: float) -> Quantity:
     return assumed(math.sqrt(low * high), low, high, "default", rate.how)
 
 
-def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts) -> Quantity | None:
-    """The hours of (stage, FLOPs, FLOPs per step) at the rates of this study's runs whose steps are nearest."""
+class PlannedSteps(NamedTuple):
+    """What a planned stage does, for its hours."""
+
+    stage: int
+    flops: float  # nominal
+    step_flops: float
+    executed_share: float | None = None  # executed FLOPs of a nominal one
+
+
+def hours_of_runs(stages: Sequence[PlannedSteps], facts: StoreFacts) -> Quantity | None:
+    """The hours at the rates of this study's runs whose steps are nearest.
+
+    The range is that of all of them, by nominal and by executed FLOPs: another depth or share has more or less to do
+    for the same nominal FLOPs.
+    """
     if not facts.speeds:
         return None
     low = value = high = 0.0
     used, farthest = 0, 1.0
-    for stage, flops, step_flops in stages:
-        near = nearest_speeds(facts.speeds, stage, step_flops)
-        rates = [speed.flops_per_second for speed in near]
-        used += len(rates)
-        farthest = max(farthest, *(step_flops / speed.step_flops for speed in near))
-        low += flops / max(rates) / 3600
-        high += flops / min(rates) / 3600
-        value += flops / math.exp(math.fsum(map(math.log, rates)) / len(rates)) / 3600
+    for planned in stages:
+        near = nearest_speeds(facts.speeds, planned.stage, planned.step_flops)
+        hours = [planned.flops / speed.flops_per_second / 3600 for speed in near]
+        ends = [*hours, *(by * _executed_ratio(planned, speed) for by, speed in zip(hours, near, strict=True))]
+        used += len(near)
+        farthest = max(farthest, *(planned.step_flops / speed.step_flops for speed in near))
+        low += min(ends)
+        high += max(ends)
+        value += math.exp(math.fsum(map(math.log, hours)) / len(hours))
     where = f" on {facts.hardware}" if facts.hardware else ""
     how = f"the {used} run{'s' * (used != 1)} of this study{where} whose steps are nearest in FLOPs"
     if farthest > NEAR_FACTOR:
@@ -99,6 +114,13 @@ def hours_of_runs(stages: Sequence[tuple[int, float, float]], facts: StoreFacts)
         how += f"; they had {facts.threads} thread{'s' * (facts.threads != 1)} each"
         how += "; a run that has the cores to itself may take less"
     return assumed(value, -math.inf if facts.threads is not None else low, high, "this study", how)
+
+
+def _executed_ratio(planned: PlannedSteps, speed: StepSpeed) -> float:
+    """How many times the executed FLOPs of a run a planned step has, for the same nominal ones."""
+    if planned.executed_share is None or speed.executed_share is None:
+        return 1.0
+    return planned.executed_share / speed.executed_share
 
 
 def busy_note(hours: Quantity, slowdown: float) -> str | None:

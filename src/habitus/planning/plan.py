@@ -12,7 +12,7 @@ from habitus.planning.best_run import plan_within_log
 from habitus.planning.context import context_quantities, with_windows
 from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
 from habitus.planning.fast_batch import choose_fastest
-from habitus.planning.hardware import hours_at, hours_of_runs, memory_of, rate_on
+from habitus.planning.hardware import PlannedSteps, hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.measured import usual_lengths
 from habitus.planning.paper_recipe import compare_with_published, printed_recipe
 from habitus.planning.predict import PlannedRun, predict_metrics
@@ -160,9 +160,14 @@ class PlannedCells:
     def cells(self) -> list[Cell]:
         return [self.stage1] + ([self.stage2.cell] if self.stage2 else [])
 
-    def stages(self, C: float, C2: float) -> list[tuple[int, float, float]]:
-        """(stage, FLOPs, FLOPs per step) of each."""
-        return [(cell.stage, C2 if cell.stage == 2 else C, cell.flops_per_step) for cell in self.cells()]
+    def stages(self, C: float, C2: float) -> list[PlannedSteps]:
+        """What each does."""
+        return [
+            PlannedSteps(
+                cell.stage, C2 if cell.stage == 2 else C, cell.flops_per_step, cell.executed_flops / cell.flops
+            )
+            for cell in self.cells()
+        ]
 
 
 def plan_cells(

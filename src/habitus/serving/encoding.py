@@ -27,7 +27,7 @@ from habitus.data import (
 )
 from habitus.events import GAP, HOUR, WEEKDAY, user_field
 from habitus.model import EMBED_ROWS, Bundle, embed_features
-from habitus.serving.schemas import Event, Fields, Limits, RequestError
+from habitus.serving.schemas import Event, EventOrId, Fields, Limits, RequestError
 from habitus.serving.values import (
     IdFormat,
     Key,
@@ -72,13 +72,14 @@ class HistoryEncoder:
         self.columns = {roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *self.kinds}
         self.has_clock = roles.time_unit != "order"
 
-    def encode(self, events: Sequence[Event], rows_of: Callable[[Sequence[Key]], Sequence[int]]) -> EncodedHistory:
+    def encode(self, history: Sequence[EventOrId], rows_of: Callable[[Sequence[Key]], Sequence[int]]) -> EncodedHistory:
         """One history; `rows_of` looks up the rows of items, -1 for unknown ones.
 
         Events are sorted by time, those of the same time in the order given. Events of unknown items are left out, and
         their ids returned; of the others the newest are used, as many as the model's window holds.
         """
-        self.limits.check_history(events)
+        self.limits.check_history(history)
+        events = self._events(history)
         keys = self._keys(events)
         rows = np.asarray(rows_of(keys), np.int64)
         times = self._times(events)
@@ -97,15 +98,20 @@ class HistoryEncoder:
             unknown_ids=tuple(self.id_format.to_id(key) for key in unknown),
         )
 
-    def add_user(self, events: Sequence[Event], user: Mapping[str, Any]) -> Sequence[Event]:
+    def add_user(self, history: Sequence[EventOrId], user: Mapping[str, Any]) -> Sequence[EventOrId]:
         """The events with the fields of their user, where they do not say what was known at their time."""
         if not user:
-            return events
+            return history
         if not self.user_fields:
             raise RequestError("user was given, and the model knows no user fields", expected="no user")
         check_names("user", user, self.user_fields)
         known = {user_field(name): value for name, value in user.items()}
-        return [{**known, **event} for event in events]
+        return [{**known, **event} for event in self._events(history)]
+
+    def _events(self, history: Sequence[EventOrId]) -> list[Event]:
+        """A plain id stands for an event with that item."""
+        column = self.roles.item_column
+        return [event if isinstance(event, dict) else {column: event} for event in history]
 
     def _keys(self, events: Sequence[Event]) -> list[Key]:
         keys = []

@@ -25,7 +25,7 @@ from habitus.serving.item_store import ItemStore, JournalEntry
 from habitus.serving.schemas import (
     BY_POPULARITY,
     EmbedRequest,
-    Event,
+    EventOrId,
     Fields,
     ItemResponse,
     Limits,
@@ -214,7 +214,7 @@ class Retriever:
             rows = self.candidates.find(words_of(text), k)
             return SearchResponse(items=tuple(self._name_rows(rows)), model=self.checksum)
 
-    def embed_histories(self, histories: Sequence[Sequence[Event]]) -> np.ndarray:
+    def embed_histories(self, histories: Sequence[Sequence[EventOrId]]) -> np.ndarray:
         """The query vectors float32 [n, h] of histories; their dot product with an item's vector is its score.
 
         If the recipe has `copying`, that is the score of items that the history does not hold.
@@ -286,7 +286,7 @@ class Retriever:
         with self._mutex:
             return self.candidates.ids_at(self.candidates.find((), count))
 
-    def encode_history(self, history: Sequence[Event]) -> EncodedHistory:
+    def encode_history(self, history: Sequence[EventOrId]) -> EncodedHistory:
         """A history as the model reads it; refused if it holds no event of a known item."""
         encoded = self.encoder.encode(history, self.candidates.rows_of)
         if not len(encoded.rows):
@@ -297,7 +297,7 @@ class Retriever:
             )
         return encoded
 
-    def encode_any_history(self, history: Sequence[Event]) -> EncodedHistory:
+    def encode_any_history(self, history: Sequence[EventOrId]) -> EncodedHistory:
         """The same, but an empty one is taken: popularity answers it."""
         if history:
             return self.encode_history(history)

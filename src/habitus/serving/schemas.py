@@ -8,7 +8,15 @@ retriever takes requests and gives responses. What an event or an item may hold 
 from collections.abc import Sequence
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import FailFast, Field, ModelWrapValidatorHandler, Strict, ValidationError, model_validator
+from pydantic import (
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import from_json
 
 from habitus.errors import HabitusError
@@ -16,9 +24,19 @@ from habitus.typed import Typed, explain_error
 
 ItemId = Any  # an int or a text; for item×field pairs a mapping from column to value
 Event = dict[str, Any]  # by column of the event log; the user's column may be there and is not read
+
+
+def _event_or_id(value: Any) -> Any:
+    if isinstance(value, dict | str | int) and not isinstance(value, bool):
+        return value
+    raise ValueError("expected an event, an object by column of the log, or the id of an item")
+
+
+# An item's id alone stands for an event with that item.
+EventOrId = Annotated[Event | str | int, PlainValidator(_event_or_id, json_schema_input_type=Event | str | int)]
 Fields = dict[str, Any]  # by column of the item table
 Display = dict[str, str]  # by displayed column of the item table
-Events = Annotated[list[Event], FailFast()]  # stops at the first wrong event instead of collecting a million errors
+Events = Annotated[list[EventOrId], FailFast()]  # stops at the first wrong event instead of collecting a million errors
 _MAX_KEYS = 256  # of an object in a body
 _MAX_PROBLEM = 500  # characters of an error's text
 BY_POPULARITY = "popularity"  # why an answer to an empty history is as it is
@@ -106,7 +124,7 @@ class _Wanted(_Request):
 class RecommendRequest(_Wanted):
     """Ask for the next items of one history; popular ones if it is empty."""
 
-    history: Events = Field(description="Events in order, oldest first, with the columns of the event log.")
+    history: Events = Field(description="Events, oldest first, with the columns of the event log; or ids of items.")
     user: Fields = Field({}, description="Fields of the user, for all events that do not name theirs as user.NAME.")
 
 
@@ -132,7 +150,7 @@ class ScoreRequest(_Request):
 class RankRequest(_Request):
     """Ask where items stand among all that may come next: known ones by id, others as if they were in the catalogue."""
 
-    history: Events = Field(description="Events in order, oldest first, with the columns of the event log.")
+    history: Events = Field(description="Events, oldest first, with the columns of the event log; or ids of items.")
     item_ids: list[ItemId] = Field([], description="Items of the catalogue.")
     items: Annotated[list[Fields], FailFast()] = Field([], description="Items that are not, each with its fields.")
 
@@ -347,7 +365,7 @@ class Limits(Typed):
                 f"allow and deny hold {count:,} values", expected=f"at most {self.max_filter_values:,} together"
             )
 
-    def check_history(self, history: Sequence[Event], name: str = "the history") -> None:
+    def check_history(self, history: Sequence[EventOrId], name: str = "the history") -> None:
         if not history:
             raise RequestError(f"{name} is empty", expected="at least one event")
         if len(history) > self.max_history:
@@ -368,7 +386,7 @@ class Limits(Typed):
         if len(request.items) > self.max_rows:
             raise RequestError(f"{len(request.items):,} items with fields", expected=f"at most {self.max_rows:,}")
 
-    def _check_histories(self, histories: Sequence[Sequence[Event]]) -> None:
+    def _check_histories(self, histories: Sequence[Sequence[EventOrId]]) -> None:
         """Several, of which some may be empty."""
         if not 1 <= len(histories) <= self.max_rows:
             raise RequestError(f"{len(histories):,} histories", expected=f"1 to {self.max_rows:,}")

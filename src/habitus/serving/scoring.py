@@ -13,7 +13,7 @@ from torch import Tensor
 from habitus.serving.encoding import EncodedHistory
 from habitus.serving.schemas import (
     BY_POPULARITY,
-    Event,
+    EventOrId,
     Fields,
     HistoryScores,
     RequestError,
@@ -55,7 +55,7 @@ def _read(retriever: "Retriever", request: ScoreRequest) -> _Candidates | Reques
         return error
 
 
-def _encode(retriever: "Retriever", number: int, history: Sequence[Event]) -> EncodedHistory:
+def _encode(retriever: "Retriever", number: int, history: Sequence[EventOrId]) -> EncodedHistory:
     try:
         return retriever.encode_any_history(history)
     except RequestError as error:

@@ -176,6 +176,7 @@ class StepSpeed:
     stage: int
     step_flops: float  # nominal
     flops_per_second: float  # nominal
+    executed_share: float | None = None  # executed FLOPs of a nominal one; None where the Record does not say
 
 
 def step_speeds(records: Iterable[Record]) -> Iterator[StepSpeed]:
@@ -189,7 +190,8 @@ def step_speeds(records: Iterable[Record]) -> Iterator[StepSpeed]:
         flops, steps = record.flops_nominal, record.recipe.train.steps
         if record.seconds is None or not flops or not math.isfinite(flops) or not record.seconds.train > 0:
             continue
-        yield StepSpeed(record.recipe.train.stage, flops / steps, flops / record.seconds.train)
+        executed = None if record.flops_executed is None else record.flops_executed / flops
+        yield StepSpeed(record.recipe.train.stage, flops / steps, flops / record.seconds.train, executed)
 
 
 def nearest_speeds(speeds: Sequence[StepSpeed], stage: int, step_flops: float) -> list[StepSpeed]:

@@ -32,7 +32,7 @@ from habitus.sizing import SpeedModel, cell_of_recipe, wall_seconds
 from habitus.store import LOG_AXIS, direction_of
 from habitus.studies.progress import interruption
 from habitus.studies.search_state import SEARCH_FILE, Envelope, RoundKind, SearchRound, SearchState, Trial
-from habitus.sweeps import RecipeRunner
+from habitus.sweeps import DatasetFacts, RecipeRunner
 from habitus.units import format_seconds
 
 _PROBE_STEPS: dict[DeviceKind, int] = {"gpu": 40, "cpu": 4}
@@ -57,6 +57,27 @@ class Proposal:
     words: str
     recipe: Recipe
     change: Change | None = None
+
+
+def describe_search(dataset: Dataset, device: DeviceKind, envelope: Envelope) -> list[str]:
+    """What can be said of a search before it has probed: what it begins with, and how it spends the rest."""
+    inputs, usual = DatasetFacts.of(dataset).inputs, usual_passes(dataset)
+    limit = format_seconds(envelope.limit) if envelope.unit == "seconds" else f"{envelope.limit:.3g} FLOPs"
+    lines = [f"the search of {limit} begins with these, then half and twice the passes, as far as they are paid for:"]
+    for shape in SHAPES[device]:
+        passes = max(LEAST_PASSES / 2, usual * shape.pass_factor)
+        recipe = stage1_recipe(shape, dataset, passes, device)
+        cell = cell_of_recipe(recipe, inputs)
+        lines.append(
+            f"  {shape.name}: joint_dim {shape.joint_dim}, {shape.width} × {shape.depth}, {cell.params:,} parameters, "
+            f"{passes:.3g} passes, {recipe.train.steps:,} steps, {float(cell.flops):.3g} FLOPs"
+        )
+    return [
+        *lines,
+        f"one knob of the best at a time until {_EXPLORE_SHARE:.0%} are used; the best with other seeds until "
+        f"{_FINALISTS_SHARE:.0%}; then stage 2, and fewer users. How many runs that is depends on this machine: "
+        "a dry run does not probe",
+    ]
 
 
 class LogSearch:

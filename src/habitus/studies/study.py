@@ -16,14 +16,14 @@ from habitus.cards import write_study_card
 from habitus.data import Dataset, data_facts
 from habitus.errors import ConfigError, FitError, Interrupted
 from habitus.laws import fit
-from habitus.planning import LogRegime, log_regime
+from habitus.planning import DeviceKind, LogRegime, log_regime
 from habitus.progress import Note
 from habitus.store import LAWS_FILE, RECORD_FILE, STUDY_RECIPE, Laws, Plan, horizon_of
 from habitus.studies import conclusion, finalists, paired_cells
 from habitus.studies.baseline import best_baseline, check_horizon
 from habitus.studies.design import LARGE_WORLD, design_study, open_stand_in
 from habitus.studies.envelope import repeat_share
-from habitus.studies.log_search import LogSearch
+from habitus.studies.log_search import LogSearch, describe_search
 from habitus.studies.log_table import TestTable
 from habitus.studies.options import StudyOptions
 from habitus.studies.probes import PROBES
@@ -138,6 +138,10 @@ class _Study:
         if state is None:
             state = self._begin()
         if options.dry_run:
+            if state.search:
+                kind: DeviceKind = "gpu" if device_kind(options.device) == "cuda" else "cpu"
+                for line in describe_search(self.dataset, kind, self._envelope(state)):
+                    self.note(line)
             seconds = time.monotonic() - self.began
             return StudyResult(out, state, data=self.dataset.path, seconds=seconds, dry_run=True)
         self.monitor.begin(state)
