@@ -41,6 +41,7 @@ def test_hours_on_a_device_are_a_budget(tmp_path: Path) -> None:
     text = habitus("plan", "--gpu", "h200", "--gpus", 8, "--hours", 24, "--register", tmp_path / "plan.json", "--json")
     made = Plan.parse(json.loads(text), "output")
     assert made["hours"].value == pytest.approx(24, rel=0.01)
+    assert made["memory_gib"].how.endswith("before 8 GPUs divide it: whether each has room stands below")
     assert json.loads((tmp_path / "plan.json").read_text())["flops"] == made.flops
 
 

@@ -122,7 +122,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
             **({} if passes is None else {"passes": passes}),
             **({"dropout": dropout} if dropout.value else {}),
             **({} if hours is None else {"hours": hours}),
-            "memory_gib": _gibibytes(memory),
+            "memory_gib": _gibibytes(memory, options.gpus),
         },
         predictions=predictions,
         memory=memory,
@@ -393,8 +393,9 @@ def _extrapolation(
     return reach
 
 
-def _gibibytes(memory: tuple[MemoryEstimate, ...]) -> Quantity:
+def _gibibytes(memory: tuple[MemoryEstimate, ...], gpus: int) -> Quantity:
     largest = max(m.bytes["total"] + (m.bytes.get("item_cache", 0) if m.stage == 2 else 0) for m in memory)
-    return Quantity(
-        value=largest / 1024**3, source="default", how="counted by structure, of the larger stage, item cache included"
-    )
+    how = "counted by structure, of the larger stage, item cache included"
+    if gpus > 1:
+        how += f"; before {gpus} GPUs divide it: whether each has room stands below"
+    return Quantity(value=largest / 1024**3, source="default", how=how)
