@@ -118,6 +118,32 @@ def test_histories_come_in_every_format(
     check(read(tmp_path / "out.parquet"), expected)
 
 
+@pytest.mark.parametrize("form", ["integers.parquet", "texts.jsonl"])
+def test_a_history_may_be_a_list_of_plain_ids(retriever: Retriever, tmp_path: Path, form: str) -> None:
+    ids = {1: [5, 7, 9], 2: [8], 3: []}
+    convert = int if form.startswith("integers") else str
+    rows = [{"user_id": user, "history": [convert(item) for item in items]} for user, items in ids.items()]
+    source = tmp_path / form
+    if form.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    else:
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = recommend_file(retriever, str(source), tmp_path / "out.parquet", RecommendOptions(k=4))
+    assert (done.answered, done.by_popularity, done.unknown_events) == (3, 1, 0)
+    requests = [RecommendRequest(history=[{"item_id": item} for item in items], k=4) for items in ids.values()]
+    answers = retriever.recommend(requests)
+    check(
+        read(tmp_path / "out.parquet"),
+        {
+            user: [(one.item_id, one.probability) for one in answer.items]
+            for user, answer in zip(ids, answers, strict=True)
+        },
+    )
+    pq.write_table(pa.table({"user_id": [1], "history": [[0.5]]}), tmp_path / "bad.parquet")
+    with pytest.raises(DataError, match=r"'history' is list<.*double>.*\n.*a list of events or item ids per row"):
+        recommend_file(retriever, str(tmp_path / "bad.parquet"), tmp_path / "new.csv")
+
+
 def test_users_without_an_answer_are_counted_and_told(retriever: Retriever, tmp_path: Path) -> None:
     rows = [
         {"user_id": "anna", "item_id": "5", "price_paid": ""},
@@ -165,7 +191,14 @@ def test_the_command_answers_a_file_and_a_single_history(run: Path, events: Path
     done = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert f"{out}: 300 recommendations for 60 of 60 users" in done.output
+    assert "since unknown" not in done.output
     check(read(out), expected)
+    strangers = run / "strangers.jsonl"
+    strangers.write_text('{"user_id": 1, "history": [5, 9999, 9998]}\n{"user_id": 2, "history": []}\n')
+    listed = ["recommend", str(run), "--histories", str(strangers), "--out", str(run / "few.csv"), "--device", "cpu"]
+    told = CliRunner().invoke(app, listed).output
+    assert "popular items, for want of a history: 1 of them" in told
+    assert "left out of histories, since unknown: items 2 times" in told
     one = ["recommend", str(run), "--history", '[{"item_id": 5}, 7, "99999"]', "--k", "3", "--device", "cpu"]
     shown = CliRunner().invoke(app, one)
     assert "left out, since unknown: 99999" in shown.output

@@ -16,6 +16,7 @@ from habitus.recipe import Recipe
 from habitus.record import EvaluationSpec, Record
 from habitus.store import StoreEvaluation
 from habitus.studies import SEARCH_FILE, SearchState, compare, explain_recipe, open_subject
+from habitus.studies.comparison import Differing
 from habitus.sweeps import device_kind
 from tests.reporting.make_store import small_plan
 from tests.sealing import seal_records
@@ -131,6 +132,7 @@ def test_recipes_differ_in_knobs_and_cost_and_have_no_metrics(by_hand: Path, tmp
     compared = compare(open_subject(by_hand), open_subject(other))
     assert [(one.name, one.first, one.second, one.ratio) for one in compared.knobs] == [("train.steps", 100, 300, 3.0)]
     assert {one.name: one.ratio for one in compared.sizes}["FLOPs, nominal"] == 3.0
+    assert Differing("train.seed", 1, 2).ratio is None  # a label, not an amount
     assert compared.metrics == () and compared.remarks == ("no metrics: neither has a Record",)
     same = CliRunner().invoke(app, ["diff", str(by_hand), str(by_hand)])
     assert "The recipes are the same." in same.output

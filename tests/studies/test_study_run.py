@@ -77,6 +77,12 @@ def test_the_same_command_again_runs_nothing_and_changes_nothing(complete: Any) 
     again = study(result.out, OPTIONS, note=notes.append)
     assert again.next_command == result.next_command
     assert contents(result.out) == before
+    printed = habitus("study", "--preset", MICRO, "--out", result.out, "--device", "cpu", "--workers", "2").stdout
+    plan = RegisteredPlan.read(result.plan)
+    foreseen = {told.metric for told in plan.predictions}
+    assert all(f"{metric} after stage 1: " in printed for metric in foreseen)
+    assert (f"{plan.metric} is not predicted: " in printed) == (plan.metric not in foreseen)
+    assert "hours" in plan.quantities and "        time: " in printed and result.check_command in printed
     assert [line for line in notes if "0 of them now" in line]
     assert not [line for line in notes if re.search(r"[1-9]\d* of them now", line)]
     with pytest.raises(ConfigError, match="holds another study: allow_repeats was False"):

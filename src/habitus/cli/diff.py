@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from habitus.cli.app import app, check_choice
+from habitus.cli.screen import phases
 from habitus.cli.show import format_value, open_path
 from habitus.errors import ConfigError
 
@@ -61,16 +62,18 @@ def diff(
             expected="the dataset to evaluate both runs on, as in --data dataset",
         )
     one, other = (open_path(path, data, device) for path in (first, second))
-    compared = compare(
-        one,
-        other,
-        dataset=one.dataset,
-        device=one.device,
-        other_dataset=other_dataset,
-        side=None if side is None else check_choice("side", side, EVALUATION_SIDES),
-        queries=queries or 20_000,
-        note=lambda text: typer.echo(text, err=True),
-    )
+    with phases() as progress:
+        compared = compare(
+            one,
+            other,
+            dataset=one.dataset,
+            device=one.device,
+            other_dataset=other_dataset,
+            side=None if side is None else check_choice("side", side, EVALUATION_SIDES),
+            queries=queries or 20_000,
+            note=lambda text: typer.echo(text, err=True),
+            progress=progress,
+        )
     if as_json:
         import json
 

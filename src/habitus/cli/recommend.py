@@ -132,6 +132,10 @@ def recommend(
         typer.echo(done.to_json())
         return
     typer.echo(f"{done.path}: {done.items:,} recommendations for {done.answered:,} of {done.users:,} users")
+    if done.by_popularity:
+        typer.echo(f"  popular items, for want of a history: {done.by_popularity:,} of them")
+    if done.unknown_events:
+        typer.echo(f"  left out of histories, since unknown: items {done.unknown_events:,} times")
     for reason in done.examples:
         typer.echo(f"  no answer: {reason}")
 

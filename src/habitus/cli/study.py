@@ -8,6 +8,7 @@ import typer
 from habitus.cli.app import WatchingCommand, WatchOption, app
 
 if TYPE_CHECKING:
+    from habitus.store import RegisteredPlan
     from habitus.studies import StudyResult
 
 _EXAMPLE = (
@@ -157,9 +158,7 @@ def _print(result: "StudyResult", json_output: bool) -> None:
     typer.echo(f"plan:   {result.plan}")
     if result.plan is not None and result.plan.exists():
         plan = RegisteredPlan.read(result.plan)
-        for told in plan.predictions:
-            low, high = ("open" if end is None else f"{end:.4g}" for end in (told.low, told.high))
-            typer.echo(f"        {told.metric} after stage {told.stage}: {told.value:.4g} [{low}, {high}], registered")
+        typer.echo("".join(f"        {line}\n" for line in _forecasts(plan)), nl=False)
         print_busy(plan)
     timing = f"took {format_seconds(result.seconds)}"
     if not result.continued and result.state.seconds:
@@ -168,7 +167,23 @@ def _print(result: "StudyResult", json_output: bool) -> None:
         timing += f"stated {format_seconds(result.state.seconds)} ({off:+.0%})"
     typer.echo(timing)
     typer.echo(f"next:   {result.next_command}")
-    if result.plan is not None and result.plan.exists() and plan.predictions:
+    if result.plan is not None and result.plan.exists() and (plan.predictions or "hours" in plan.quantities):
         typer.echo(f"then:   {result.check_command}  # what was registered beside what came out")
     if result.refit_command is not None:
         typer.echo(f"serve:  {result.refit_command}  # the same with the validation events")
+
+
+def _forecasts(plan: "RegisteredPlan") -> list[str]:
+    """What is registered, with its intervals; and why nothing is of the metric that is served."""
+    from habitus.units import format_seconds
+
+    lines = []
+    for told in plan.predictions:
+        low, high = ("open" if end is None else f"{end:.4g}" for end in (told.low, told.high))
+        lines.append(f"{told.metric} after stage {told.stage}: {told.value:.4g} [{low}, {high}], registered")
+    lines += [why for why in plan.warnings if why.startswith(f"{plan.metric} ") and "not predicted: " in why]
+    hours = plan.quantities.get("hours")
+    if hours is not None:
+        at_most = "" if hours.high is None else f" [at most {format_seconds(3600 * hours.high)}]"
+        lines.append(f"time: {format_seconds(3600 * hours.value)}{at_most}, registered")
+    return lines

@@ -17,7 +17,7 @@ from habitus.errors import DataError
 from habitus.exporting.results import open_results
 from habitus.interrupts import hold_interrupts
 from habitus.progress import Progress
-from habitus.serving import Event, RecommendRequest, RecommendResponse, RequestError, Retriever, UnknownHistoryError
+from habitus.serving import EventOrId, RecommendRequest, RecommendResponse, RequestError, Retriever, UnknownHistoryError
 from habitus.typed import Typed, suggest_name
 from habitus.units import parse_bytes
 
@@ -58,7 +58,7 @@ class Recommendations(Typed):
     by_popularity: int = Field(0, description="Users with an empty history, who got popular items.")
     unknown_only: int = Field(description="Users without an answer: none of their items is known.")
     skipped: int = Field(description="Users without an answer: their events hold values that cannot be read.")
-    unknown_events: int = Field(description="Distinct unknown items over all users, summed.")
+    unknown_events: int = Field(description="Distinct unknown items of each answered user, summed.")
     examples: tuple[str, ...] = Field((), description="Why the first of them have no answer.")
     seconds: float
 
@@ -73,7 +73,7 @@ def recommend_file(
     """Write recommendations for every user of a file, Parquet, CSV or JSON lines. `out` appears complete or not at all.
 
     The input is an event log with the columns that the run was trained on (events in any order), or has one row per
-    user with the column `history`, a list of events. Events are sorted by user within a memory limit, on disk.
+    user with the column `history`, a list of events or of item ids. Events are sorted by user within a memory limit, on disk.
     """
     options, progress = options or RecommendOptions(), progress or (lambda *_: None)
     out = Path(out)
@@ -147,7 +147,7 @@ class _Tally:
 
 
 def _recommend(
-    retriever: Retriever, batch: list[tuple[Any, list[Event]]], options: RecommendOptions
+    retriever: Retriever, batch: list[tuple[Any, list[EventOrId]]], options: RecommendOptions
 ) -> Iterator[tuple[Any, RecommendResponse | RequestError]]:
     shared = {name: getattr(options, name) for name in SHARED_CONDITIONS}
     requests = [RecommendRequest(history=events, **shared) for _, events in batch]
@@ -156,9 +156,9 @@ def _recommend(
 
 
 def _batches(
-    users: Iterator[tuple[Any, list[Event], float]],
-) -> Iterator[tuple[list[tuple[Any, list[Event]]], float]]:
-    batch: list[tuple[Any, list[Event]]] = []
+    users: Iterator[tuple[Any, list[EventOrId], float]],
+) -> Iterator[tuple[list[tuple[Any, list[EventOrId]]], float]]:
+    batch: list[tuple[Any, list[EventOrId]]] = []
     share = 0.0
     for user, events, share in users:
         batch.append((user, events))
@@ -176,7 +176,7 @@ def read_users(
     memory: str = "2GiB",
     progress: Progress = lambda *_: None,
     users: str | None = None,
-) -> Iterator[tuple[Any, list[Event], float]]:
+) -> Iterator[tuple[Any, list[EventOrId], float]]:
     """(user, events, share of the file) one after another; `scratch` is for files in between.
 
     `users` is a users table, whose fields are added to the events as they were known at their times.
@@ -256,8 +256,8 @@ def _sort(
         ) from error
 
 
-def _grouped(path: Path, user: str) -> Iterator[tuple[Any, list[Event], float]]:
-    events: list[Event] = []
+def _grouped(path: Path, user: str) -> Iterator[tuple[Any, list[EventOrId], float]]:
+    events: list[EventOrId] = []
     current: Any = None
     done = 0
     with pq.ParquetFile(path) as file:
@@ -274,15 +274,27 @@ def _grouped(path: Path, user: str) -> Iterator[tuple[Any, list[Event], float]]:
         yield current, events, 1.0
 
 
-def _listed(table: SourceTable, user: str) -> Iterator[tuple[Any, list[Event], float]]:
+def _listed(table: SourceTable, user: str) -> Iterator[tuple[Any, list[EventOrId], float]]:
     kind = table.types[_HISTORY]
-    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
-        raise DataError(f"histories: the column {_HISTORY!r} is {kind}", expected="a list of events per row")
+    value = kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else None
+    if value is None or not (pa.types.is_struct(value) or pa.types.is_null(value) or _is_id(value)):
+        raise DataError(
+            f"histories: the column {_HISTORY!r} is {kind}", expected="a list of events or item ids per row"
+        )
     done = 0
     for batch in table.batches([user, _HISTORY]):
         for row in batch.to_pylist():
             done += 1
-            events: list[Event] = [
-                {k: v for k, v in (event or {}).items() if v is not None} for event in row[_HISTORY] or []
-            ]
+            events = [_without_missing(event) for event in row[_HISTORY] or []]
             yield row[user], events, done / table.num_rows
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _without_missing(event: Any) -> EventOrId:
+    """An event by what it holds; an id as it is."""
+    if event is None:
+        return {}
+    return {k: v for k, v in event.items() if v is not None} if isinstance(event, dict) else event

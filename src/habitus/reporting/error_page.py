@@ -106,7 +106,7 @@ def _slice_exhibit(table: SliceTable, key: str) -> Exhibit:
         "value",
         "queries",
         "users",
-        table.metric,
+        f"{table.metric} ± se",
         table.reference or "",
         "difference",
         "95% over users",

@@ -9,6 +9,7 @@ from habitus.serving.item_store import ItemStore
 from habitus.serving.retriever import LIBRARY_LIMITS, Retriever
 from habitus.serving.schemas import (
     Event,
+    EventOrId,
     Limits,
     RankRequest,
     RankResponse,
@@ -46,6 +47,7 @@ __all__ = [
     "LIBRARY_LIMITS",
     "EncodedHistory",
     "Event",
+    "EventOrId",
     "ItemStore",
     "Limits",
     "RankRequest",

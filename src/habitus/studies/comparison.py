@@ -8,12 +8,13 @@ from typing import Any, Literal
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.laws import PairedUsers
-from habitus.progress import Note
+from habitus.progress import Note, Progress
 from habitus.record import Metric
 from habitus.store import EvaluationSide, read_evaluations
 from habitus.studies.subject import Subject
 
 _NORMAL_95 = 1.959964
+_LABELS = ("train.stage", "train.seed", "evaluate.seed")  # knobs whose numbers are names
 How = Literal["paired", "unpaired", "one figure"]
 
 
@@ -27,6 +28,8 @@ class Differing:
 
     @property
     def ratio(self) -> float | None:
+        if self.name in _LABELS:
+            return None
         numbers = [x for x in (self.first, self.second) if isinstance(x, int | float) and not isinstance(x, bool)]
         return numbers[1] / numbers[0] if len(numbers) == 2 and numbers[0] else None
 
@@ -73,6 +76,7 @@ class _Asked:
     side: EvaluationSide | None
     queries: int
     note: Note | None
+    progress: Progress | None
 
 
 def compare(
@@ -85,13 +89,14 @@ def compare(
     side: EvaluationSide | None = None,
     queries: int = 20_000,
     note: Note | None = None,
+    progress: Progress | None = None,
 ) -> ComparedRuns:
     """What differs between two recipes or runs. With a dataset both runs are evaluated on the same queries now.
 
     `other_dataset` lets runs of another dataset with the same encoders through. Without a side it is validation, or
     test where a run was trained on the validation events.
     """
-    asked = None if dataset is None else _Asked(dataset, device, other_dataset, side, queries, note)
+    asked = None if dataset is None else _Asked(dataset, device, other_dataset, side, queries, note, progress)
     metrics, remarks = _compare_metrics(first, second, asked)
     return ComparedRuns(
         _differing_knobs(first, second), _differing_sizes(first, second), tuple(metrics), tuple(remarks)
@@ -199,7 +204,9 @@ def _evaluate_both(first: Subject, second: Subject, asked: _Asked) -> list[Metri
     options = EvaluateOptions(regimes=("catalogue",), side=side, queries=asked.queries)
     compute = ComputeOptions(resolve_device(asked.device), asked.other_dataset)
     paths = [first.path, second.path]
-    one, other = evaluate_runs(paths, asked.dataset, options, compute, note=asked.note, keep=keep)
+    one, other = evaluate_runs(
+        paths, asked.dataset, options, compute, progress=asked.progress, note=asked.note, keep=keep
+    )
     rows = []
     for metric in ("loss", "recall@10", "ndcg@10", "mrr@10"):
         name = f"catalogue/{metric}"
