@@ -73,7 +73,8 @@ def recommend_file(
     """Write recommendations for every user of a file, Parquet, CSV or JSON lines. `out` appears complete or not at all.
 
     The input is an event log with the columns that the run was trained on (events in any order), or has one row per
-    user with the column `history`, a list of events or of item ids. Events are sorted by user within a memory limit, on disk.
+    user with the column `history`, a list of events or of item ids. Events are sorted by user within a memory limit,
+    on disk.
     """
     options, progress = options or RecommendOptions(), progress or (lambda *_: None)
     out = Path(out)
