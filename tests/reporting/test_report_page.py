@@ -505,7 +505,7 @@ def test_errors_name_what_was_given(tiny_store: Path, tmp_path: Path) -> None:
         report(tiny_store, tmp_path / "nowhere" / "report.html")
     with pytest.raises(ConfigError, match=r"--plan .* does not exist"):
         report(tiny_store, tmp_path / "report.html", plan=tmp_path / "plan.json")
-    with pytest.raises(FitError, match="neither a store folder nor"):
+    with pytest.raises(FitError, match="nothing does not exist"):
         report(tmp_path / "nothing", tmp_path / "report.html")
     with pytest.raises(ConfigError, match="--png"):
         report(tiny_store, tmp_path / "report.html", png=tiny_store / "sweeps" / "share-1.json")
