@@ -23,8 +23,13 @@ def run(budget: float, K: float, value: float, chosen: bool = True, seed: int = 
     )  # fmt: skip
 
 
-def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> tuple[list[Prediction], list[str]]:
-    """For 1e13 FLOPs of stage 1; parents had the budget of the stage-2 runs that continue them."""
+def predicted(
+    runs: list[RunRow], parents: dict[float, float], share: float, batches: tuple[int, int] = (0, 0)
+) -> tuple[list[Prediction], list[str]]:
+    """For 1e13 FLOPs of stage 1; parents had the budget of the stage-2 runs that continue them.
+
+    `batches` are windows per step, of the parents and of the plan.
+    """
     law = saturating(BUDGETS, [0.5 - 40 * C**-0.2 for C in BUDGETS], direction="max")
     sizes = power_law(BUDGETS, [C**0.5 for C in BUDGETS])
     entries = tuple(
@@ -33,10 +38,13 @@ def predicted(runs: list[RunRow], parents: dict[float, float], share: float) -> 
     )
     laws = SourcedLaws(Laws(source="x", seed=0, metrics=(METRIC,), entries=entries, runs=tuple(runs)), "this study")
     known = {
-        (r.budget, r.knobs["num_negatives"], 0.01, r.seed): ParentMetrics(r.budget, {METRIC: parents[r.budget]})
+        (r.budget, r.knobs["num_negatives"], 0.01, r.seed): ParentMetrics(
+            r.budget, {METRIC: parents[r.budget]}, batches[0]
+        )
         for r in runs
     }
-    found, why_not = predict_metrics(PlannedRun(1e13, 10**6.5, 10**6.5), share * 1e13, METRIC, [laws], known)
+    planned = PlannedRun(1e13, 10**6.5, 10**6.5, batch_sequences=batches[1])
+    found, why_not = predict_metrics(planned, share * 1e13, METRIC, [laws], known)
     return [p for p in found if p.metric == METRIC], [line for line in why_not if line.startswith(METRIC)]
 
 
@@ -73,6 +81,15 @@ def test_a_stage_two_with_less_compute_may_gain_nothing() -> None:
     assert same.low == pytest.approx(first.low + 0.02)
     assert less.low == pytest.approx(less.value - math.hypot(first.value - first.low, 0.02))
     assert less.value == pytest.approx(same.value)
+
+
+@pytest.mark.parametrize(("batch", "is_predicted"), [(8, True), (11, True), (16, False), (4, False)])
+def test_gains_over_parents_of_another_batch_say_nothing(batch: int, is_predicted: bool) -> None:
+    found, why_not = predicted(RUNS, PARENTS, share=0.25, batches=(8, batch))
+    assert [p.stage for p in found] == [1, 2][: 1 + is_predicted]
+    why = f"on parents of 8 windows per step, and the plan's has {batch}"
+    told = f"{METRIC} after stage 2 is not predicted: what stage 2 adds to its parent is measured {why}"
+    assert why_not == ([] if is_predicted else [told])
 
 
 def test_one_gain_has_no_interval_and_is_not_printed(laws_path: Path) -> None:

@@ -46,6 +46,7 @@ class ParentMetrics:
 
     budget: float
     metrics: dict[str, float]
+    batch_sequences: int = 0  # 0: not known
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class StoreFacts:
     @property
     def evaluate(self) -> EvaluateRecipe | None:
         return None if self.recipe is None else self.recipe.evaluate
+
+    @property
+    def stage2_compute(self) -> float | None:
+        """Of its parent's, what a stage-2 run of the store had at most; None where none knows its parent."""
+        return max((budget / parent.budget for (budget, *_), parent in self.parents.items()), default=None)
 
 
 def read_store_facts(laws_path: Path | None) -> StoreFacts:
@@ -132,7 +138,11 @@ def _common_threads(records: Iterable[Record]) -> int | None:
 def _parents(stage1: Iterable[Record], stage2: Iterable[Record]) -> dict[StageTwoKey, ParentMetrics]:
     """What each stage-2 run started from, as far as the parent's Record is in the store too."""
     by_hash = {
-        r.recipe_hash: ParentMetrics(r.flops_budget, {name: metric.value for name, metric in r.metrics.items()})
+        r.recipe_hash: ParentMetrics(
+            r.flops_budget,
+            {name: metric.value for name, metric in r.metrics.items()},
+            r.recipe.train.batch_sequences,
+        )
         for r in stage1
         if r.flops_budget
     }

@@ -16,10 +16,11 @@ from habitus.planning.hardware import PlannedSteps, hours_at, hours_of_runs, mem
 from habitus.planning.measured import usual_lengths
 from habitus.planning.paper_recipe import compare_with_published, printed_recipe
 from habitus.planning.predict import PlannedRun, predict_metrics
-from habitus.planning.rates import learning_rate, stage1_rate
+from habitus.planning.rates import stage1_rate
 from habitus.planning.repeats import dropout_quantity, flops_to_log_end, log_end_warning, passes_quantity
-from habitus.planning.shape import MIN_STEPS, FixedSettings, StageTwoCell, largest_batch, stage1_cell, stage2_cell
+from habitus.planning.shape import MIN_STEPS, FixedSettings, largest_batch, stage1_cell
 from habitus.planning.sources import SourcedLaws, laws_by_source
+from habitus.planning.stage_two import StageTwoCell, stage2_cell, stage2_quantities, stage2_warnings, usual_batch
 from habitus.planning.warnings import (
     data_warnings,
     hardware_warnings,
@@ -37,7 +38,6 @@ from habitus.typed import suggest_name
 
 # Times the largest measured budget, or less than the smallest: beyond it a plan is refused unless asked for.
 _FARTHEST = 1000.0
-_STAGE2_BATCH = 64
 _TEXT_DEPTH = 4
 
 
@@ -102,6 +102,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         *quantity_warnings({**cells.quantities, **context}, sources),
         *window_warnings(dataset.seq_len, fixed.dataset.seq_len, predictions),
         *data_warnings(cells.stage1, dataset),
+        *stage2_warnings(cells.stage2),
         *hardware_warnings(memory, rate),
         *prediction_warnings(metric, predictions, sources),
         *unpredicted,
@@ -203,23 +204,8 @@ def plan_cells(
     }
     if not C2:
         return PlannedCells(quantities, cell, None)
-    K = optima["num_negatives"]
-    second = stage2_cell(C2, cell, K.value, fixed.in_windows(facts.stage2_batch or _STAGE2_BATCH), fixed)
-    capped = second.cell.num_negatives
-    low = None if K.low is None else min(K.low, capped)
-    how = f"{K.how}; {second.cap}" if second.cap else K.how
-    quantities["num_negatives"] = K.model_copy(update={"value": capped, "low": low, "how": how})
-    how = "what stage 2's budget pays at its batch and K"
-    quantities["stage2_steps"] = Quantity(value=second.cell.steps, source=K.source, how=how)
-    batch_source, batch_how = ("this study", "the runs' own") if facts.stage2_batch else ("default", "64, as printed")
-    quantities["stage2_batch_sequences"] = Quantity(
-        value=second.cell.batch_sequences,
-        source=batch_source,
-        how=batch_how,
-    )
-    quantities["stage2_learning_rate"] = learning_rate(
-        round(second.cell.batch_sequences / fixed.batch_scale), ("negatives", "allocation"), sources, C2
-    )
+    second = stage2_cell(C2, cell, optima["num_negatives"].value, usual_batch(fixed, facts), fixed)
+    quantities |= stage2_quantities(second, optima["num_negatives"], (C, C2), fixed, facts, sources)
     return PlannedCells(quantities, cell, second)
 
 

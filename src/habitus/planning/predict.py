@@ -108,12 +108,16 @@ def predict_metrics(
     if not C2 or not metric.startswith("catalogue/") or first is None:
         return tuple(after_stage1), why_not
     gains = _stage2_gains(metric, laws, parents)
+    batches = sorted({parent.batch_sequences for parent in parents.values() if parent.batch_sequences})
+    unknown = ""
     if len(gains) < 2:
-        measured = "one budget, which gives it no interval" if gains else "no budget"
-        return tuple(after_stage1), [
-            *why_not,
-            f"{metric} after stage 2 is not predicted: what stage 2 adds to its parent is measured at {measured}",
-        ]
+        unknown = f"at {'one budget, which gives it no interval' if gains else 'no budget'}"
+    elif batches and not any(_is_same_batch(run.batch_sequences, batch) for batch in batches):
+        of = " and ".join(f"{batch:,}" for batch in batches)
+        unknown = f"on parents of {of} windows per step, and the plan's has {run.batch_sequences:g}"
+    if unknown:
+        told = "what stage 2 adds to its parent is measured"
+        return tuple(after_stage1), [*why_not, f"{metric} after stage 2 is not predicted: {told} {unknown}"]
     return (*after_stage1, _stage2(first, C2 / run.flops, gains, laws)), why_not
 
 
@@ -202,7 +206,12 @@ def _has_batch_of_runs(run: PlannedRun, laws: SourcedLaws) -> bool:
     B = study_batch(run.flops, laws.file)
     if not run.batch_sequences or B.source == "default":
         return True
-    return abs(math.log(run.batch_sequences / B.value)) < _SAME_BATCH
+    return _is_same_batch(run.batch_sequences, B.value)
+
+
+def _is_same_batch(one: float, other: float) -> bool:
+    """Whether laws of one hold for the other."""
+    return not one or abs(math.log(one / other)) < _SAME_BATCH
 
 
 def _by_recipe(law: Law, run: PlannedRun, slots: float) -> RunValue:

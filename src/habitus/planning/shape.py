@@ -1,4 +1,4 @@
-"""The cells that a plan buys: Equation 1 solved for D given N, B and s; stage 2 with what its budget leaves for K."""
+"""The stage-1 cell that a plan buys: Equation 1 solved for D given N, B and s."""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +9,11 @@ from habitus.recipe import Precision
 from habitus.sizing import (
     Cell,
     CellRequest,
-    breakdown,
     cell_of,
     contextualizer_parts,
     embedder_parts,
-    largest_num_negatives,
     solve,
     stage1_step_flops,
-    steps_for,
     tokens_per_item,
 )
 
@@ -149,57 +146,3 @@ def _least_flops(fixed: FixedSettings) -> float:
     p = sum(contextualizer_parts(4, 4, 1, dataset.inputs, copying=fixed.copying).values())
     t = tokens_per_item(dataset.text_len, dataset.inputs)
     return float(MIN_STEPS * stage1_step_flops(p_e, p, B=1, L=dataset.seq_len, t=t, h=4))
-
-
-@dataclass(frozen=True)
-class StageTwoCell:
-    """K after its caps, and the cell that stage 2 becomes."""
-
-    cell: Cell
-    optimum: float  # K* of the laws
-    affordable: int
-    catalogue: int | None
-
-    @property
-    def cap(self) -> str:
-        """What held K back, in words; empty where nothing did."""
-        K = self.cell.num_negatives
-        if round(self.optimum) <= K:
-            return ""
-        if self.catalogue is not None and self.catalogue == K:
-            return f"capped at the {self.catalogue:,} items of the catalogue: every item is a candidate"
-        return f"capped so that {MIN_STEPS} steps remain"
-
-
-def stage2_cell(C2: float, stage1: Cell, K: float, B: int, fixed: FixedSettings) -> StageTwoCell:
-    """Stage 2 of the same model: K capped by MIN_STEPS steps and by the catalogue."""
-    parts = breakdown(stage1.model, fixed.dataset.inputs)
-    p, h, L = parts.contextualizer_params, stage1.model.joint_dim, stage1.seq_len
-    affordable = largest_num_negatives(C2, p, B=B, L=L, h=h, min_steps=MIN_STEPS)
-    while affordable is None and B > 1:
-        B //= 2
-        affordable = largest_num_negatives(C2, p, B=B, L=L, h=h, min_steps=MIN_STEPS)
-    if affordable is None:
-        raise ConfigError(
-            f"stage 2's {C2:.3g} FLOPs do not pay {MIN_STEPS} steps of a model with {p:,} contextualizer parameters",
-            expected="a larger budget, or no second stage",
-            next_step="raise --flops or --stage2-share, or give --stage2-share 0",
-        )
-    catalogue = fixed.dataset.num_candidates or fixed.dataset.num_items
-    capped = max(0, min(round(K), affordable, catalogue if catalogue is not None else affordable))
-    step_flops = cell_of(
-        stage1.model, batch_sequences=B, steps=1, seq_len=L, stage=2, num_negatives=capped, inputs=fixed.dataset.inputs
-    ).flops_per_step
-    cell = cell_of(
-        stage1.model,
-        batch_sequences=B,
-        steps=steps_for(C2, step_flops),
-        seq_len=L,
-        stage=2,
-        num_negatives=capped,
-        inputs=fixed.dataset.inputs,
-        precision=fixed.precision,
-        optimizer=fixed.optimizer,
-        catalogue_items=catalogue,
-    )
-    return StageTwoCell(cell, K, affordable, catalogue)
