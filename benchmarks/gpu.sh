@@ -4,13 +4,24 @@
 #     benchmarks/gpu.sh OUT [tests] [speeds] [groups]        # about 6, 8 and 8 minutes of an H200; the first two unless said
 #
 # Every step's output is OUT/NAME.log, results are OUT/NAME.json; a step that fails is named at the end and loses no other.
-# PYTHON says which Python (python3), PACKED how many test files at a time (9), SECONDS_EACH how long a step may take (420).
+# PYTHON says which Python, PACKED how many test files at a time (9), SECONDS_EACH how long a step may take (420).
 set -uo pipefail
+: "${1:?where results go, as in benchmarks/gpu.sh out/gpu}"
+out=$(realpath -m "$1")
 cd "$(dirname "$0")/.."
-out=$(realpath -m "${1:?where results go, as in benchmarks/gpu.sh out/gpu}")
 shift
 parts=${*:-tests speeds}
-python=${PYTHON:-python3}
+python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
+for part in $parts; do
+    [[ " tests speeds groups " == *" $part "* ]] || {
+        echo "unknown part $part: tests, speeds or groups" >&2
+        exit 2
+    }
+done
+"$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+    echo "$python has no PyTorch that sees a GPU; PYTHON names another" >&2
+    exit 2
+}
 mkdir -p "$out"
 failed=()
 
@@ -55,10 +66,6 @@ for part in $parts; do
         ;;
     groups)
         step several-gpus "$python" benchmarks/several_gpus.py --out "$out/several-gpus.json"
-        ;;
-    *)
-        echo "unknown part $part: tests, speeds or groups" >&2
-        exit 2
         ;;
     esac
 done
