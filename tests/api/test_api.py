@@ -73,6 +73,10 @@ def test_a_schema_is_guessed_and_may_be_an_object_or_a_dictionary(shop: Path, tm
     guessed = hb.prepare(events, items, out=tmp_path / "guessed", seq_len=32)
     assert guessed.schema.events.user == "user_id"
     given = hb.prepare(events, items, WORLD_SCHEMA.to_values(), out=tmp_path / "given", seq_len=32)
+    named = hb.prepare(events, items, out=tmp_path / "named", seq_len=32, roles={"user": "user_id"})
+    assert named.checksum == guessed.checksum
+    with pytest.raises(ConfigError, match="roles were given beside a schema"):
+        hb.prepare(events, items, WORLD_SCHEMA.to_values(), out=tmp_path / "both", roles={"user": "user_id"})
     assert given.schema == WORLD_SCHEMA
 
 

@@ -67,11 +67,19 @@ def test_guess_writes_a_schema_that_prepare_takes(place: Path) -> None:
     again = habitus("prepare", *tables, "--guess", "--schema", "guessed.toml", cwd=place)
     assert again.returncode == 1
     assert "exists already" in again.stderr
+    named = habitus(
+        "prepare", *tables, "--guess", "--schema", "named.toml", "--role", "item=item_id", "--role", "user=user_id",
+        cwd=place,
+    )  # fmt: skip
+    assert named.returncode == 0, named.stderr
+    assert (place / "named.toml").read_text() == (place / "guessed.toml").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["prepare", "a", "b", "--guess", "--role", "user"], "--role 'user'"),
+        (["prepare", "a", "b", "--role", "user=u", "--out", "o"], "--role was given without --guess"),
         (
             ["prepare", "nowhere.parquet", "x.parquet", "--schema", "shop/schema.toml", "--out", "o"],
             "nowhere.parquet does not exist",

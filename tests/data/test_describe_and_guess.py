@@ -6,7 +6,7 @@ import pytest
 
 from habitus.data.describe import describe, top_share, zipf_slope
 from habitus.data.guess import guess_schema
-from habitus.errors import DataError
+from habitus.errors import ConfigError, DataError
 from habitus.events.schema import Schema
 
 from .tables import SHARED_DATA, make_events, make_items, prepared, write_tables
@@ -125,20 +125,44 @@ def test_columns_that_say_nothing_are_an_error(tmp_path: Path) -> None:
         guess_schema(f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet")
 
 
-def test_all_roles_that_are_not_found_are_named_and_the_shared_key_is_the_item(tmp_path: Path) -> None:
+def test_roles_that_are_not_found_are_named_and_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "sales.csv").write_text("Kunde;Datum;Artikel;Preis\nk1;01.03.2025;a1;9,50\nk2;02.03.2025;a2;8,00\n")
     (tmp_path / "items.csv").write_text("Artikel;Text;Listenpreis\na1;trail shoe;79,00\na2;wool socks;1.007,90\n")
-    with pytest.raises(DataError, match=r"looks like the user or the timestamp") as caught:
-        guess_schema(str(tmp_path / "sales.csv"), str(tmp_path / "items.csv"))
-    assert 'user = "the column", item = "Artikel", timestamp = "the column"' in str(caught.value)
-    renamed = (tmp_path / "sales.csv").read_text().replace("Kunde;Datum", "user;date")
-    (tmp_path / "sales.csv").write_text(renamed)
+    tables = (str(tmp_path / "sales.csv"), str(tmp_path / "items.csv"))
+    # The item has one name in both tables, and one column holds dates.
+    with pytest.raises(DataError, match=r"looks like the user\n") as caught:
+        guess_schema(*tables)
+    assert 'user = "COLUMN", item = "Artikel", timestamp = "Datum" under [events]' in str(caught.value)
+    assert "name it: --guess --role user=COLUMN; or rename the column" in str(caught.value)
     notes: list[str] = []
-    schema = guess_schema(str(tmp_path / "sales.csv"), str(tmp_path / "items.csv"), note=notes.append)
-    assert (schema.events.item, schema.items.item) == ("Artikel", "Artikel")
-    assert "the times of the events in date, as 01.03.2025, are not all in ISO form, as 2025-03-01 10:00:00" in notes
+    schema = guess_schema(*tables, note=notes.append, roles={"user": "Kunde"})
+    assert (schema.events.user, schema.events.item, schema.events.timestamp) == ("Kunde", "Artikel", "Datum")
+    assert schema.items.item == "Artikel"
+    assert "the times of the events in Datum, as 01.03.2025, are not all in ISO form, as 2025-03-01 10:00:00" in notes
     assert "numbers in Preis of the events, as 9,50? They are read with a decimal point only" in notes
     assert "numbers in Listenpreis of the items, as 79,00? They are read with a decimal point only" in notes
+    with pytest.raises(DataError, match=r"'Kunden', which is no column \(did you mean 'Kunde'\?\)"):
+        guess_schema(*tables, roles={"user": "Kunden"})
+    with pytest.raises(ConfigError, match=r"users is no role \(did you mean 'user'\?\)"):
+        guess_schema(*tables, roles={"users": "Kunde"})
+
+
+def test_a_given_role_is_not_guessed_again(tmp_path: Path) -> None:
+    events = make_events()
+    events["visitor_id"] = [f"v{n}" for n in events.pop("user_id")]
+    events["customer"] = list(events["visitor_id"])
+    write_tables(tmp_path, events, make_items())
+    tables = (f"{tmp_path}/events.parquet", f"{tmp_path}/items.parquet")
+    assert guess_schema(*tables).events.user == "customer"
+    given = guess_schema(*tables, roles={"user": "visitor_id"})
+    assert given.events.user == "visitor_id"
+    two_dates = events | {"arrived": list(events["timestamp"])}
+    two_dates["when"] = two_dates.pop("timestamp")
+    write_tables(tmp_path / "dates", two_dates, make_items())
+    tables = (f"{tmp_path}/dates/events.parquet", f"{tmp_path}/dates/items.parquet")
+    with pytest.raises(DataError, match="looks like the timestamp"):  # which of two dates, nobody can know
+        guess_schema(*tables)
+    assert guess_schema(*tables, roles={"timestamp": "arrived"}).events.timestamp == "arrived"
 
 
 @pytest.mark.skipif(not SHARED_DATA.exists(), reason="the real datasets are not beside this checkout")

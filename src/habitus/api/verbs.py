@@ -36,18 +36,22 @@ RunLike = Run | str | Path
 
 def prepare(
     events: Table, items: Table, schema: Schema | Mapping[str, Any] | str | Path | None = None, *,
-    out: str | Path, users: Table | None = None, update: DatasetLike | None = None, **options: Any,
+    out: str | Path, users: Table | None = None, update: DatasetLike | None = None,
+    roles: Mapping[str, str] | None = None, **options: Any,
 ) -> Dataset:  # fmt: skip
     """The dataset prepared from an event log, an item table and perhaps a user table into the folder `out`.
 
     All are paths or globs of Parquet, CSV or JSON lines, or tables of pandas, polars or Arrow. Without a schema one
-    is guessed from the columns; look at `dataset.schema`. With `update`, these are the events that come after those of
-    that dataset, and `out` is the two together.
+    is guessed from the columns, with `roles` such as {"user": "Kunde"} where names do not say it; look at
+    `dataset.schema`. With `update`, these are the events that come after those of that dataset, and `out` is the two
+    together.
     """
     from habitus.data import PrepareOptions, guess_schema
     from habitus.data import prepare as prepare_files
     from habitus.data import update as update_files
 
+    if roles and (schema is not None or update is not None):
+        raise ConfigError("roles were given beside a schema", expected="roles for a schema that is guessed")
     with (
         tempfile.TemporaryDirectory() as folder,
         table_path(events, "events", Path(folder)) as event_path,
@@ -61,7 +65,7 @@ def prepare(
             update_files(_dataset(update), event_path, item_path, out, settings, users=user_path)
             return Dataset.open(out)
         if schema is None:
-            schema = guess_schema(event_path, item_path, user_path)
+            schema = guess_schema(event_path, item_path, user_path, roles=roles)
         elif isinstance(schema, str | Path):
             schema = Schema.read(schema)
         elif isinstance(schema, Mapping):

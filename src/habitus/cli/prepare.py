@@ -39,6 +39,10 @@ def prepare(
         Path | None, typer.Option(help="Dataset that these events come after; --out is the two together.")
     ] = None,
     guess: Annotated[bool, typer.Option("--guess", help="Only propose a schema, and write it to --schema.")] = False,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help="With --guess: what a column of the events is, as in user=Kunde; again for item, timestamp."),
+    ] = None,
     seq_len: Annotated[int, typer.Option(help="Events per window.")] = 256,
     text_len: Annotated[int, typer.Option(help="Text tokens per item.")] = 24,
     vocabulary_size: Annotated[int, typer.Option(help="Text tokens at most.")] = 8192,
@@ -65,7 +69,7 @@ def prepare(
 
     if guess:
         left_out: list[str] = []
-        proposal = guess_schema(events, items, users, left_out.append)
+        proposal = guess_schema(events, items, users, left_out.append, _parse_roles(role or []))
         if schema.exists():
             raise ConfigError(f"{schema} exists already", next_step="remove it or name another file with --schema")
         proposal.write(schema)
@@ -76,6 +80,8 @@ def prepare(
         tables = [events, items] if users is None else [events, items, "--users", users]
         typer.echo(f"# habitus prepare {' '.join(map(quote, tables))} --schema {quote(str(schema))} --out dataset")
         return
+    if role:
+        raise ConfigError("--role was given without --guess", expected="--guess, or the roles in --schema")
     if update is not None:
         _refuse_decided(context, update)
     if out is None:
@@ -112,6 +118,16 @@ def prepare(
     for what, count in manifest.dropped.items():
         typer.echo(f"  events left out in all: {count:,}" if what == "event_rows" else f"  dropped {count:,} × {what}")
     typer.echo(f"Next: habitus describe {quote(str(out))}")
+
+
+def _parse_roles(texts: list[str]) -> dict[str, str]:
+    roles = {}
+    for text in texts:
+        name, separator, column = text.partition("=")
+        if not separator or not name or not column:
+            raise ConfigError(f"--role {text!r}", expected="role=column, as in --role user=Kunde")
+        roles[name.strip()] = column
+    return roles
 
 
 def _refuse_decided(context: typer.Context, dataset: Path) -> None:

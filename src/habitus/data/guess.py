@@ -1,7 +1,7 @@
 """A proposed schema for two tables, from the names, types and first values of their columns."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,18 @@ import pyarrow.compute as pc
 from habitus.data.category_lists import guess_separator
 from habitus.data.kinds import KINDS, ColumnSample
 from habitus.data.sources import SourceTable, open_table
-from habitus.errors import DataError
+from habitus.errors import ConfigError, DataError
 from habitus.events import GAP, HOUR, ITEM_KINDS, USER_KINDS, WEEKDAY, Schema
 from habitus.interrupts import hold_interrupts
+from habitus.typed import suggest_name
 
 _USER = ("user_id", "user", "customer_id", "customer", "client_id", "visitor_id", "session_id", "account_id", "uid")
 _ITEM = ("item_id", "item", "product_id", "product", "movie_id", "sku", "article_id", "merchant_id", "asin", "iid")
 _TIME = ("timestamp", "time", "datetime", "date", "ts", "created_at", "event_time")
 _BARE_TIMES = tuple(name.replace("_", "") for name in _TIME)
 _NAMES = ("title", "name", "itemname", "productname", "label", "description")
-_UNKNOWN = "the column"
+_UNKNOWN = "COLUMN"
+_DATE = r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b"
 _ISO, _DECIMAL_COMMA = r"^\s*\d{4}[-/]?\d{1,2}", r"^\s*[+-]?\d{1,3}(\.?\d{3})*,\d+\s*$"
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
@@ -28,9 +30,16 @@ _EVENT_KINDS = (*USER_KINDS, "text")  # lists of numbers may be anything: vector
 
 
 def guess_schema(
-    events: str, items: str, users: str | None = None, note: Callable[[str], None] = lambda _: None
+    events: str,
+    items: str,
+    users: str | None = None,
+    note: Callable[[str], None] = lambda _: None,
+    roles: Mapping[str, str] | None = None,
 ) -> Schema:
-    """The likeliest schema; a person should look it over. `note` is told which columns it leaves out, and why."""
+    """The likeliest schema; a person should look it over. `note` is told which columns it leaves out, and why.
+
+    `roles` names columns of the events whose names do not say what they are: user, item or timestamp.
+    """
     with hold_interrupts():
         import duckdb
 
@@ -40,8 +49,10 @@ def guess_schema(
         event_rows, item_rows = _sample(event_table), _sample(item_table)
         user_table = None if users is None else open_table("users", users, con, Path(scratch))
         user_rows = None if user_table is None else _sample(user_table)
-    named = _shared_key(event_table, item_table, item_rows)
-    user, item, time = _roles(event_table, {"user": _USER, "item": _ITEM, "timestamp": _TIME}, named)
+    usual = {"user": _USER, "item": _ITEM, "timestamp": _TIME}
+    given = _check_roles(dict(roles or {}), usual, event_table)
+    seen = _shared_key(event_table, item_table, item_rows) | _only_times(event_rows)
+    user, item, time = _roles(event_table, usual, seen, given)
     item_key = item if item in item_table.types else _roles(item_table, {"item": _ITEM})[0]
     unit = _time_unit(event_rows[time])
     reserved = {GAP, HOUR, WEEKDAY} if unit != "order" else set()
@@ -69,12 +80,12 @@ def guess_schema(
     _note_left_out(note, "items", item_table, {item_key, *item_fields})
     _note_forms(note, "events", event_rows, time if unit == "datetime" else None)
     _note_forms(note, "items", item_rows)
-    roles = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
+    found = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
     item_values: dict[str, Any] = {"item": item_key, "fields": item_fields}
     name = _name(item_rows, item_fields)
     if name is not None:
         item_values["display"] = (name,)
-    values: dict[str, Any] = {"events": {**roles, "fields": event_fields}, "items": item_values}
+    values: dict[str, Any] = {"events": {**found, "fields": event_fields}, "items": item_values}
     if user_table is not None and user_rows is not None:
         values["users"] = _guess_users(user_table, user_rows, user, unit)
     return Schema.parse(values, f"the schema guessed from {events} and {items}")
@@ -139,25 +150,64 @@ def _sample(table: SourceTable) -> pa.Table:
     return pa.table({name: _as_numbers(sample[name]) for name in sample.column_names})
 
 
-def _roles(table: SourceTable, roles: dict[str, tuple[str, ...]], named: dict[str, str] | None = None) -> list[str]:
-    """The column of each role, by usual names or as `named`; those that are not found are refused all at once."""
+def _check_roles(given: dict[str, str], roles: Mapping[str, Any], table: SourceTable) -> dict[str, str]:
+    for role, column in given.items():
+        if role not in roles:
+            raise ConfigError(f"{role} is no role ({suggest_name(role, list(roles))})", expected=", ".join(roles))
+        if column not in table.types:
+            raise DataError(
+                f"{table.role}: {role} was said to be {column!r}, which is no column "
+                f"({suggest_name(column, list(table.types))})",
+                expected=", ".join(table.types),
+            )
+    return given
+
+
+def _only_times(rows: pa.Table) -> dict[str, str]:
+    """The time, whatever it is called, where one column alone holds dates."""
+    times = []
+    for name in rows.column_names:
+        kind, values = rows[name].type, rows[name].drop_null()
+        if pa.types.is_string(kind):
+            dated = len(values) and pc.all(pc.match_substring_regex(values, _DATE)).as_py()
+        else:
+            dated = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+        if dated:
+            times.append(name)
+    return {"timestamp": times[0]} if len(times) == 1 else {}
+
+
+def _roles(
+    table: SourceTable,
+    roles: dict[str, tuple[str, ...]],
+    seen: Mapping[str, str] | None = None,
+    given: Mapping[str, str] | None = None,
+) -> list[str]:
+    """The column of each role, as `given`, by usual names, or as `seen` in the values; those that are not found are
+    refused all at once."""
     columns = {_bare(column): column for column in table.types}  # userId, User ID and user_id are one name
-    found = {}
+    found = dict(given or {})
     for role, names in roles.items():
+        if role in found:
+            continue
         usual = [columns[name] for name in map(_bare, names) if name in columns]
-        able = [column for column in usual if _can_be(role, table.types[column])]
-        found[role] = able[0] if able else (named or {}).get(role)
-    missing = [role for role, column in found.items() if column is None]
+        able = [column for column in usual if _can_be(role, table.types[column]) and column not in found.values()]
+        if able or role in (seen or {}):
+            found[role] = able[0] if able else (seen or {})[role]
+    missing = [role for role in roles if role not in found]
     if missing:
         examples = [f"a column called {', '.join(roles[role][:4])} or the like" for role in missing]
-        lines = [f'{role} = "{column or _UNKNOWN}"' for role, column in found.items()]
+        lines = [f'{role} = "{found.get(role, _UNKNOWN)}"' for role in roles]
+        name = f"with {', '.join(lines)} under [{table.role}] (docs/prepare.md shows one)"
+        by_hand = f"rename the column{'' if len(missing) == 1 else 's'}, or write schema.toml by hand, {name}"
+        if given is not None:
+            by_hand = f"name it: --guess {' '.join(f'--role {role}={_UNKNOWN}' for role in missing)}; or {by_hand}"
         raise DataError(
             f"{table.role}: none of the columns {', '.join(table.types)} looks like the {' or the '.join(missing)}",
             expected=", and ".join(examples),
-            next_step=f"rename the column{'' if len(missing) == 1 else 's'}, or write schema.toml by hand, with "
-            f"{', '.join(lines)} under [{table.role}] (docs/prepare.md shows one)",
+            next_step=by_hand,
         )
-    return [column for column in found.values() if column is not None]
+    return [found[role] for role in roles]
 
 
 def _shared_key(events: SourceTable, items: SourceTable, item_rows: pa.Table) -> dict[str, str]:
