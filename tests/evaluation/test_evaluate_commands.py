@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,15 @@ def test_a_run_is_evaluated_and_written(run: Path, dataset: Dataset, tmp_path: P
     assert set(queries["regime"].to_pylist()) == {"batch", "catalogue"}
     losses = queries.filter(pa.compute.equal(queries["regime"], "catalogue"))["loss"].to_numpy()
     assert losses.mean() == pytest.approx(direct.metrics["catalogue/loss"].value)
+
+
+def test_the_names_of_slices_are_whole_on_a_narrow_terminal(run: Path, dataset: Dataset) -> None:
+    arguments = [str(part) for part in ("evaluate", run, "--data", dataset.path, *SMALL)]
+    shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "80", "FORCE_COLOR": "1"}).stdout
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in ("history=20", "warm", "coverage@10"):
+        assert sum(name in line.split() for line in lines) >= 2, name  # in both regimes
 
 
 def test_baselines_need_no_run(dataset: Dataset) -> None:

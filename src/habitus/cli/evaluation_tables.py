@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 SHOWN_CUTOFF = 10
 _LONGEST_HEAD = 12  # of a column's name that is not wrapped
+_WIDE = 90  # characters
 
 
 def print_evaluations(evaluations: "list[Evaluation]") -> None:
     """Print the tables on stdout."""
-    from rich.console import Console
-
     from habitus.cli.horizon import print_horizon
+    from habitus.cli.sweep import wide_console
 
-    console = Console()
+    console = wide_console()
     if len(evaluations) == 1:
         console.print(_all_metrics(evaluations[0]))
     for regime, spec in evaluations[0].specification.items():
         if horizon_of(regime) is not None:
             print_horizon(console, evaluations, regime, _cutoff(evaluations[0]))
             continue
-        console.print(_slices(evaluations[0], regime) if len(evaluations) == 1 else _side_by_side(evaluations, regime))
+        is_narrow = console.width < _WIDE
+        alone = _slices(evaluations[0], regime, is_narrow) if len(evaluations) == 1 else None
+        console.print(alone or _side_by_side(evaluations, regime))
         rate = spec.queries / max(evaluations[0].seconds[regime], 1e-9)
         console.print(
             f"{spec.queries:,} {_side(spec)}queries against {spec.candidates:,} candidates"
@@ -47,8 +49,6 @@ def print_evaluations(evaluations: "list[Evaluation]") -> None:
 
 def _print_slices(console: "Console", scorer: str, table: "SliceTable") -> None:
     """A metric by the values of a column, what the worst of them looks like, and how to read the stars."""
-    from rich.box import SIMPLE_HEAD
-
     columns = [table.by, "queries", "users", table.metric, "other", "difference [95%]", "p, Holm"]
     rows = [
         (
@@ -64,9 +64,7 @@ def _print_slices(console: "Console", scorer: str, table: "SliceTable") -> None:
     ]
     against = "" if table.reference is None else f", beside {table.reference}"
     printed = _table(f"{Path(scorer).name} by {table.by} ({table.source}){against}", columns, rows)
-    # Seven columns in 80 characters, and the name of the first in one piece.
-    printed.box, printed.show_edge, printed.pad_edge, printed.padding = SIMPLE_HEAD, False, False, (0, 1, 0, 0)
-    printed.columns[0].min_width = min(len(table.by), _LONGEST_HEAD)
+    printed.columns[0].min_width = min(len(table.by), _LONGEST_HEAD)  # the name in one piece
     console.print(printed)
     for one in table.examples:
         said = f"; it said {'; '.join(one.first)}" if one.first else ""
@@ -140,7 +138,8 @@ def _all_metrics(evaluation: "Evaluation") -> "Table":
     return _table(evaluation.scorer, ["metric", *regimes], rows)
 
 
-def _slices(evaluation: "Evaluation", regime: str) -> "Table":
+def _slices(evaluation: "Evaluation", regime: str, is_narrow: bool) -> "Table":
+    """Metrics by slice; on a narrow terminal without spaces about ±, so that the names of slices are in one piece."""
     k = _cutoff(evaluation)
     names = [name for name in ("loss", f"recall@{k}", f"ndcg@{k}") if f"{regime}/{name}" in evaluation.metrics]
     if names and f"{regime}/coverage@{k}" in evaluation.metrics:
@@ -150,7 +149,8 @@ def _slices(evaluation: "Evaluation", regime: str) -> "Table":
     for part in slices:
         cells = [evaluation.metrics.get(f"{regime}/{name}/{part}") for name in names]
         if cells and cells[0] is not None:
-            rows.append((part, f"{cells[0].n:,}", *map(_format, cells)))
+            values = map(_format, cells)
+            rows.append((part, f"{cells[0].n:,}", *(v.replace(" ± ", "±") if is_narrow else v for v in values)))
     return _table(f"{regime} regime by slice", ["slice", "queries", *names], rows)
 
 
@@ -188,10 +188,13 @@ def _format(metric: "Metric | None") -> str:
 
 
 def _table(title: str, columns: list[str], rows: Iterable[tuple[str, ...]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left")
+    # Seven columns in 80 characters.
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
     for number, column in enumerate(columns):
         first = number == 0
         table.add_column(
