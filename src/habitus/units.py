@@ -1,4 +1,4 @@
-"""Seconds and bytes as people write and read them."""
+"""Seconds, bytes and counts as people write and read them."""
 
 import re
 
@@ -26,6 +26,11 @@ def format_bytes(count: float) -> str:
             return f"{_digits(value, 3)} {unit}"
         value /= 1024
     return f"{_digits(value, 3)} TiB"
+
+
+def pluralize(n: int, word: str) -> str:
+    """'1 run', '3 runs'."""
+    return f"{n:,} {word}{'s' * (n != 1)}"
 
 
 def parse_bytes(text: str) -> int:

@@ -197,8 +197,8 @@ def test_the_command_answers_a_file_and_a_single_history(run: Path, events: Path
     strangers.write_text('{"user_id": 1, "history": [5, 9999, 9998]}\n{"user_id": 2, "history": []}\n')
     listed = ["recommend", str(run), "--histories", str(strangers), "--out", str(run / "few.csv"), "--device", "cpu"]
     told = CliRunner().invoke(app, listed).output
-    assert "popular items, for want of a history: 1 of them" in told
-    assert "left out of histories, since unknown: items 2 times" in told
+    assert "popular items, for want of a history: 1 user\n" in told
+    assert "left out of histories, since unknown: 2 items\n" in told
     one = ["recommend", str(run), "--history", '[{"item_id": 5}, 7, "99999"]', "--k", "3", "--device", "cpu"]
     shown = CliRunner().invoke(app, one)
     assert "left out, since unknown: 99999" in shown.output

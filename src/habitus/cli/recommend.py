@@ -8,6 +8,7 @@ import typer
 from habitus.cli.app import app, check_choice
 from habitus.cli.screen import phases
 from habitus.errors import ConfigError
+from habitus.units import pluralize
 
 if TYPE_CHECKING:
     from habitus.serving import Event, RecommendResponse, Retriever
@@ -133,9 +134,9 @@ def recommend(
         return
     typer.echo(f"{done.path}: {done.items:,} recommendations for {done.answered:,} of {done.users:,} users")
     if done.by_popularity:
-        typer.echo(f"  popular items, for want of a history: {done.by_popularity:,} of them")
+        typer.echo(f"  popular items, for want of a history: {pluralize(done.by_popularity, 'user')}")
     if done.unknown_events:
-        typer.echo(f"  left out of histories, since unknown: items {done.unknown_events:,} times")
+        typer.echo(f"  left out of histories, since unknown: {pluralize(done.unknown_events, 'item')}")
     for reason in done.examples:
         typer.echo(f"  no answer: {reason}")
 

@@ -10,7 +10,7 @@ from habitus.errors import FitError
 from habitus.laws.allocation import surface_optimum
 from habitus.laws.allocation_runs import AllocationRuns
 from habitus.laws.cell_scatter import cell_means, cell_scatter
-from habitus.laws.checks import num_distinct, pluralize, sign_of
+from habitus.laws.checks import num_distinct, sign_of
 from habitus.laws.cost import realised_cost
 from habitus.laws.critical_batch import critical_batch
 from habitus.laws.forecast import allocation_rollouts
@@ -25,6 +25,7 @@ from habitus.laws.steps import EWMA_HALF_LIFE, iso_target, smooth, steps_to_targ
 from habitus.laws.surface import surface
 from habitus.laws.two_term import two_term, two_term_by_budget
 from habitus.store import AXES, TRAIN, Direction, Law, LawEntry, NamedForms, NamedRollout, direction_of
+from habitus.units import pluralize
 
 _FLOOR_JOINT_DIM = 4  # the smallest embedder that can be built: what is left of one, not a choice of share
 _REFERENCE_SHARES = (0.25, 0.4, 0.55, 0.7, 0.85)  # of the reference run's steps

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import pluralize, sign_of
+from habitus.laws.checks import sign_of
 from habitus.laws.runs import MeasuredRun
 from habitus.laws.selection import choose_rate
 from habitus.laws.separable import Curve, fit_separable
 from habitus.laws.two_term import EXPONENTS, log_optimum, optimum_height, valley_terms
 from habitus.store import LEVELS, BootstrapIntervals, Direction, Interval, level_key
+from habitus.units import pluralize
 
 Pipeline = Callable[[Sequence[MeasuredRun]], dict[str, float]]
 

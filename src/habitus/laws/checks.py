@@ -7,6 +7,7 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.store import Direction
+from habitus.units import pluralize
 
 Numbers = Sequence[float] | np.ndarray
 LARGEST = 1e150  # squares of larger numbers, and of smaller ones than 1/LARGEST, leave what a float can hold
@@ -44,11 +45,6 @@ def as_columns(**named: Numbers) -> tuple[np.ndarray, ...]:
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise FitError(f"columns differ in length: {given}", expected="one entry per point in each")
     return tuple(arrays.values())
-
-
-def pluralize(n: int, word: str) -> str:
-    """'1 run', '3 runs'."""
-    return f"{n:,} {word}{'s' * (n != 1)}"
 
 
 def check_positive(**named: np.ndarray) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws.checks import Numbers, as_columns, pluralize
+from habitus.laws.checks import Numbers, as_columns
 from habitus.store import Correlation, CorrelationTable, Surrogacy
+from habitus.units import pluralize
 
 _PERMUTATIONS = 4000
 _MANY = 500  # from so many pairs on, ρ of random pairings is normal to more digits than permutations show

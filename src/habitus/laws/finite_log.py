@@ -15,11 +15,12 @@ import numpy as np
 from scipy import stats
 
 from habitus.errors import FitError
-from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, num_distinct, pluralize, sign_of
+from habitus.laws.checks import Numbers, all_equal, as_columns, check_positive, num_distinct, sign_of
 from habitus.laws.finite_fit import FiniteFit, LogRuns
 from habitus.laws.finite_forms import FiniteForm, Place, learning_curve, penalty, repetition
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of, widen_to_values
 from habitus.store import LEVELS, Direction, Law
+from habitus.units import pluralize
 
 NAME = "finite_log"
 FORM = "metric over N, U unique events and R passes"

@@ -9,7 +9,6 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_batch_size, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
-from habitus.laws.checks import pluralize
 from habitus.laws.context_axis import fit_context
 from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
 from habitus.laws.law_builders import law_without_values
@@ -46,6 +45,7 @@ from habitus.store import (
     open_store,
 )
 from habitus.typed import suggest_name
+from habitus.units import pluralize
 
 _DEFINITIONS = {
     "N": "params: embedder + contextualizer, without vocabulary tables",

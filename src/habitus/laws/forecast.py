@@ -13,7 +13,6 @@ import numpy as np
 
 from habitus.errors import FitError
 from habitus.laws.allocation_runs import AllocationRuns
-from habitus.laws.checks import pluralize
 from habitus.laws.cost import SIX_ND, realised_cost
 from habitus.laws.frontier import SharedShape, shared_shape
 from habitus.laws.power_law import predict_power_law
@@ -21,6 +20,7 @@ from habitus.laws.recipe_value import RecipeLaws
 from habitus.laws.rollout import hold_against
 from habitus.laws.surface import surface
 from habitus.store import Forecast, NamedRollout, Rollout
+from habitus.units import pluralize
 
 _FEWEST = 3  # budgets that a law can be fitted to
 _SIZE_TOLERANCE = 1.25  # of N*; beyond it the roll-out warns

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from habitus.laws.checks import pluralize
 from habitus.laws.runs import MeasuredRun
 from habitus.store import Law
+from habitus.units import pluralize
 
 SIGNIFICANT = 0.05
 _ENOUGH_SEEDS = 3  # degrees of freedom

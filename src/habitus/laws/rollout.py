@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from habitus.errors import FitError
-from habitus.laws.checks import as_columns, as_pairs, check_positive, pluralize
+from habitus.laws.checks import as_columns, as_pairs, check_positive
 from habitus.laws.power_law import power_law, predict_power_law
 from habitus.laws.saturating import predict_saturating, saturating
 from habitus.store import Forecast, Law, Rollout
+from habitus.units import pluralize
 
 _LAWS: dict[str, tuple[Callable[..., Law], Callable[..., tuple[float, float, float]], int]] = {
     "power_law": (power_law, predict_power_law, 3),

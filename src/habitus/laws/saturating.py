@@ -14,12 +14,12 @@ from habitus.laws.checks import (
     check_positive_number,
     check_rows_differ,
     num_distinct,
-    pluralize,
     sign_of,
 )
 from habitus.laws.law_builders import law_without_values, make_intervals, residuals_of
 from habitus.laws.separable import Curve, SeparableFit, fit_separable, region
 from habitus.store import LEVELS, Direction, Law
+from habitus.units import pluralize
 
 FORM = "sign*y = floor + coefficient * x^-exponent"
 EXPONENT = (0.005, 2.0)

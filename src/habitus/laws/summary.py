@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from habitus.laws.checks import pluralize
 from habitus.laws.power_law import trend
 from habitus.laws.tables import bullets, grid
 from habitus.store import LAW_NAMES, Law, LawEntry, Laws
+from habitus.units import pluralize
 
 _WORDS = {
     "boundary": "edge", "monotone": "edge", "flat": "flat", "too_few": "few", "not_identified": "open",

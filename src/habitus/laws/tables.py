@@ -4,9 +4,9 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from habitus.laws.checks import pluralize
 from habitus.laws.power_law import NO_TREND, trend
 from habitus.store import LAW_NAMES, Law, Laws
+from habitus.units import pluralize
 
 WIDTH = 80
 
