@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from habitus.cli.app import app, check_choice
-from habitus.cli.screen import phases
+from habitus.cli.screen import phases, wide_console
 from habitus.cli.show import format_value, open_path
 from habitus.errors import ConfigError
 
@@ -79,7 +79,6 @@ def diff(
 
         typer.echo(json.dumps(compared.to_values(), indent=2, default=str))
         return
-    from habitus.cli.sweep import wide_console
 
     console = wide_console()
     console.print(f"A: {one.path}\nB: {other.path}", markup=False, soft_wrap=True)

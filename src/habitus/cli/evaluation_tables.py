@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from habitus.cli.screen import wide_console
 from habitus.store import METRICS, horizon_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _WIDE = 90  # characters
 def print_evaluations(evaluations: "list[Evaluation]") -> None:
     """Print the tables on stdout."""
     from habitus.cli.horizon import print_horizon
-    from habitus.cli.sweep import wide_console
 
     console = wide_console()
     if len(evaluations) == 1:

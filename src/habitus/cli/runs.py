@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from habitus.cli.app import app
+from habitus.cli.screen import wide_console
 from habitus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def runs(
     import json
     import time
 
-    from habitus.cli.sweep import wide_console
     from habitus.sweeps import check_axis, check_state, list_runs
 
     if store.is_file():

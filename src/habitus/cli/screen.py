@@ -1,9 +1,13 @@
-"""Progress of a command, on a terminal only."""
+"""What a command writes to: a console for its tables; progress, on a terminal only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from habitus.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextmanager
@@ -42,3 +46,11 @@ def elapsed(what: str) -> Iterator[None]:
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as line:
         line.add_task(what, total=None)
         yield
+
+
+def wide_console() -> "Console":
+    """A console as wide as the terminal; in a pipe as wide as the tables are."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from habitus.cli.app import app, check_choice
+from habitus.cli.screen import wide_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +39,6 @@ def show(
         values = {"path": str(subject.path), "size": subject.cell.to_values(), "knobs": [k.to_values() for k in knobs]}
         typer.echo(json.dumps(values | {"seconds": subject.seconds(subject.recipe)}, indent=2))
         return
-    from habitus.cli.sweep import wide_console
 
     console = wide_console()
     console.print(f"{subject.path}: stage {subject.recipe.train.stage}", markup=False, soft_wrap=True)

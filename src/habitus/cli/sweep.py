@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from habitus.cli.app import app
+from habitus.cli.screen import wide_console
 from habitus.progress import Note
 from habitus.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from habitus.sweeps import RunOutcome, SweepProgress, SweepResult
 
@@ -187,14 +188,6 @@ def _table(result: "SweepResult") -> "RenderableType":
             ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
         )
     return table
-
-
-def wide_console() -> "Console":
-    """A console as wide as the terminal; in a pipe as wide as the tables are."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
 
 
 def _summary(result: "SweepResult") -> str:
