@@ -38,15 +38,21 @@ step() { # NAME COMMAND…
 }
 
 tests() {
-    export CUDA_MPS_PIPE_DIRECTORY=$out/mps CUDA_MPS_LOG_DIRECTORY=$out/mps
-    mkdir -p "$out/mps"
-    nvidia-cuda-mps-control -d 2>/dev/null || echo "no MPS: test files take turns on the chip"
+    local own_mps=
+    if [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ]; then # else other work shares the chip by that one
+        own_mps=$out/mps
+        export CUDA_MPS_PIPE_DIRECTORY=$own_mps CUDA_MPS_LOG_DIRECTORY=$own_mps
+        mkdir -p "$own_mps"
+        nvidia-cuda-mps-control -d 2>/dev/null || echo "no MPS: test files take turns on the chip"
+    fi
     # Files that take longest come first, so that none is left alone at the end.
     grep -rlE 'mark\.gpu|requires_gpu' tests --include='test_*.py' | xargs wc -c | sort -rn | awk '$2 != "total" {print $2}' |
         xargs -P "${PACKED:-9}" -I{} sh -c '"$0" -m pytest -q -m gpu -p no:cacheprovider --no-header "$1"; test $? -eq 0 -o $? -eq 5' "$python" {}
     local status=$?
-    echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
-    rm -rf "$out/mps"
+    if [ -n "$own_mps" ]; then
+        echo quit | nvidia-cuda-mps-control >/dev/null 2>&1
+        rm -rf "$own_mps"
+    fi
     return $status
 }
 
