@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from habitus.planning.foresight import Foreseen, error_of_gain, share_missed, widened
+from habitus.planning.foresight import Foreseen, allowance, error_of_gain, share_missed, widened
 
 
 def test_errors_are_shares_of_the_gain_and_misses_of_the_promise() -> None:
@@ -27,6 +27,13 @@ def test_a_roll_out_that_was_right_by_luck_does_not_make_a_law_exact() -> None:
 def test_a_law_that_promised_nothing_where_something_came_has_no_ends() -> None:
     assert share_missed([Foreseen(5.0, 5.0, 4.0)]) == math.inf
     assert error_of_gain([Foreseen(5.0, 4.0, 5.0)]) is None
+
+
+def test_what_may_be_missed_grows_with_the_reach_beyond_ten_times_the_largest_budget() -> None:
+    half = Foreseen(5.0, 4.5, 4.0)
+    assert [allowance([half], reach)[0] for reach in (0.5, 8, 10, 100, 1000)] == pytest.approx([1, 1, 1, 2, 3])
+    assert allowance([], 8)[1] == "the interval holds twice 15% of the one promised now"
+    assert allowance([], 100)[1].endswith(", times 2.0 since it lies 100 times beyond the largest budget")
 
 
 def test_an_interval_is_widened_on_both_sides_by_its_own() -> None:

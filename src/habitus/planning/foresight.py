@@ -8,6 +8,7 @@ from habitus.store import NamedRollout
 
 # A study has one roll-out or two, which can be right by luck: on planted studies intervals failed where they were.
 _LEAST_MISS = 0.15
+_KNOWN_REACH = 10.0  # times the largest budget: so far forecasts were seen to hold, at a hundred times not all did
 
 
 class Foreseen(NamedTuple):
@@ -49,6 +50,20 @@ def share_missed(rollouts: Sequence[Foreseen]) -> float:
     if not promised:
         return math.inf if missed else _LEAST_MISS
     return max(_LEAST_MISS, math.sqrt(missed / promised))
+
+
+def growth_of_miss(reach: float) -> float:
+    """How much more of its gain a forecast may miss than roll-outs did, at so many times the largest budget."""
+    return max(1.0, math.log(reach) / math.log(_KNOWN_REACH))
+
+
+def allowance(rollouts: Sequence[Foreseen], reach: float) -> tuple[float, str]:
+    """The share of the promised gain, twice over, by which an interval is widened; and how that came about."""
+    share, growth = share_missed(rollouts), growth_of_miss(reach)
+    why = f"the interval holds twice {share:.0%} of the one promised now"
+    if growth > 1:
+        why += f", times {growth:.1f} since it lies {reach:.0f} times beyond the largest budget"
+    return share * growth, why
 
 
 def widened(value: float, low: float, high: float, miss: float) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from habitus.laws import (
     why_untold,
 )
 from habitus.planning.facts import ParentMetrics, StageTwoKey
-from habitus.planning.foresight import error_of_gain, foreseen_by, share_missed, widened
+from habitus.planning.foresight import allowance, error_of_gain, foreseen_by, widened
 from habitus.planning.knobs import study_batch
 from habitus.planning.measured import SIZED_AXES, better_for_less
 from habitus.planning.ranking_link import follows_loss
@@ -142,7 +142,7 @@ def _stage1_or_by_loss(run: PlannedRun, metric: str, laws: SourcedLaws) -> Predi
     loss = _stage1(run, loss_name, laws)
     if isinstance(loss, str):
         return prediction
-    linked = follows_loss(laws.file.runs, metric, loss, run.batch_sequences, run.rate_at_512)
+    linked = follows_loss(laws.file.runs, metric, loss, run.batch_sequences, run.rate_at_512, run.flops)
     if isinstance(linked, Prediction) and (
         why := better_for_less(metric, linked.value, _comparable_flops(run, laws), laws.file.runs)
     ):
@@ -164,7 +164,7 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
     # The reading whose roll-outs missed less; the first where there were none.
     reading = min(readings, key=lambda name: math.inf if errors[name] is None else errors[name] or 0.0)
     error, reached = errors[reading], _best_measured(metric, laws)
-    share = share_missed(rollouts[reading])
+    share, allowed = allowance(rollouts[reading], run.flops / reached[0] if reached is not None else 1.0)
 
     def told(slots: float) -> RunValue:
         value, low, high = readings[reading](slots)
@@ -177,7 +177,7 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
     how = _READINGS[reading].format(metric=metric)
     if reached is not None and run.flops > reached[0]:
         foresaw = "no roll-out judged it" if error is None else f"its roll-outs missed {error:.0%} of the gain"
-        how += f"; {foresaw}, and the interval holds twice {share:.0%} of the one promised now"
+        how += f"; {foresaw}, and {allowed}"
     if run.one_pass is not None and run.slots > run.one_pass:
         once = told(run.one_pass)
         low, high = min(low, once.low), max(high, once.high)

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import stats
 
 from habitus.laws import LossLink, loss_link
-from habitus.planning.foresight import Foreseen, error_of_gain, share_missed
+from habitus.planning.foresight import Foreseen, allowance, error_of_gain
 from habitus.planning.measured import PLANNED_AXES, SIZED_AXES
 from habitus.store import Prediction, RunRow
 
@@ -16,9 +16,9 @@ _FEWEST_RUNS = 24
 
 
 def follows_loss(
-    runs: Sequence[RunRow], metric: str, loss: Prediction, batch: float, rate_at_512: float
+    runs: Sequence[RunRow], metric: str, loss: Prediction, batch: float, rate_at_512: float, flops: float
 ) -> Prediction | str:
-    """The metric of a run whose loss is predicted; else why the loss does not tell it.
+    """The metric of a run of so many FLOPs whose loss is predicted; else why the loss does not tell it.
 
     By the better half of the runs, log metric = c0 + c1·loss + c2·log B + c3·log r. The interval holds the loss's own,
     the link's error, the scatter of one more run and twice what the link missed in roll-outs: metrics rise faster or
@@ -41,15 +41,16 @@ def follows_loss(
         return f"as it follows {loss.metric} no budget was foreseen better than by the one before"
     value, se = link.at(loss.value, batch, rate_at_512)
     half = float(stats.t.ppf(0.975, link.n - len(link.coefficients))) * se
-    share = share_missed(rollouts)
-    miss = 2 * share * abs(value - _level(_budgets(cells)[-1], cells, metric, loss.metric))
+    largest = _budgets(cells)[-1]
+    share, allowed = allowance(rollouts, flops / largest)
+    miss = 2 * share * abs(value - _level(largest, cells, metric, loss.metric))
     # The better end of the metric is that of the lower loss.
     ends = [math.inf if end is None else abs(slope * (end - loss.value)) for end in (loss.high, loss.low)]
     low, high = (_exp(value + sign * math.hypot(half, end, miss)) for sign, end in zip((-1, 1), ends, strict=True))
     how = (
         f"as it follows {loss.metric} over the better half of {len(cells)} runs, {slope:+.2f} ± {error:.2f} of its "
         f"logarithm per nat, at a predicted loss of {loss.value:.4g}; roll-outs missed {missed:.0%} of the gain, and "
-        f"the interval holds twice {share:.0%} of the one promised now"
+        f"{allowed}"
     )
     return Prediction(
         metric=metric,
