@@ -165,12 +165,41 @@ def test_when_every_item_is_unknown_nothing_is_left(tmp_path: Path) -> None:
         prepared(tmp_path, events, options=DROP)
 
 
+def with_events(**values: Any) -> Schema:
+    """The schema of these tests with other values of [events]."""
+    plain = SCHEMA.to_values()
+    return Schema.parse(plain | {"events": plain["events"] | values}, "test")
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M", "%d %b %Y, %H:%M"])
+def test_times_are_read_in_the_form_that_the_schema_gives(form: str, tmp_path: Path) -> None:
+    events = make_events()
+    events["timestamp"] = [value.replace(second=0) for value in events["timestamp"]]
+    texts = [f"{value:{form}}" for value in events["timestamp"]]
+    texts[3] = events["timestamp"][3].isoformat()  # and in ISO form
+    written = with_events(time_format=form)
+    dataset = prepared(tmp_path / "a", events | {"timestamp": texts}, schema=written)
+    read, plain = dataset.manifest.files, prepared(tmp_path / "b", events).manifest.files
+    assert {name for name in read if read[name] != plain[name]} == {"schema.toml"}
+    texts[5] = "31.31.2025 10:00"
+    with pytest.raises(DataError, match=r"1 row with a time that cannot be read") as caught:
+        prepared(tmp_path / "c", events | {"timestamp": texts}, schema=written)
+    assert f"Expected times as time_format = {form!r} says, or in ISO form." in str(caught.value)
+
+
+def test_a_form_of_times_is_of_times(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"time_format is of times that are text, and time_unit is 's'"):
+        with_events(time_format="%d.%m.%Y", time_unit="s")
+    with pytest.raises(ConfigError, match=r"no day, month or year in it: expected as in %d.%m.%Y"):
+        with_events(time_format="dd.mm.yyyy")
+
+
 def test_german_times_and_numbers_are_refused_with_the_form_that_is_read(tmp_path: Path) -> None:
     events = make_events()
     events["timestamp"] = [f"{value:%d.%m.%Y %H:%M}" for value in events["timestamp"]]
     events["paid"] = ["12,50"] * len(events["paid"])
     message = message_of(tmp_path / "a", events)
-    assert "Expected times in ISO form, as 2025-03-01 10:00:00." in message
+    assert "Expected times in ISO form, as 2025-03-01 10:00:00, or time_format under [events]" in message
     assert "Expected finite values with a decimal point; missing as nulls." in message
     with pytest.raises(DataError, match=r"no usable row is left after dropping\n  - .*a time that cannot be read"):
         prepared(tmp_path / "b", events, options=DROP)

@@ -138,13 +138,39 @@ def test_roles_that_are_not_found_are_named_and_can_be_given(tmp_path: Path) -> 
     schema = guess_schema(*tables, note=notes.append, roles={"user": "Kunde"})
     assert (schema.events.user, schema.events.item, schema.events.timestamp) == ("Kunde", "Artikel", "Datum")
     assert schema.items.item == "Artikel"
-    assert "the times of the events in Datum, as 01.03.2025, are not all in ISO form, as 2025-03-01 10:00:00" in notes
+    assert schema.events.time_format == "%d.%m.%Y"
     assert "numbers in Preis of the events, as 9,50? They are read with a decimal point only" in notes
     assert "numbers in Listenpreis of the items, as 79,00? They are read with a decimal point only" in notes
     with pytest.raises(DataError, match=r"'Kunden', which is no column \(did you mean 'Kunde'\?\)"):
         guess_schema(*tables, roles={"user": "Kunden"})
     with pytest.raises(ConfigError, match=r"users is no role \(did you mean 'user'\?\)"):
         guess_schema(*tables, roles={"users": "Kunde"})
+
+
+@pytest.mark.parametrize(
+    ("times", "form"),
+    [
+        (["01.03.2025", "2.3.2025"], "%d.%m.%Y"),
+        (["01.03.2025 10:00", "02.03.2025 9:30"], "%d.%m.%Y %H:%M"),
+        (["01/03/2025 10:00:00", "13/03/2025 10:00:00"], "%d/%m/%Y %H:%M:%S"),
+        (["03/01/2025", "03/13/2025"], "%m/%d/%Y"),
+        (["13-03-2025", "01-03-2025"], "%d-%m-%Y"),
+        (["03/01/2025", "03/04/2025"], None),  # in March or on the third and fourth of a month
+        (["01.03.2025", "2025-03-02"], None),
+        (["01.03.2025", "02.03.2025 10:00"], None),
+        (["13/13/2025", "01/01/2025"], None),
+        (["2025-03-01", "2025-03-02"], None),
+    ],
+)
+def test_the_form_of_times_is_guessed_where_it_is_told(times: list[str], form: str | None, tmp_path: Path) -> None:
+    rows = [f"u{n};i{n};{time}" for n, time in enumerate(times)]
+    (tmp_path / "events.csv").write_text("\n".join(["user;item;time", *rows]) + "\n")
+    (tmp_path / "items.csv").write_text("item;title\ni0;trail shoe\ni1;wool socks\n")
+    notes: list[str] = []
+    schema = guess_schema(f"{tmp_path}/events.csv", f"{tmp_path}/items.csv", note=notes.append)
+    assert schema.events.time_format == form
+    told = [note for note in notes if "are not all in ISO form" in note]
+    assert bool(told) == (form is None and times[0] != "2025-03-01")
 
 
 def test_a_given_role_is_not_guessed_again(tmp_path: Path) -> None:

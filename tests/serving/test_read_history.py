@@ -8,8 +8,9 @@ import pytest
 from habitus.errors import ConfigError
 from habitus.recipe import EvaluateRecipe, Recipe
 from habitus.record import Metric, Params, Record, TrainLosses
-from habitus.serving import Limits, RecommendRequest, Retriever
+from habitus.serving import Limits, RecommendRequest, RequestError, Retriever
 from habitus.serving.serve import note_shorter_history
+from habitus.serving.values import read_time
 
 Log = dict[int, list[dict[str, Any]]]
 
@@ -61,3 +62,11 @@ def test_a_record_that_measured_shorter_histories_gives_a_hint(tmp_path: Path) -
     note_shorter_history(tmp_path, notes.append)
     note_shorter_history(tmp_path / "nowhere", notes.append)
     assert len(notes) == 1
+
+
+def test_a_time_is_read_in_the_form_of_the_log_or_in_iso_form() -> None:
+    moment = read_time("t", "2025-03-01T10:30:00", "datetime")
+    assert read_time("t", "01.03.2025 10:30", "datetime", "%d.%m.%Y %H:%M") == moment
+    assert read_time("t", "2025-03-01 10:30", "datetime", "%d.%m.%Y %H:%M") == moment
+    with pytest.raises(RequestError, match="a time such as 2024-05-31T12:30:00, or in the form"):
+        read_time("t", "31.31.2025 10:30", "datetime", "%d.%m.%Y %H:%M")

@@ -11,10 +11,7 @@ from habitus.data.sources import SourceTable
 from habitus.data.sql import check_field_types, check_id_type, check_time_type, refuse_type
 from habitus.events import Schema
 
-_TIME_FORMS = {
-    "datetime": "times in ISO form, as 2025-03-01 10:00:00",
-    "order": "whole numbers, as time_unit = 'order' says",
-}
+_ISO = "times in ISO form, as 2025-03-01 10:00:00"
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
             "t_raw IS NOT NULL AND t_parsed IS NULL",
             "t_raw",
             "a time that cannot be read",
-            _TIME_FORMS.get(roles.time_unit, f"numbers, as time_unit = {roles.time_unit!r} says"),
+            _time_form(schema),
         ),
         EventCheck(
             roles.timestamp,
@@ -93,6 +90,15 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
         what, expected = "a target weight that is no finite number", "finite weights; missing ones count as 0"
         checks.append(EventCheck(schema.targets.column, "NOT isfinite(w)", "w_raw", what, expected))
     return checks
+
+
+def _time_form(schema: Schema) -> str:
+    roles = schema.events
+    if roles.time_format is not None:
+        return f"times as time_format = {roles.time_format!r} says, or in ISO form"
+    if roles.time_unit == "datetime":
+        return f"{_ISO}, or time_format under [events], as in '%d.%m.%Y'"
+    return f"{'whole numbers' if roles.time_unit == 'order' else 'numbers'}, as time_unit = {roles.time_unit!r} says"
 
 
 def check_types(schema: Schema, events: SourceTable, items: SourceTable) -> None:

@@ -33,7 +33,7 @@ def select_events(
         f"{_item_sql(schema, types[roles.item_column], same_item_types)} AS i",
         *(f"CAST({name_sql(name)} AS VARCHAR) AS pair_{n}" for n, name in enumerate(roles.pair_columns)),
         f"{printable_sql(time, types[roles.timestamp])} AS t_raw",
-        f"{time_sql(time, types[roles.timestamp], roles.time_unit)} AS t_parsed",
+        f"{time_sql(time, types[roles.timestamp], roles.time_unit, roles.time_format)} AS t_parsed",
     ]
     for name, kind in roles.fields.items():
         column, alias = name_sql(name), field(name)

@@ -23,6 +23,9 @@ _BARE_TIMES = tuple(name.replace("_", "") for name in _TIME)
 _NAMES = ("title", "name", "itemname", "productname", "label", "description")
 _UNKNOWN = "COLUMN"
 _DATE = r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b"
+_DAY_AND_MONTH = (
+    r"^\s*(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})[-/.]\d{4}(?P<clock>(?: \d{1,2}:\d{2}(?::\d{2})?)?)\s*$"
+)
 _ISO, _DECIMAL_COMMA = r"^\s*\d{4}[-/]?\d{1,2}", r"^\s*[+-]?\d{1,3}(\.?\d{3})*,\d+\s*$"
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
@@ -78,9 +81,12 @@ def guess_schema(
         if name != item_key and (kind := _kind(name, item_rows[name], ITEM_KINDS))
     }
     _note_left_out(note, "items", item_table, {item_key, *item_fields})
-    _note_forms(note, "events", event_rows, time if unit == "datetime" else None)
+    form = _time_form(event_rows[time])
+    _note_forms(note, "events", event_rows, time if unit == "datetime" and form is None else None)
     _note_forms(note, "items", item_rows)
     found = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
+    if form is not None:
+        found["time_format"] = form
     item_values: dict[str, Any] = {"item": item_key, "fields": item_fields}
     name = _name(item_rows, item_fields)
     if name is not None:
@@ -244,6 +250,27 @@ def _time_unit(column: pa.ChunkedArray) -> Any:
         if largest >= least:
             return unit
     return "order"
+
+
+def _time_form(column: pa.ChunkedArray) -> str | None:
+    """The form of times such as 01.03.2025 10:00; None in ISO form, and where day and month cannot be told apart."""
+    values = column.drop_null()
+    if not (pa.types.is_string(column.type) and len(values)):
+        return None
+    parts = pc.extract_regex(values, _DAY_AND_MONTH)
+    if parts.null_count:
+        return None
+    first, mark, second, clock = (pc.struct_field(parts, name) for name in ("first", "mark", "second", "clock"))
+    marks, colons = pc.unique(mark).to_pylist(), pc.unique(pc.count_substring(clock, ":")).to_pylist()
+    if len(marks) > 1 or len(colons) > 1:
+        return None
+    one, other = (pc.max(pc.cast(part, pa.int8())).as_py() for part in (first, second))
+    if max(one, other) <= 12 and marks != ["."]:
+        return None  # 03/04/2025 is in March in one country and in April in another
+    if one > 12 and other > 12:
+        return None
+    date = "%m{0}%d{0}%Y" if other > 12 else "%d{0}%m{0}%Y"
+    return date.format(marks[0]) + ("", " %H:%M", " %H:%M:%S")[colons[0]]
 
 
 def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str | None:

@@ -63,8 +63,11 @@ def are_comparable(a: pa.DataType, b: pa.DataType) -> bool:
     return a == b or (pa.types.is_integer(a) and pa.types.is_integer(b))
 
 
-def time_sql(column: str, kind: pa.DataType, unit: str) -> str:
-    """Microseconds since 1970 (or the plain position), null where the value cannot be read."""
+def time_sql(column: str, kind: pa.DataType, unit: str, time_format: str | None) -> str:
+    """Microseconds since 1970 (or the plain position), null where the value cannot be read.
+
+    Text is read in the form that the schema gives, or in ISO form.
+    """
     if unit == "order":  # a cast would round 0.4 and 0.6 to positions that the log does not have
         position = f"TRY_CAST({column} AS BIGINT)"
         if pa.types.is_integer(kind):
@@ -72,6 +75,9 @@ def time_sql(column: str, kind: pa.DataType, unit: str) -> str:
         return f"CASE WHEN TRY_CAST({column} AS DOUBLE) = {position} THEN {position} END"
     if unit in TIME_UNIT_US:  # a double holds every microsecond to the year 2255
         return f"round(TRY_CAST({column} AS DOUBLE) * {TIME_UNIT_US[unit]})"
+    if time_format is not None and pa.types.is_string(kind):
+        form = time_format.replace("'", "''")
+        return f"coalesce(epoch_us(try_strptime(trim({column}), '{form}')), {datetime_sql(column, kind)})"
     return datetime_sql(column, kind)
 
 

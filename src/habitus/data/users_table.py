@@ -68,6 +68,7 @@ class UsersTable:
         self.con, self.table, self.aliases = con, table, aliases  # field -> its column in the joined events
         self.roles: UserColumns = schema.users
         self.unit = self.roles.time_unit or schema.events.time_unit
+        self.time_format = schema.events.time_format
         roles = self.roles
         _check_columns(table, roles, self.unit)
         self.same_types = are_comparable(table.types[roles.user], events.types[schema.events.user])
@@ -157,7 +158,7 @@ class UsersTable:
             time, type_ = name_sql(roles.timestamp), types[roles.timestamp]
             selected += [
                 f"{printable_sql(time, type_)} AS user_t_raw",
-                f"{time_sql(time, type_, self.unit)} AS user_t_parsed",
+                f"{time_sql(time, type_, self.unit, self.time_format)} AS user_t_parsed",
             ]
         for name, kind in roles.fields.items():
             column, alias = name_sql(name), self.aliases[name]
@@ -206,7 +207,8 @@ def add_user_columns(
     same = are_comparable(users.types[roles.user], events.types[schema.events.user])
     key, moment = id_sql(roles.user, users.types[roles.user], same), "0"
     if roles.timestamp is not None:
-        moment = f"({time_sql(name_sql(roles.timestamp), users.types[roles.timestamp], unit)})"
+        type_, form = users.types[roles.timestamp], schema.events.time_format
+        moment = f"({time_sql(name_sql(roles.timestamp), type_, unit, form)})"
     fields = ", ".join(f"{name_sql(name)} AS {name_sql(user_field(name))}" for name in roles.fields)
     con.execute(
         f"CREATE TEMP TABLE user_rows AS SELECT {key} AS user_key, {time_in_range_sql(moment, unit)} AS user_t, "
@@ -232,10 +234,8 @@ def add_user_columns(
     rows, join = "user_rows", "LEFT JOIN"
     if roles.timestamp is not None and time in events.types:
         check_time_type(events, time, schema.events.time_unit)
-        join, on = (
-            "ASOF LEFT JOIN",
-            f"{on} AND {time_sql(name_sql(time), events.types[time], schema.events.time_unit)} >= r.user_t",
-        )
+        known = time_sql(name_sql(time), events.types[time], schema.events.time_unit, schema.events.time_format)
+        join, on = "ASOF LEFT JOIN", f"{on} AND {known} >= r.user_t"
     elif roles.timestamp is not None:
         rows = "(FROM user_rows QUALIFY row_number() OVER (PARTITION BY user_key ORDER BY user_t DESC) = 1)"
     return f"SELECT e.*, r.* EXCLUDE (user_key, user_t) FROM ({query}) AS e {join} {rows} AS r ON {on}"

@@ -1,5 +1,6 @@
 """The schema of an event log: which columns play which role, and of what kind the fields are."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -56,10 +57,17 @@ def _check_user_kind(kind: str) -> str:
     return _check_event_kind(kind)
 
 
+def _check_time_format(text: str) -> str:
+    if len(re.findall(r"%[dmyYbBjsc]", text.replace("%%", ""))) < 1:
+        raise ValueError("no day, month or year in it: expected as in %d.%m.%Y %H:%M for 01.03.2025 10:00")
+    return text
+
+
 ItemField = Annotated[str | SeparatedCategories, BeforeValidator(_check_item_field)]
 EventKind = Annotated[str, AfterValidator(_check_event_kind)]
 UserKind = Annotated[str, AfterValidator(_check_user_kind)]
 TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
+TimeFormat = Annotated[str, AfterValidator(_check_time_format)]
 
 # Event fields that every log with real times gets: how long since the user's last event, and the clock.
 GAP, HOUR, WEEKDAY = "time_gap", "hour", "weekday"
@@ -77,6 +85,9 @@ class EventColumns(Typed):
     )
     timestamp: str = Field(description="Column of the time.")
     time_unit: TimeUnit = Field("datetime", description="'order' when the column is only a position.")
+    time_format: TimeFormat | None = Field(
+        None, description="Of times that are text and not in ISO form, as %d.%m.%Y %H:%M of 01.03.2025 10:00."
+    )
     no_item: str | int | None = Field(
         None, description="Id that stands for events without an item, such as searches; absent: every event has one."
     )
@@ -92,6 +103,8 @@ class EventColumns(Typed):
         taken = {self.user, self.item_column} & set(self.fields)
         if taken:
             raise ValueError(f"{sorted(taken)} already play a role and cannot be event fields too")
+        if self.time_format is not None and self.time_unit != "datetime":
+            raise ValueError(f"time_format is of times that are text, and time_unit is {self.time_unit!r}")
         reserved = {GAP, HOUR, WEEKDAY} & set(self.fields)
         if reserved and self.time_unit != "order":
             raise ValueError(f"{sorted(reserved)} are derived from the timestamp; rename these columns")

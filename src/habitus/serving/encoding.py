@@ -134,8 +134,10 @@ class HistoryEncoder:
                 f"history[{missing[0]}] has no {column!r}, and other events have one",
                 expected="a time in every event, or in none: then their order counts",
             )
-        unit = self.roles.time_unit
-        times = [read_time(f"history[{number}].{column}", event[column], unit) for number, event in enumerate(events)]
+        unit, form = self.roles.time_unit, self.roles.time_format
+        times = [
+            read_time(f"history[{number}].{column}", event[column], unit, form) for number, event in enumerate(events)
+        ]
         return np.array(times, np.int64)
 
     def _clock(self, times: np.ndarray | None, size: int) -> dict[str, np.ndarray]:

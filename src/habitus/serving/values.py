@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -162,15 +163,18 @@ def read_number(what: str, value: Any) -> float:
     raise invalid_value(what, value, "a finite number; a missing one as null")
 
 
-def read_time(what: str, value: Any, unit: TimeUnit) -> int:
-    """A time in microseconds since 1970, or the plain position if the log has only those."""
+def read_time(what: str, value: Any, unit: TimeUnit, time_format: str | None = None) -> int:
+    """A time in microseconds since 1970, or the plain position if the log has only those.
+
+    Text may be in the form of the log's own times, or in ISO form.
+    """
     if unit == "order":
         position = value if isinstance(value, int) else read_number(what, value)
         if position != position or position != int(position) or abs(position) >= 2**63:
             raise invalid_value(what, value, "a position: an integer")
         return int(position)
     if unit == "datetime":
-        time_us = _read_datetime_us(what, value)
+        time_us = _read_datetime_us(what, value, time_format)
     else:
         number = read_number(what, value)
         if math.isnan(number):
@@ -234,14 +238,14 @@ def to_moment(time_us: int) -> datetime:
     return _EPOCH + time_us * _MICROSECOND
 
 
-def _read_datetime_us(what: str, value: Any) -> int:
+def _read_datetime_us(what: str, value: Any, time_format: str | None = None) -> int:
     """A moment in microseconds since 1970; times without a zone are UTC."""
     moment = value
     if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise invalid_value(what, value, "a time such as 2024-05-31T12:30:00") from None
+        moment = _parse_datetime(value.strip(), time_format)
+        if moment is None:
+            form = f", or in the form {time_format}" if time_format is not None else ""
+            raise invalid_value(what, value, f"a time such as 2024-05-31T12:30:00{form}")
     elif isinstance(value, date) and not isinstance(value, datetime):
         moment = datetime(value.year, value.month, value.day)
     if not isinstance(moment, datetime):
@@ -251,6 +255,15 @@ def _read_datetime_us(what: str, value: Any) -> int:
     except OverflowError:
         raise invalid_value(what, value, "a time from 1900 to 2199") from None
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def _parse_datetime(text: str, time_format: str | None) -> datetime | None:
+    if time_format is not None:
+        with suppress(ValueError):
+            return datetime.strptime(text, time_format)
+    with suppress(ValueError):
+        return datetime.fromisoformat(text)
+    return None
 
 
 def _check_text(what: str, value: str, longest: int) -> str:
