@@ -190,8 +190,12 @@ def test_times_are_read_in_the_form_that_the_schema_gives(form: str, tmp_path: P
 def test_a_form_of_times_is_of_times(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"time_format is of times that are text, and time_unit is 's'"):
         with_events(time_format="%d.%m.%Y", time_unit="s")
-    with pytest.raises(ConfigError, match=r"no day, month or year in it: expected as in %d.%m.%Y"):
+    with pytest.raises(ConfigError, match=r"no year in it: expected as in %d.%m.%Y"):
         with_events(time_format="dd.mm.yyyy")
+    with pytest.raises(ConfigError, match=r"%Q is no part of a time: expected as in %d.%m.%Y"):
+        with_events(time_format="%Q.%m.%Y")
+    with pytest.raises(ConfigError, match=r"% is no part of a time"):
+        with_events(time_format="%d.%m.%Y %")
 
 
 def test_german_times_and_numbers_are_refused_with_the_form_that_is_read(tmp_path: Path) -> None:

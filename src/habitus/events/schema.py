@@ -10,6 +10,8 @@ from habitus.events.targets import Targets
 from habitus.events.world.config import WorldConfig
 from habitus.typed import InlineTable, Typed, suggest_name, to_toml
 
+_FORMAT_LETTERS = "aAwdbBmyYHIpMSfzZjUW%"  # of strptime, which Python and DuckDB read alike
+
 # What a schema may call a field. `habitus.data.kinds` says what each of them means.
 ITEM_KINDS = ("text", "category", "categories", "number", "vector", "time")
 USER_KINDS = ("category", "number", "time")
@@ -58,8 +60,11 @@ def _check_user_kind(kind: str) -> str:
 
 
 def _check_time_format(text: str) -> str:
-    if len(re.findall(r"%[dmyYbBjsc]", text.replace("%%", ""))) < 1:
-        raise ValueError("no day, month or year in it: expected as in %d.%m.%Y %H:%M for 01.03.2025 10:00")
+    letters = re.findall("%(.?)", text)
+    odd = [letter for letter in letters if letter not in _FORMAT_LETTERS or not letter]
+    if odd or not {"y", "Y"} & set(letters):
+        fault = f"%{odd[0]} is no part of a time" if odd else "no year in it"
+        raise ValueError(f"{fault}: expected as in %d.%m.%Y %H:%M for 01.03.2025 10:00")
     return text
 
 
