@@ -173,6 +173,25 @@ def test_the_form_of_times_is_guessed_where_it_is_told(times: list[str], form: s
     assert bool(told) == (form is None and times[0] != "2025-03-01")
 
 
+def test_users_in_german_are_known_by_what_they_share(tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_text("Kunde;Datum;Artikel;Preis\nk1;01.03.2025;a1;9,50\nk2;02.03.2025;a1;8,00\n")
+    (tmp_path / "items.csv").write_text("Artikel;Text;Neu\na1;trail shoe;2024-05-01\na2;wool socks;2024-06-01\n")
+    (tmp_path / "users.csv").write_text("Kunde;Region;Seit\nk1;north;01.02.2020\nk2;south;13.02.2020\n")
+    notes: list[str] = []
+    tables = f"{tmp_path}/events.csv", f"{tmp_path}/items.csv", f"{tmp_path}/users.csv"
+    schema = guess_schema(*tables, note=notes.append)
+    assert schema.events.user == "Kunde" and schema.users is not None and schema.users.user == "Kunde"
+    assert schema.items.fields["Neu"] == "time"
+    # Dates and numbers that would have to be written otherwise are no categories.
+    assert "Preis" not in schema.events.fields and "Seit" not in schema.users.fields
+    assert "dates in Seit of the users, as 01.02.2020? Fields are read in ISO form only, as 2025-03-01" in notes
+    assert "numbers in Preis of the events, as 9,50? They are read with a decimal point only" in notes
+    several = "".join(f"k1;{day}.02.2020;t{day % 2}\n" for day in (11, 12, 13, 14))
+    (tmp_path / "users.csv").write_text("Kunde;date;Tarif\n" + several)
+    users = guess_schema(*tables, roles={"user": "Kunde"}).users
+    assert users is not None and (users.timestamp, users.time_format) == ("date", "%d.%m.%Y")
+
+
 def test_a_given_role_is_not_guessed_again(tmp_path: Path) -> None:
     events = make_events()
     events["visitor_id"] = [f"v{n}" for n in events.pop("user_id")]

@@ -105,6 +105,25 @@ def test_an_event_knows_nothing_of_its_users_future(tmp_path: Path) -> None:
     assert "2 later than their user's last event" in "\n".join(dataset.manifest.warnings())
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["of the users", "of the events"])
+def test_times_of_users_are_read_in_the_form_that_the_schema_gives(own: bool, tmp_path: Path) -> None:
+    events, form = log_of(("a", 0), ("a", 48), ("b", 0)), "%d.%m.%Y %H:%M"
+    users = users_of(("a", -24, "free", 30.0), ("a", 24, "paid", 31.0), ("b", -1, "free", 40.0))
+    plain = prepared(tmp_path / "plain", events, users, TIMED)
+    written = users | {"since": [f"{value:{form}}" for value in users["since"]]}
+    if not own:
+        events = events | {"timestamp": [f"{value:{form}}" for value in events["timestamp"]]}
+    write_tables(tmp_path / "a", events, make_items())
+    pq.write_table(pa.table(written), tmp_path / "a" / "users.parquet")
+    values = SCHEMA.to_values() | {"users": TIMED | ({"time_format": form} if own else {})}
+    if not own:
+        values["events"] = values["events"] | {"time_format": form}
+    tables = f"{tmp_path}/a/events.parquet", f"{tmp_path}/a/items.parquet"
+    prepare(*tables, Schema.parse(values, "test"), tmp_path / "a" / "d", SMALL, users=f"{tmp_path}/a/users.parquet")
+    read = Dataset.open(tmp_path / "a" / "d").manifest.files
+    assert {name for name, file in plain.manifest.files.items() if read[name] != file} == {"schema.toml"}
+
+
 def test_later_rows_change_no_byte_of_the_events(tmp_path: Path) -> None:
     events = make_events(20)
     last = max(events["timestamp"])

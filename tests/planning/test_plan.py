@@ -160,6 +160,8 @@ def test_a_budget_too_small_names_the_least(laws_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"1,250 times less than the smallest measured budget, 1e\+15") as refused:
         plan(1e12, "batch/loss")
     assert refused.value.expected == "at least 1e+12 FLOPs" and "habitus train --data" in refused.value.next_step
+    with pytest.raises(ConfigError, match=r"1,250 times less than the smallest measured budget, 1e\+15"):
+        plan(1e12, METRIC)  # of which the published laws have no sizes
     assert plan(1.3e12, "batch/loss")["params"].value > 0
     with pytest.raises(ConfigError, match="positive budget"):
         plan(-1.0, "batch/loss")

@@ -160,6 +160,16 @@ def test_users_without_an_answer_are_counted_and_told(retriever: Retriever, tmp_
     assert (done.users, done.answered, done.unknown_only, done.skipped) == (3, 1, 1, 1)
     assert [line.split(":")[0] for line in done.examples] == ["user 'bert'", "user 'cleo'"]
     assert [json.loads(line)["user_id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == ["anna"]
+    unread = tmp_path / "unread.csv"
+    pyarrow.csv.write_csv(pa.Table.from_pylist(rows[2:]), unread)
+    with pytest.raises(DataError, match=r"none of 1 users has events that can be read; user 'cleo'"):
+        recommend_file(retriever, str(unread), tmp_path / "unread.jsonl", options)
+    assert not (tmp_path / "unread.jsonl").exists()
+    without = tmp_path / "without.csv"
+    pyarrow.csv.write_csv(pa.Table.from_pylist([*rows[:1], rows[0] | {"user_id": None}]), without)
+    with pytest.raises(DataError, match=r"1 rows have no 'user_id'(.|\n)*--on-bad skip"):
+        recommend_file(retriever, str(without), tmp_path / "without.jsonl", OPTIONS)
+    assert recommend_file(retriever, str(without), tmp_path / "without.jsonl", options).users == 1
     nobody = tmp_path / "nobody.csv"
     pyarrow.csv.write_csv(pa.Table.from_pylist(rows[1:2]), nobody)
     assert recommend_file(retriever, str(nobody), tmp_path / "none.parquet", options).answered == 0

@@ -85,6 +85,12 @@ def test_a_run_is_continued_without_a_recipe(dataset: Dataset, parent: Path, tmp
     assert after.metrics["batch/loss"].value < before.metrics["batch/loss"].value + 0.05
 
 
+def test_a_dry_run_without_a_recipe_is_refused_before_anything_is_trained(dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--dry-run was given and no recipe(.|\n)*stage1.toml"):
+        printed("--data", dataset.path, "--out", tmp_path / "run", "--dry-run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_dry_run_prints_sizes_and_writes_nothing(
     dataset: Dataset, recipes: tuple[Path, Path], tmp_path: Path
 ) -> None:

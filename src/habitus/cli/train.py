@@ -117,6 +117,12 @@ def train(
         parent = _stage_one(parent)
         files = [_continuing_recipe(parent)]
     if not files and not overrides:
+        if dry_run:
+            raise ConfigError(
+                "--dry-run was given and no recipe: what is trained is chosen on the way",
+                expected="a recipe, as in habitus train stage1.toml --data dataset --dry-run",
+                next_step="leave --dry-run out; the hours that --hours gives are the most that it takes",
+            )
         from habitus.cli.train_log import train_without_recipe
         from habitus.studies import LogTrainingOptions
 

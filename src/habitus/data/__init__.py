@@ -2,7 +2,7 @@
 
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.card import data_facts, write_dataset_card
-from habitus.data.columns import MICROSECONDS_PER_DAY, NUMBER_PATTERN, to_categories
+from habitus.data.columns import MICROSECONDS_PER_DAY, NUMBER_PATTERN, read_form, to_categories
 from habitus.data.contexts import events_after, histories_before, history_reach
 from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
@@ -62,6 +62,7 @@ __all__ = [
     "prepare_world",
     "quote_value",
     "quoted_path",
+    "read_form",
     "require_columns",
     "structure",
     "to_categories",

@@ -85,6 +85,19 @@ def is_present(column: pa.Array) -> np.ndarray:
     return column.is_valid().to_numpy(zero_copy_only=False)
 
 
+def read_form(column: pa.ChunkedArray, time_format: str | None) -> pa.ChunkedArray:
+    """Text as moments where all of it is in that form; any other column as it is."""
+    if time_format is None or not pa.types.is_string(column.type):
+        return column
+    try:
+        moments = [
+            None if text is None else datetime.strptime(text.strip(), time_format) for text in column.to_pylist()
+        ]
+    except ValueError:
+        return column
+    return pa.chunked_array([pa.array(moments, pa.timestamp("us"))])
+
+
 def _to_timestamps(column: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(column.type) and column.type.unit in _LAST_IN_MICROSECONDS:
         last = pa.scalar(_LAST_IN_MICROSECONDS[column.type.unit], pa.int64())

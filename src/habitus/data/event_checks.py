@@ -54,7 +54,7 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
             "t_raw IS NOT NULL AND t_parsed IS NULL",
             "t_raw",
             "a time that cannot be read",
-            _time_form(schema),
+            _time_form(schema, is_update=last is not None),
         ),
         EventCheck(
             roles.timestamp,
@@ -84,7 +84,7 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
         if isinstance(kind, Number):
             column, what = field(name), kind.fault.what
             condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
-            expected = "finite values with a decimal point; missing as nulls"
+            expected = kind.fault.expected
             checks.append(EventCheck(name, condition, f"{column}_raw", what, expected, drops_row=False))
     if schema.targets is not None:
         what, expected = "a target weight that is no finite number", "finite weights; missing ones count as 0"
@@ -92,12 +92,12 @@ def list_checks(schema: Schema, field: Callable[[str], str], last: int | None) -
     return checks
 
 
-def _time_form(schema: Schema) -> str:
+def _time_form(schema: Schema, *, is_update: bool) -> str:
     roles = schema.events
     if roles.time_format is not None:
         return f"times as time_format = {roles.time_format!r} says, or in ISO form"
     if roles.time_unit == "datetime":
-        return f"{_ISO}, or time_format under [events], as in '%d.%m.%Y'"
+        return _ISO if is_update else f"{_ISO}, or time_format under [events], as in '%d.%m.%Y'"
     return f"{'whole numbers' if roles.time_unit == 'order' else 'numbers'}, as time_unit = {roles.time_unit!r} says"
 
 

@@ -26,6 +26,7 @@ _DATE = r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b"
 _DAY_AND_MONTH = (
     r"^\s*(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})[-/.]\d{4}(?P<clock>(?: \d{1,2}:\d{2}(?::\d{2})?)?)\s*$"
 )
+_ISO_DATE = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
 _ISO, _DECIMAL_COMMA = r"^\s*\d{4}[-/]?\d{1,2}", r"^\s*[+-]?\d{1,3}(\.?\d{3})*,\d+\s*$"
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
@@ -54,7 +55,9 @@ def guess_schema(
         user_rows = None if user_table is None else _sample(user_table)
     usual = {"user": _USER, "item": _ITEM, "timestamp": _TIME}
     given = _check_roles(dict(roles or {}), usual, event_table)
-    seen = _shared_key(event_table, item_table, item_rows) | _only_times(event_rows)
+    seen = _shared_key(event_table, item_table, item_rows, "item") | _only_times(event_rows)
+    if user_table is not None and user_rows is not None:
+        seen |= _shared_key(event_table, user_table, user_rows, "user")
     user, item, time = _roles(event_table, usual, seen, given)
     item_key = item if item in item_table.types else _roles(item_table, {"item": _ITEM})[0]
     unit = _time_unit(event_rows[time])
@@ -82,7 +85,12 @@ def guess_schema(
     }
     _note_left_out(note, "items", item_table, {item_key, *item_fields})
     form = _time_form(event_rows[time])
-    _note_forms(note, "events", event_rows, time if unit == "datetime" and form is None else None)
+    _note_forms(
+        note,
+        "events",
+        event_rows if form is None else event_rows.drop_columns(time),
+        time if unit == "datetime" else None,
+    )
     _note_forms(note, "items", item_rows)
     found = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
     if form is not None:
@@ -93,7 +101,10 @@ def guess_schema(
         item_values["display"] = (name,)
     values: dict[str, Any] = {"events": {**found, "fields": event_fields}, "items": item_values}
     if user_table is not None and user_rows is not None:
-        values["users"] = _guess_users(user_table, user_rows, user, unit)
+        users_section = _guess_users(user_table, user_rows, user, unit)
+        values["users"] = users_section
+        known = users_section.get("timestamp")
+        _note_forms(note, "users", user_rows.drop_columns(known) if known is not None else user_rows)
     return Schema.parse(values, f"the schema guessed from {events} and {items}")
 
 
@@ -125,6 +136,8 @@ def _note_forms(note: Callable[[str], None], role: str, rows: pa.Table, time: st
         first = values[0].as_py()
         if name == time and not pc.all(pc.match_substring_regex(values, _ISO)).as_py():
             note(f"the times of the {role} in {name}, as {first}, are not all in ISO form, as 2025-03-01 10:00:00")
+        elif name != time and _has_other_dates(values):
+            note(f"dates in {name} of the {role}, as {first}? Fields are read in ISO form only, as 2025-03-01")
         elif pc.all(pc.match_substring_regex(values, _DECIMAL_COMMA)).as_py():
             note(f"numbers in {name} of the {role}, as {first}? They are read with a decimal point only")
 
@@ -139,6 +152,8 @@ def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str)
         if (unit == "order") == (event_unit == "order"):  # positions and times cannot be compared
             values["timestamp"] = times[0]
             values |= {} if unit == event_unit else {"time_unit": unit}
+            form = _time_form(rows[times[0]])
+            values |= {} if form is None else {"time_format": form}
     others = [name for name in rows.column_names if name not in (key, values.get("timestamp"))]
     values["fields"] = {name: kind for name in others if (kind := _kind(name, rows[name], USER_KINDS))}
     return values
@@ -216,16 +231,16 @@ def _roles(
     return [found[role] for role in roles]
 
 
-def _shared_key(events: SourceTable, items: SourceTable, item_rows: pa.Table) -> dict[str, str]:
-    """The item, whatever it is called, where one column alone has a name in both tables and tells items apart."""
+def _shared_key(events: SourceTable, others: SourceTable, rows: pa.Table, role: str) -> dict[str, str]:
+    """The item or user, whatever it is called, where one column alone is in both tables and tells rows apart."""
     keys = [
         name
         for name in events.types
-        if name in item_rows.column_names
-        and all(_can_be("item", table.types[name]) for table in (events, items))
-        and pc.count_distinct(item_rows[name]).as_py() >= 0.9 * item_rows.num_rows
+        if name in rows.column_names
+        and all(_can_be(role, table.types[name]) for table in (events, others))
+        and pc.count_distinct(rows[name]).as_py() >= 0.9 * rows.num_rows
     ]
-    return {"item": keys[0]} if len(keys) == 1 else {}
+    return {role: keys[0]} if len(keys) == 1 else {}
 
 
 def _bare(name: str) -> str:
@@ -275,8 +290,19 @@ def _time_form(column: pa.ChunkedArray) -> str | None:
 
 def _kind(name: str, values: pa.ChunkedArray, allowed: tuple[str, ...]) -> str | None:
     """The first of the allowed kinds that the column looks like; None for a column that is better left out."""
+    texts = values.drop_null()
+    if pa.types.is_string(texts.type) and len(texts):
+        if pc.all(pc.match_substring_regex(texts, _ISO_DATE)).as_py():
+            return "time"
+        if _has_other_dates(texts) or pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py():
+            return None  # numbers and dates that would have to be written otherwise: categories would waste them
     sample = ColumnSample(name, values, of_events=allowed != ITEM_KINDS)
     return next((name for name, kind in KINDS.items() if name in allowed and kind.looks_like(sample)), None)
+
+
+def _has_other_dates(texts: pa.ChunkedArray) -> bool:
+    """Whether all texts are days that are not in ISO form."""
+    return not pc.extract_regex(texts, _DAY_AND_MONTH).null_count
 
 
 def _with_separator(name: str, kind: str, values: pa.ChunkedArray) -> Any:

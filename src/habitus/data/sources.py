@@ -249,9 +249,12 @@ def _csv_columns(header: str, delimiter: str) -> str:
 
 
 def _json_reader(path: Path) -> str:
-    """All rows decide the types: a sample would lose what appears late. Arrays are allowed in .json files."""
+    """All rows decide the types: a sample would lose what appears late. Arrays are allowed in .json files.
+
+    Times are those in ISO form; whether 03-04-2025 is in March, the schema says.
+    """
     layout = "auto" if ".json" in (suffix.lower() for suffix in path.suffixes) else "newline_delimited"
-    return f"read_json($path, format = '{layout}', sample_size = -1)"
+    return f"read_json($path, format = '{layout}', sample_size = -1, dateformat = 'iso', timestampformat = 'iso')"
 
 
 def _select_sql(name: str, kind: str) -> str:

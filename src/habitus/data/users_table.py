@@ -68,7 +68,7 @@ class UsersTable:
         self.con, self.table, self.aliases = con, table, aliases  # field -> its column in the joined events
         self.roles: UserColumns = schema.users
         self.unit = self.roles.time_unit or schema.events.time_unit
-        self.time_format = schema.events.time_format
+        self.time_format = _time_format(schema)
         roles = self.roles
         _check_columns(table, roles, self.unit)
         self.same_types = are_comparable(table.types[roles.user], events.types[schema.events.user])
@@ -87,7 +87,7 @@ class UsersTable:
         )
         checks = [("user_key IS NULL", roles.user, "user_key", "no user id", "an id in every row", True)]
         if roles.timestamp is not None:
-            expected = f"times as time_unit = {self.unit!r} says, from 1900 to 2199"
+            expected = _expected_times(self.unit, self.time_format)
             checks.append(("user_t IS NULL", roles.timestamp, "user_t_raw", "no time that can be read", expected, True))
         what, expected = "a user that an earlier row has", "one row per user; several need a timestamp in [users]"
         if roles.timestamp is not None:
@@ -97,7 +97,7 @@ class UsersTable:
             kind, column = KINDS[kind_name], self.aliases[name]
             if isinstance(kind, Number):
                 condition = f"{column}_raw IS NOT NULL AND NOT coalesce(isfinite({column}), false)"
-                expected = "finite values with a decimal point; missing as nulls"
+                expected = kind.fault.expected
                 checks.append((condition, name, f"{column}_raw", kind.fault.what, expected, False))
         problems = [problem for check in checks if (problem := self._problem(*check)) is not None]
         unusable = " OR ".join(f"({condition})" for condition, *_, drops in checks if drops)
@@ -183,6 +183,19 @@ class UsersTable:
         return Problem("users", column, what, rows, examples, expected, remedy)
 
 
+def _time_format(schema: Schema) -> str | None:
+    """Of the times of users: their own, else that of the events."""
+    assert schema.users is not None
+    return schema.users.time_format or schema.events.time_format
+
+
+def _expected_times(unit: str, time_format: str | None) -> str:
+    if unit != "datetime":
+        return f"times as time_unit = {unit!r} says, from 1900 to 2199"
+    form = "another form by time_format under [users]" if time_format is None else f"as time_format = {time_format!r}"
+    return f"times from 1900 to 2199 in ISO form, or {form}"
+
+
 def _check_columns(table: SourceTable, roles: UserColumns, unit: TimeUnit) -> None:
     """Refuse a users table that lacks a column of the schema, or has one of a type that cannot serve."""
     require_columns(table, [roles.user, *([roles.timestamp] if roles.timestamp else []), *roles.fields])
@@ -207,7 +220,7 @@ def add_user_columns(
     same = are_comparable(users.types[roles.user], events.types[schema.events.user])
     key, moment = id_sql(roles.user, users.types[roles.user], same), "0"
     if roles.timestamp is not None:
-        type_, form = users.types[roles.timestamp], schema.events.time_format
+        type_, form = users.types[roles.timestamp], _time_format(schema)
         moment = f"({time_sql(name_sql(roles.timestamp), type_, unit, form)})"
     fields = ", ".join(f"{name_sql(name)} AS {name_sql(user_field(name))}" for name in roles.fields)
     con.execute(
@@ -218,7 +231,7 @@ def add_user_columns(
     if unread:
         raise DataError(
             f"users: {unread:,} rows of {users.sources[0].name} have no {roles.timestamp!r} that can be read",
-            expected=f"times as time_unit = {unit!r} says, from 1900 to 2199",
+            expected=_expected_times(unit, _time_format(schema)),
             next_step="correct or leave out these rows",
         )
     twice = con.execute(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from habitus.data import TIME_UNIT_US, Dataset
+from habitus.data import TIME_UNIT_US, Dataset, read_form
 from habitus.errors import ConfigError, DataError
 from habitus.evaluation.per_query import PerQuery
 
@@ -75,7 +75,8 @@ class KeyTable:
         rows, queries = np.zeros(table.num_rows, np.int64), np.zeros(len(values.user), np.int64)
         for role, name in self.keys.items():
             ids, of_query = self._query_ids(role, values)
-            of_row = _places_among(table[name], ids, self.path, name)
+            form = self.dataset.schema.events.time_format if role == "time" else None
+            of_row = _places_among(read_form(table[name], form), ids, self.path, name)
             rows = np.where((rows < 0) | (of_row < 0), -1, rows * len(ids) + of_row)
             queries = queries * len(ids) + of_query
             # Numbers stay below the number of queries, however many keys are combined.

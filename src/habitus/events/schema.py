@@ -10,7 +10,7 @@ from habitus.events.targets import Targets
 from habitus.events.world.config import WorldConfig
 from habitus.typed import InlineTable, Typed, suggest_name, to_toml
 
-_FORMAT_LETTERS = "aAwdbBmyYHIpMSfzZjUW%"  # of strptime, which Python and DuckDB read alike
+_FORMAT_LETTERS = "aAdbBmyYHIpMSf%"  # of strptime, those that Python and DuckDB read alike
 
 # What a schema may call a field. `habitus.data.kinds` says what each of them means.
 ITEM_KINDS = ("text", "category", "categories", "number", "vector", "time")
@@ -62,9 +62,18 @@ def _check_user_kind(kind: str) -> str:
 def _check_time_format(text: str) -> str:
     letters = re.findall("%(.?)", text)
     odd = [letter for letter in letters if letter not in _FORMAT_LETTERS or not letter]
-    if odd or not {"y", "Y"} & set(letters):
-        fault = f"%{odd[0]} is no part of a time" if odd else "no year in it"
-        raise ValueError(f"{fault}: expected as in %d.%m.%Y %H:%M for 01.03.2025 10:00")
+    parts = [letter for letter in letters if letter != "%"]
+    fault = ""
+    if odd:
+        fault = f"%{odd[0]} is no part of a time here"
+    elif len(set(parts)) < len(parts):
+        fault = "a part stands twice"
+    elif not {"y", "Y"} & set(parts):
+        fault = "no year in it"
+    elif ("p" in parts) != ("I" in parts):
+        fault = "%I and %p belong together"
+    if fault:
+        raise ValueError(f"{fault}: expected as in %d.%m.%Y %H:%M for 01.03.2025 10:00, of {_FORMAT_LETTERS}")
     return text
 
 
@@ -169,6 +178,7 @@ class UserColumns(Typed):
         None, description="Column of the time from which a row is known; absent: one row per user, known always."
     )
     time_unit: TimeUnit | None = Field(None, description="Of the timestamp; absent: as the events' time_unit.")
+    time_format: TimeFormat | None = Field(None, description="Of a timestamp that is text and not in ISO form.")
     fields: dict[str, UserKind] = Field(description="User fields and their kinds.")
 
     @model_validator(mode="after")
@@ -179,6 +189,8 @@ class UserColumns(Typed):
             raise ValueError(f"{self.user!r} names the user and cannot be a field or the time")
         if self.time_unit is not None and self.timestamp is None:
             raise ValueError("time_unit is given and timestamp is not")
+        if self.time_format is not None and (self.timestamp is None or self.time_unit not in (None, "datetime")):
+            raise ValueError("time_format is of a timestamp that is text")
         return self
 
 

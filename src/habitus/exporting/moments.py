@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from habitus.data import TIME_UNIT_US, Dataset
+from habitus.data import TIME_UNIT_US, Dataset, read_form
 from habitus.errors import ConfigError, DataError
 from habitus.typed import suggest_name
 
@@ -114,6 +114,7 @@ def find_users(table: pa.Table, dataset: Dataset, path: str | Path) -> np.ndarra
 def read_times(column: pa.ChunkedArray, dataset: Dataset, source: str) -> np.ndarray:
     """Times as the dataset has them, int64: microseconds since 1970, or positions."""
     unit = dataset.schema.events.time_unit
+    column = read_form(column, dataset.schema.events.time_format)
     if column.null_count:
         raise DataError(f"{source}: {column.null_count:,} rows have no time", expected="a time in every row")
     is_whole = pa.types.is_integer(column.type)

@@ -85,13 +85,15 @@ def recommend_file(
             open_results(out, retriever, replace=options.replace) as results,
             tempfile.TemporaryDirectory(dir=out.parent, prefix=".recommend-") as scratch,
         ):
-            users = read_users(retriever, histories, Path(scratch), options.memory, progress, options.users)
+            skip = options.on_bad != "error"
+            users = read_users(retriever, histories, Path(scratch), options.memory, progress, options.users, skip)
             for batch, share in _batches(users):
                 for user, response in _recommend(retriever, batch, options):
                     tally.add(user, response, options.on_bad)
                     if isinstance(response, RecommendResponse):
                         results.add(user, response)
                 progress("recommending", share)
+            tally.check()
     except OSError as error:
         raise DataError(
             f"{out} could not be written: {error.strerror or error}",
@@ -131,6 +133,14 @@ class _Tally:
         self.skipped += not unknown
         if len(self.examples) < 3:
             self.examples.append(f"user {str(user)[:60]!r}: {response.problem}")
+
+    def check(self) -> None:
+        """Refuse a file of which no history can be read."""
+        if self.users and self.skipped == self.users:
+            raise DataError(
+                f"histories: none of {self.users:,} users has events that can be read; {'; '.join(self.examples)}",
+                expected="events as the run was trained on",
+            )
 
     def result(self, out: Path, seconds: float) -> Recommendations:
         return Recommendations(
@@ -177,10 +187,12 @@ def read_users(
     memory: str = "2GiB",
     progress: Progress = lambda *_: None,
     users: str | None = None,
+    skip: bool = False,
 ) -> Iterator[tuple[Any, list[EventOrId], float]]:
     """(user, events, share of the file) one after another; `scratch` is for files in between.
 
-    `users` is a users table, whose fields are added to the events as they were known at their times.
+    `users` is a users table, whose fields are added to the events as they were known at their times. `skip` leaves out
+    rows without a user.
     """
     with hold_interrupts():
         import duckdb
@@ -191,6 +203,7 @@ def read_users(
         "threads": 2,
     }
     with duckdb.connect(":memory:", config=config) as con:
+        con.execute("SET TimeZone = 'UTC'")  # of times without a zone, whatever the machine's is
         table = open_table("histories", histories, con, scratch)
         roles = retriever.bundle.schema.events
         user_fields = [name for name in retriever.bundle.schema.event_fields if name not in roles.fields]
@@ -219,7 +232,7 @@ def read_users(
         if users is not None:
             user_table = open_table("users", users, con, scratch)
             add = partial(add_user_columns, con, retriever.bundle.schema, user_table, table)
-        _sort(con, table, columns, roles.user, path, add)
+        _sort(con, table, columns, roles.user, path, add, skip)
     yield from _grouped(path, roles.user)
 
 
@@ -229,7 +242,8 @@ def _sort(
     columns: list[str],
     user: str,
     path: Path,
-    add: Callable[[str], str] | None = None,
+    add: Callable[[str], str] | None,
+    skip: bool,
 ) -> None:
     """Write the events sorted by user; `add` makes a query with further columns of a query of them."""
     with hold_interrupts():
@@ -240,9 +254,15 @@ def _sort(
     key = '"' + user.replace('"', '""') + '"'
     try:
         (missing,) = con.execute(f"SELECT count(*) FROM read_parquet([{files}]) WHERE {key} IS NULL").fetchone() or (0,)
-        if missing:
-            raise DataError(f"histories: {missing:,} rows have no {user!r}", expected="a user in every row")
-        events = f"FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false)"
+        if missing and not skip:
+            raise DataError(
+                f"histories: {missing:,} rows have no {user!r}",
+                expected="a user in every row",
+                next_step="correct the file, or pass --on-bad skip to leave such rows out",
+            )
+        events = (
+            f"FROM read_parquet([{files}], union_by_name = true, hive_partitioning = false) WHERE {key} IS NOT NULL"
+        )
         query = f"SELECT {names} {events} ORDER BY {key}, file_index, file_row_number"
         if add is not None:
             rows = f"SELECT {names}, file_index AS file_, file_row_number AS row_ {events}"

@@ -272,12 +272,13 @@ def negatives(C2: float, metric: str, sources: Sequence[SourcedLaws]) -> Quantit
 def measured_budgets(metric: str, sources: Sequence[SourcedLaws]) -> tuple[float, float] | None:
     """Smallest and largest budget at which sizes were measured: whichever law is used, and whatever it left out.
 
-    Laws without their runs, as the published ones, have the budgets of their size laws.
+    Laws without their runs, as the published ones, have the budgets of their size laws, of the loss where the metric
+    has none.
     """
     laws = sources[0]
-    budgets = [r.budget for r in laws.file.runs if r.axis in SIZED_AXES] or [
-        x for e in laws.entries("size_law", stage1_metrics(metric)) for x in e.law.points.get("x", ())
-    ]
+    budgets = [r.budget for r in laws.file.runs if r.axis in SIZED_AXES]
+    for names in (stage1_metrics(metric), [LOSS]):
+        budgets = budgets or [x for e in laws.entries("size_law", names) for x in e.law.points.get("x", ())]
     return (min(budgets), max(budgets)) if budgets else None
 
 
