@@ -133,6 +133,8 @@ def test_extrapolation_is_told_and_beyond_a_thousand_refused(laws_path: Path) ->
     far = plan(1e15, METRIC, PlanOptions(laws=laws_path))
     assert far.extrapolation is not None and far.extrapolation.factor == pytest.approx(80)
     assert any("80.0 times the largest measured budget, 1e+13" in w for w in far.warnings)
+    how = next(p.how for p in far.predictions if p.metric == METRIC)
+    assert how.endswith("of the one promised now, times 1.9 since it lies 80 times beyond the largest budget")
     below = plan(1e11, METRIC, PlanOptions(laws=laws_path))
     assert any("extrapolates downwards" in w for w in below.warnings)
     with pytest.raises(ConfigError, match=r"(?s)8,000 times the largest measured budget.*--extrapolate"):

@@ -70,3 +70,20 @@ def test_a_time_is_read_in_the_form_of_the_log_or_in_iso_form() -> None:
     assert read_time("t", "2025-03-01 10:30", "datetime", "%d.%m.%Y %H:%M") == moment
     with pytest.raises(RequestError, match="a time such as 2024-05-31T12:30:00, or in the form"):
         read_time("t", "31.31.2025 10:30", "datetime", "%d.%m.%Y %H:%M")
+
+
+def test_a_history_may_have_the_times_of_the_log(trained_run: Path, log: Log) -> None:
+    retriever, form = Retriever.open(trained_run, device="cpu", read_only=True), "%d.%m.%Y %H:%M"
+    roles = retriever.encoder.roles
+    history = next(events for events in log.values() if len(events) > 5)[::-1]  # times decide, not the order given
+    history = [event | {roles.timestamp: event[roles.timestamp].replace(second=0, microsecond=0)} for event in history]
+    written = [event | {roles.timestamp: f"{event[roles.timestamp]:{form}}"} for event in history]
+
+    def rows(events: list[dict[str, Any]]) -> list[int]:
+        return list(retriever.encoder.encode(events, retriever.candidates.rows_of).rows)
+
+    plain = rows(history)
+    with pytest.raises(RequestError, match="a time such as"):
+        rows(written)
+    retriever.encoder.roles = roles.model_copy(update={"time_format": form})
+    assert rows(written) == plain != rows([{**e, roles.timestamp: None} for e in history])
