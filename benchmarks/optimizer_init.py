@@ -157,7 +157,7 @@ def main() -> None:
     cells = [cell for budget in o.budgets.split(",") for cell in size_cells(runner, preset, float(budget), law)]
 
     def save(rows: list[ManifestRow]) -> None:
-        """The runs so far in one file, so that little is lost with a machine."""
+        """The runs of all rounds so far in one file, to be copied from a machine that may go."""
         if rows:
             manifest = SweepManifest(
                 axis="allocation", preset=preset.name, cells=tuple(rows), request={"benchmark": "optimizer_init"}

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -36,9 +36,8 @@ def train_without_recipe(data: Path, out: Path | None, options: "LogTrainingOpti
             bar(f"{name}: step {now.step:,}" if now.phase == "training" else f"{name}: {now.phase}", now.share)
 
         try:
-            result = train_log(
-                Dataset.open(data), out, options, progress=show, note=lambda text: typer.echo(text, err=as_json)
-            )
+            dataset = Dataset.open(data)
+            result = train_log(dataset, out, options, progress=show, note=lambda text: typer.echo(text, err=as_json))
         except Interrupted as stopped:
             typer.echo(f"habitus: {stopped}; the same command continues", err=True)
             raise typer.Exit(143) from stopped
@@ -58,6 +57,11 @@ def train_without_recipe(data: Path, out: Path | None, options: "LogTrainingOpti
         typer.echo(line)
     if result.table.side != "test":
         typer.echo("This dataset has no test side: the users above chose the model. Prepare with --test-share.")
+    side: Literal["test", "validation"] = "test" if result.table.side == "test" else "validation"
+    total = dataset.counts(side).queries
+    if result.table.queries < total:
+        every = f"habitus evaluate {quote(str(out / 'best'))} --data {quote(str(data))} --side {side} --baselines"
+        typer.echo(f"A draw of the {total:,} queries; all of them: {every}")
     for row in result.table.rows[1:]:
         if worse := [name for name in metrics_where_worse(row) if name != "loss"]:
             typer.echo(
