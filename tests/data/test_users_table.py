@@ -1,5 +1,6 @@
 """The users table: what an event knows of its user is what was known at its time, and nothing is lost silently."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,12 @@ def test_bad_rows_are_refused_or_dropped_and_counted(
 def test_a_table_of_other_users_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r'none of the 1 users of the events has a row; the table\'s ids are "A"'):
         prepared(tmp_path, log_of(("a", 0), ("a", 1)), users_of(("A", 0, "x", 1.0)), STATIC)
+
+
+def test_a_table_without_a_usable_row_is_not_said_to_have_other_ids(tmp_path: Path) -> None:
+    users = users_of(("a", 0, "free", 30.0)) | {"since": ["07.12.2019 10:00"]}
+    with pytest.raises(DataError, match=r"has a row; no row of the table can be used(.|\n)*without --on-bad drop"):
+        prepared(tmp_path, log_of(("a", 0)), users, TIMED, replace(SMALL, on_bad="drop"))
 
 
 def test_ids_of_another_type_meet_as_text(tmp_path: Path) -> None:

@@ -122,6 +122,9 @@ def recommend(
         if history is None:
             assert histories is not None
             assert out is not None
+            if users is None and (known := retriever.bundle.schema.users) is not None:
+                names = ", ".join(known.fields)
+                typer.echo(f"no --users: fields of users ({names}) count only where the histories hold them", err=True)
             done = recommend_file(retriever, histories, out, options, progress)
     if history is not None:
         request = RecommendRequest(

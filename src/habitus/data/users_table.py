@@ -128,11 +128,13 @@ class UsersTable:
         ).fetchall()[0]
         if without_row == num_users:
             examples = self.con.execute("SELECT CAST(user_key AS VARCHAR) FROM user_rows LIMIT 3").fetchall()
+            ids = ", ".join(quote_value(key) for (key,) in examples)
             raise DataError(
-                f"users: none of the {num_users:,} users of the events has a row; the table's ids are "
-                f"{', '.join(quote_value(key) for (key,) in examples) or 'missing'}, ...",
-                expected="ids as the events have them",
-                next_step="correct the column user of [users], or leave --users and [users] out",
+                f"users: none of the {num_users:,} users of the events has a row; "
+                + (f"the table's ids are {ids}, ..." if ids else "no row of the table can be used"),
+                expected="ids as the events have them" if ids else "rows with a user and a time that can be read",
+                next_step=("correct the column user of [users]" if ids else "run without --on-bad drop to see why")
+                + ", or leave --users and [users] out",
             )
         return UserRows(
             rows=self.table.num_rows,

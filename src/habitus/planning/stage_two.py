@@ -87,6 +87,8 @@ def stage2_quantities(
     low, high = None if K.low is None else min(K.low, capped), None if K.high is None else max(K.high, capped)
     how = f"{K.how}; {second.moved}" if second.moved else K.how
     batch_source, batch_how = ("this study", "the runs' own") if facts.stage2_batch else ("default", "64, as printed")
+    if second.cell.batch_sequences < usual_batch(fixed, facts):
+        batch_how += f"; halved until the budget pays {MIN_STEPS} steps"
     rate = learning_rate(
         round(second.cell.batch_sequences / fixed.batch_scale), ("negatives", "allocation"), sources, budgets[1]
     )

@@ -290,9 +290,11 @@ class Retriever:
         """A history as the model reads it; refused if it holds no event of a known item."""
         encoded = self.encoder.encode(history, self.candidates.rows_of)
         if not len(encoded.rows):
+            ids = ", ".join(repr(item) for item in encoded.unknown_ids[:3])
+            (known,) = self.candidates.ids_at([0])
             raise UnknownHistoryError(
-                f"none of the history's {len(history):,} events is of a known item",
-                expected="at least one event of an item of the catalogue",
+                f"none of the history's {len(history):,} events is of a known item: {ids}",
+                expected=f"at least one event of an item of the catalogue, as {known!r}",
                 next_step="add the items first, or recommend popular items",
             )
         return encoded
