@@ -35,6 +35,17 @@ def test_a_description_counts_what_the_tables_hold(tmp_path: Path) -> None:
     assert whole.times_item_of_an_event_is_seen > 1
 
 
+def test_items_that_no_field_tells_apart_are_counted(tmp_path: Path) -> None:
+    items = make_items(9)
+    assert describe(prepared(tmp_path / "a", make_events(), items)).items_alike == 0
+    for column in ("title", "brand", "price", "image"):
+        items[column][4] = items[column][7] = items[column][2]  # three are one
+        items[column][8] = items[column][3]  # and two, whose vector is missing
+    assert describe(prepared(tmp_path / "b", make_events(), items)).items_alike == 5
+    items["price"][8] = 99.0
+    assert describe(prepared(tmp_path / "c", make_events(), items)).items_alike == 3
+
+
 def test_popularity_is_worked_out_by_hand() -> None:
     counts = np.array([50, 30, 10, 5, 5, 0, 0, 0, 0, 0])
     assert top_share(counts, 0.2) == 0.5  # one of the five items that have events

@@ -63,6 +63,7 @@ def _tables(data: "Description") -> list["Table"]:
         ("items in the catalogue", f"{data.items:,}"),
         ("  with events", f"{popularity.items_with_events:,}"),
         ("  never in training (cold)", f"{popularity.cold_items:,}"),
+        ("  with the same fields as another", f"{data.items_alike:,}"),
         ("from", data.first_time),
         ("to", data.last_time),
         ("events per user: mean", f"{history.mean:,.1f}"),

@@ -10,6 +10,8 @@ from habitus.store import SplitName
 from habitus.typed import Typed
 
 _CHUNK_EVENTS = 1 << 22
+_CHUNK_ITEMS = 1 << 17
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Quantiles(Typed):
@@ -72,6 +74,7 @@ class Description(Typed):
     train: SplitSize
     validation: SplitSize
     test: SplitSize | None = None  # absent where there is no test side
+    items_alike: int  # whose fields are all those of another: only histories tell them apart
     item_fields_filled: dict[str, float]
     event_fields_filled: dict[str, float]
     dropped: dict[str, int]
@@ -104,6 +107,7 @@ def describe(dataset: Dataset) -> Description:
         train=_split_size(dataset, "train"),
         validation=_split_size(dataset, "validation"),
         test=_split_size(dataset, "test") if dataset.manifest.test else None,
+        items_alike=_count_alike(dataset),
         item_fields_filled={n: c / dataset.num_items for n, c in manifest.item_fields_filled.items()},
         event_fields_filled={n: c / dataset.num_events for n, c in manifest.event_fields_filled.items()},
         dropped=manifest.dropped,
@@ -123,6 +127,25 @@ def _targets(dataset: Dataset) -> TargetEvents | None:
         refused=int((weights < 0).sum()),
         candidates=dataset.num_candidates,
     )
+
+
+def _count_alike(dataset: Dataset) -> int:
+    """Items with a twin, by a 64-bit hash of all that a model reads of them."""
+    num_items = dataset.num_items
+    hashes = np.empty(num_items, np.uint64)
+    for start in range(0, num_items, _CHUNK_ITEMS):
+        rows = np.arange(start, min(start + _CHUNK_ITEMS, num_items))
+        features = dataset.item_features(rows)
+        found = np.zeros(len(rows), np.uint64)
+        for values in (features.tokens, *features.fields.values()):
+            if values is not None:
+                words = np.ascontiguousarray(values).reshape(len(rows), -1).view(np.uint32)
+                for column in words.T:
+                    found = (found ^ column) * _HASH_FACTOR
+                    found ^= found >> np.uint64(29)
+        hashes[rows] = found
+    _, counts = np.unique(hashes, return_counts=True)
+    return int(counts[counts > 1].sum())
 
 
 def top_share(counts: np.ndarray, share: float) -> float:
