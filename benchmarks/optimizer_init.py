@@ -7,24 +7,26 @@
 The sizes are those of the allocation axis. Each size of each pair has three rates, half, once and twice the pair's
 usual one, and rates are added until the best one has a neighbour on both sides; then it gets more seeds. The usual one
 is a share of Muon's, which is the preset's or what the law of `--rates-of` (Records of a surface) gives the size. All
-runs are cells of the allocation axis in OUT/store, where `habitus fit` fits each pair apart. Exits with 3 while more
-is left.
+runs are cells of the allocation axis in OUT/store, where `habitus fit` fits each pair apart, and are packed into
+OUT/runs.store.xz once a minute; `--earlier` goes on from such a file. Exits with 3 while more is left.
 """
 
 import argparse
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packing import Packer
 from paper_plan import SurfaceData, surface_records
 
 from habitus.data import Dataset
 from habitus.laws.recipe_surface import recipe_rate
 from habitus.recipe import Recipe
-from habitus.store import Law, ManifestRow, SweepManifest, manifest_path, open_store, pack_store, read_records
+from habitus.store import Law, ManifestRow, SweepManifest, manifest_path, open_store, read_records
 from habitus.sweeps import Preset, RecipeRunner, design_axis, load_preset, preset_dataset
 
 PAIRS = {("muon", "default"): 1.0, ("adamw", "default"): 0.4, ("adamw", "plain"): 0.15}  # rates, of Muon's
@@ -128,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--preset", required=True, help="Sizes, share, batch and Muon's rate are its own.")
+    parser.add_argument("--earlier", type=Path, help="Packed runs of an earlier call, which are not run again.")
     parser.add_argument("--data", type=Path, help="A prepared dataset, instead of the preset's world.")
     parser.add_argument("--budgets", required=True, help="FLOPs, as in 2.2e11,5e11.")
     parser.add_argument("--shapes", type=int, default=7, help="Sizes per budget.")
@@ -153,11 +156,17 @@ def main() -> None:
         with open_store(o.rates_of) as folder:
             law = SurfaceData(surface_records(read_records(folder))).law()
     preset = preset.model_copy(update={"common": common, "allocation": allocation})
-    runner = RecipeRunner(dataset, o.out / "store", preset.evaluate, device=o.device, workers=o.workers, note=print)
+    if o.earlier is not None and not (o.out / "store").exists():
+        with open_store(o.earlier) as folder:
+            shutil.copytree(folder, o.out / "store")
+    packer = Packer(o.out / "store", o.out / "runs.store.xz")
+    runner = RecipeRunner(
+        dataset, o.out / "store", preset.evaluate, device=o.device, workers=o.workers, progress=packer, note=print
+    )
     cells = [cell for budget in o.budgets.split(",") for cell in size_cells(runner, preset, float(budget), law)]
 
     def save(rows: list[ManifestRow]) -> None:
-        """The runs of all rounds so far in one file, to be copied from a machine that may go."""
+        """The runs of all rounds so far as one axis."""
         if rows:
             manifest = SweepManifest(
                 axis="allocation", preset=preset.name, cells=tuple(rows), request={"benchmark": "optimizer_init"}
@@ -165,7 +174,7 @@ def main() -> None:
             path = manifest_path(o.out / "store", "allocation", 90)
             path.parent.mkdir(parents=True, exist_ok=True)
             manifest.write(path)
-            pack_store(o.out / "store", o.out / "runs.store.xz")
+            packer.pack()
 
     rows = run_cells(runner, cells, o.seeds, end, save)
     for cell in cells:

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from packing import Packer
 from paper_plan import register_forecasts
 from scipy.stats import qmc
 from surface_manifest import write_surface_manifest
@@ -75,6 +76,10 @@ class Experiment:
         return preset_dataset(self.preset, self.out / "dataset", threads=os.cpu_count() or 1)
 
     @cached_property
+    def packer(self) -> Packer:
+        return Packer(self.out / "store", self.out / "records.store.xz")
+
+    @cached_property
     def runner(self) -> RecipeRunner:
         return self.make_runner(compiled=False)
 
@@ -85,7 +90,7 @@ class Experiment:
     def make_runner(self, compiled: bool | None) -> RecipeRunner:
         evaluation = self.preset.for_catalogue(self.dataset.num_candidates).evaluate
         return RecipeRunner(self.dataset, self.out / "store", evaluation, device=self.device, workers=self.workers,
-                            compile=compiled, note=print)  # fmt: skip
+                            compile=compiled, progress=self.packer, note=print)  # fmt: skip
 
     @cached_property
     def fixed(self) -> FixedSettings:
