@@ -1,15 +1,17 @@
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from habitus.data import Dataset, prepare
 from habitus.data.describe import describe, top_share, zipf_slope
 from habitus.data.guess import guess_schema
 from habitus.errors import ConfigError, DataError
 from habitus.events.schema import Schema
 
-from .tables import SHARED_DATA, make_events, make_items, prepared, write_tables
+from .tables import SHARED_DATA, SMALL, make_events, make_items, prepared, write_tables
 
 
 def test_a_description_counts_what_the_tables_hold(tmp_path: Path) -> None:
@@ -201,6 +203,22 @@ def test_users_in_german_are_known_by_what_they_share(tmp_path: Path) -> None:
     (tmp_path / "users.csv").write_text("Kunde;date;Tarif\n" + several)
     users = guess_schema(*tables, roles={"user": "Kunde"}).users
     assert users is not None and (users.timestamp, users.time_format) == ("date", "%d.%m.%Y")
+
+
+def test_iso_times_of_json_lines_are_times(tmp_path: Path) -> None:
+    times = {"plain": "2025-03-0{} 10:00:00", "zone": "2025-03-0{}T10:00:00Z", "far": "2025-03-0{}T10:00:00.5+02:00"}
+    rows = [{"user": f"u{n}", "item": "a", "ts": times["zone"].format(n)} for n in (1, 2, 3)]
+    rows = [row | {name: form.format(n) for name, form in times.items()} for n, row in enumerate(rows, 1)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "items.jsonl").write_text('{"item": "a", "day": "2025-03-01"}\n{"item": "b", "day": "2025-03-02"}\n')
+    schema = guess_schema(f"{tmp_path}/events.jsonl", f"{tmp_path}/items.jsonl")
+    assert (schema.events.timestamp, schema.events.time_unit, schema.events.time_format) == ("ts", "datetime", None)
+    assert schema.events.fields == dict.fromkeys(times, "time") and schema.items.fields == {"day": "time"}
+    prepare(f"{tmp_path}/events.jsonl", f"{tmp_path}/items.jsonl", schema, tmp_path / "d", SMALL)
+    dataset = Dataset.open(tmp_path / "d")
+    assert dataset.manifest.time_span == tuple(
+        int(np.datetime64(f"2025-03-0{n}T10:00", "us").astype(np.int64)) for n in (1, 3)
+    )
 
 
 def test_a_given_role_is_not_guessed_again(tmp_path: Path) -> None:

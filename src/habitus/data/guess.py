@@ -26,7 +26,7 @@ _DATE = r"^\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b"
 _DAY_AND_MONTH = (
     r"^\s*(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})[-/.]\d{4}(?P<clock>(?: \d{1,2}:\d{2}(?::\d{2})?)?)\s*$"
 )
-_ISO_DATE = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?)?\s*$"
+_ISO_DATE = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\s*$"
 _ISO, _DECIMAL_COMMA = r"^\s*\d{4}[-/]?\d{1,2}", r"^\s*[+-]?\d{1,3}(\.?\d{3})*,\d+\s*$"
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
