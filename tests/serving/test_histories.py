@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from habitus.data import Dataset
 from habitus.data.columns import to_codes, to_numbers
 from habitus.serving import EncodedHistory, RecommendRequest, Retriever, pack_histories
-from habitus.serving.schemas import Limits, RequestError
+from habitus.serving.limits import Limits
+from habitus.serving.schemas import RequestError
 from habitus.serving.values import read_category, read_number, read_time
 
 Log = dict[int, list[dict[str, Any]]]

@@ -52,14 +52,10 @@ def share_missed(rollouts: Sequence[Foreseen]) -> float:
     return max(_LEAST_MISS, math.sqrt(missed / promised))
 
 
-def growth_of_miss(reach: float) -> float:
-    """How much more of its gain a forecast may miss than roll-outs did, at so many times the largest budget."""
-    return max(1.0, math.log(reach) / math.log(_KNOWN_REACH))
-
-
 def allowance(rollouts: Sequence[Foreseen], reach: float) -> tuple[float, str]:
-    """The share of the promised gain, twice over, by which an interval is widened; and how that came about."""
-    share, growth = share_missed(rollouts), growth_of_miss(reach)
+    """The share of the promised gain by twice which an interval is widened, at `reach` times the largest budget; and
+    how that came about."""
+    share, growth = share_missed(rollouts), max(1.0, math.log(reach, _KNOWN_REACH))
     why = f"the interval holds twice {share:.0%} of the one promised now"
     if growth > 1:
         why += f", times {growth:.1f} since it lies {reach:.0f} times beyond the largest budget"

@@ -6,11 +6,11 @@ from habitus.errors import ConfigError
 from habitus.serving.encoding import EncodedHistory, pack_histories
 from habitus.serving.index import INDEX_KINDS
 from habitus.serving.item_store import ItemStore
+from habitus.serving.limits import Limits
 from habitus.serving.retriever import LIBRARY_LIMITS, Retriever
 from habitus.serving.schemas import (
     Event,
     EventOrId,
-    Limits,
     RankRequest,
     RankResponse,
     RecommendedItem,

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from habitus import __version__
+from habitus.serving.limits import Limits
 from habitus.serving.middleware import BEGAN, JSON_HEADERS, AccessMiddleware, error_body, internal_error
 from habitus.serving.schemas import (
     EmbedRequest,
@@ -29,7 +30,6 @@ from habitus.serving.schemas import (
     HealthResponse,
     HttpError,
     ItemResponse,
-    Limits,
     PutItemRequest,
     RankRequest,
     RankResponse,

@@ -27,7 +27,8 @@ from habitus.data import (
 )
 from habitus.events import GAP, HOUR, WEEKDAY, user_field
 from habitus.model import EMBED_ROWS, Bundle, embed_features
-from habitus.serving.schemas import Event, EventOrId, Fields, Limits, RequestError
+from habitus.serving.limits import Limits
+from habitus.serving.schemas import Event, EventOrId, Fields, RequestError
 from habitus.serving.values import (
     IdFormat,
     Key,

@@ -22,13 +22,13 @@ from habitus.serving.catalogue import open_catalogue, words_of
 from habitus.serving.encoding import EncodedHistory, HistoryEncoder, ItemEncoder, pack_histories
 from habitus.serving.index import IndexInfo, IndexKind, SearchIndex, open_index
 from habitus.serving.item_store import ItemStore, JournalEntry
+from habitus.serving.limits import Limits
 from habitus.serving.schemas import (
     BY_POPULARITY,
     EmbedRequest,
     EventOrId,
     Fields,
     ItemResponse,
-    Limits,
     NamedItem,
     PutItemRequest,
     RankedItem,

@@ -18,7 +18,8 @@ from habitus.model import MASKED_COPY_SCORE
 from habitus.serving.candidates import CandidateItems, Popularity
 from habitus.serving.encoding import EncodedHistory
 from habitus.serving.index import SearchIndex, exact_search
-from habitus.serving.schemas import Limits, RecommendRequest, RequestError
+from habitus.serving.limits import Limits
+from habitus.serving.schemas import RecommendRequest, RequestError
 from habitus.serving.values import check_names, in_range, read_category, read_range
 
 # More than k rows are fetched if some will be left out: as many as were seen, up to a bound, and with a filter four

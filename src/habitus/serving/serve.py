@@ -11,8 +11,8 @@ from habitus.progress import Note
 from habitus.record import Record
 from habitus.serving.index import IndexKind
 from habitus.serving.item_store import ItemStore
+from habitus.serving.limits import Limits
 from habitus.serving.retriever import Retriever
-from habitus.serving.schemas import Limits
 from habitus.serving.server import address_of, bind, check_image_origin, is_loopback, run_server
 from habitus.serving.service import Service
 from habitus.serving.users import ValidationUsers
