@@ -8,7 +8,8 @@ The sizes are those of the allocation axis. Each size of each pair has three rat
 usual one, and rates are added until the best one has a neighbour on both sides; then it gets more seeds. The usual one
 is a share of Muon's, which is the preset's or what the law of `--rates-of` (Records of a surface) gives the size. All
 runs are cells of the allocation axis in OUT/store, where `habitus fit` fits each pair apart, and are packed into
-OUT/runs.store.xz once a minute; `--earlier` goes on from such a file. Exits with 3 while more is left.
+OUT/runs.store.xz once a minute; `--earlier` goes on from such a file. Calls with other `--pairs`, each with sizes of
+its own, may work on one store at a time. Exits with 3 while more is left.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from habitus.recipe import Recipe
 from habitus.store import Law, ManifestRow, SweepManifest, manifest_path, open_store, read_records
 from habitus.sweeps import Preset, RecipeRunner, design_axis, load_preset, preset_dataset
 
-PAIRS = {("muon", "default"): 1.0, ("adamw", "default"): 0.4, ("adamw", "plain"): 0.15}  # rates, of Muon's
+PAIRS = {"muon/default": 1.0, "adamw/default": 0.8, "adamw/plain": 0.15}  # rates, of Muon's
 RATES = (-1, 0, 1)  # powers of two of the usual rate, to begin with
 MOST_ADDED = 5  # rates beyond those at either end
 
@@ -63,10 +64,14 @@ class SizeCell:
         return [self.best + step]
 
 
-def size_cells(runner: RecipeRunner, preset: Preset, budget: float, law: Law | None) -> list[SizeCell]:
+def size_cells(
+    runner: RecipeRunner, preset: Preset, budget: float, law: Law | None, pairs: Sequence[str]
+) -> list[SizeCell]:
     """The sizes of the allocation axis at a budget, under each optimizer and start."""
     cells = []
-    for (optimizer, init), of_muon in PAIRS.items():
+    for pair in pairs:
+        optimizer, _, init = pair.partition("/")
+        of_muon = PAIRS[pair]
         rate = of_muon * preset.common.learning_rate
         common = preset.common.model_copy(update={"optimizer": optimizer, "learning_rate": rate})
         allocation = preset.allocation.model_copy(
@@ -137,14 +142,20 @@ def main() -> None:
     parser.add_argument("--ladder", help="Widths and depths, as in 112x3,144x3; all of them are run.")
     parser.add_argument("--rates-of", type=Path, help="Records whose law gives Muon's rate for each size.")
     parser.add_argument("--share", type=float, help="Of the embedder; else the preset's.")
+    parser.add_argument(
+        "--pairs", default=",".join(PAIRS), help="Optimizers and starts, as in adamw/plain,muon/default."
+    )
     parser.add_argument("--seeds", type=int, default=2, help="Of each size's best rate.")
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
     o = parser.parse_args()
     end = time.monotonic() + 60 * o.minutes
+    pairs = o.pairs.split(",")
+    if unknown := [pair for pair in pairs if pair not in PAIRS]:
+        parser.error(f"--pairs: {unknown[0]} is none of {', '.join(PAIRS)}")
     preset = load_preset(o.preset)
-    dataset = Dataset.open(o.data) if o.data else preset_dataset(preset, o.out / "dataset")
+    dataset = Dataset.open(o.data, verify=False) if o.data else preset_dataset(preset, o.out / "dataset")
     preset = preset.for_catalogue(dataset.num_candidates)
     common = preset.common if o.share is None else preset.common.model_copy(update={"share": o.share})
     allocation = preset.allocation.model_copy(update={"num_shapes": o.shapes})
@@ -163,7 +174,7 @@ def main() -> None:
     runner = RecipeRunner(
         dataset, o.out / "store", preset.evaluate, device=o.device, workers=o.workers, progress=packer, note=print
     )
-    cells = [cell for budget in o.budgets.split(",") for cell in size_cells(runner, preset, float(budget), law)]
+    cells = [cell for budget in o.budgets.split(",") for cell in size_cells(runner, preset, float(budget), law, pairs)]
 
     def save(rows: list[ManifestRow]) -> None:
         """The runs of all rounds so far as one axis."""
@@ -171,7 +182,7 @@ def main() -> None:
             manifest = SweepManifest(
                 axis="allocation", preset=preset.name, cells=tuple(rows), request={"benchmark": "optimizer_init"}
             )
-            path = manifest_path(o.out / "store", "allocation", 90)
+            path = manifest_path(o.out / "store", "allocation", 90 + list(PAIRS).index(pairs[0]))  # calls may share it
             path.parent.mkdir(parents=True, exist_ok=True)
             manifest.write(path)
             packer.pack()

@@ -12,6 +12,7 @@ while something is left.
 
 import argparse
 import math
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -19,13 +20,14 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from packing import Packer
 from paper_plan import SurfaceData, surface_records
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
 from habitus.laws.recipe_surface import recipe_rate
 from habitus.store import Law, open_store, pack_store, read_records
-from habitus.sweeps import DatasetFacts, RecipeRunner, design_axis, load_preset, sweep
+from habitus.sweeps import DatasetFacts, Preset, RecipeRunner, design_axis, load_preset, sweep
 from habitus.sweeps.cells import Design, PlannedRun
 from habitus.sweeps.manifest import load_manifests, write_manifest
 from habitus.sweeps.prior_results import LOSS
@@ -41,12 +43,14 @@ class Axes:
     def __init__(self, o: argparse.Namespace) -> None:
         self.began, self.minutes = time.monotonic(), o.minutes
         self.dataset, self.path = Dataset.open(o.data, verify=False), o.out / "store"
-        self.preset = load_preset(o.preset).for_catalogue(self.dataset.num_candidates)
+        self.preset = fewer_cells(load_preset(o.preset), o.shapes, o.negatives).for_catalogue(
+            self.dataset.num_candidates
+        )
         self.facts = DatasetFacts.of(self.dataset)
         self.rates_of, self.device, self.workers = o.rates_of, o.device, o.workers
-        self.runner = RecipeRunner(
-            self.dataset, self.path, self.preset.evaluate, device=o.device, workers=o.workers, note=print
-        )
+        packer = None if o.pack is None else Packer(self.path, o.pack)
+        self.runner = RecipeRunner(self.dataset, self.path, self.preset.evaluate, device=o.device, workers=o.workers,
+                                   progress=packer, note=print)  # fmt: skip
 
     def seconds_left(self) -> float:
         return max(0.0, 60 * self.minutes - (time.monotonic() - self.began))
@@ -118,6 +122,19 @@ class Axes:
         return min((p for p in runs if p.hash in losses), key=lambda p: losses[p.hash])
 
 
+def fewer_cells(preset: Preset, shapes: int | None, negatives: str) -> Preset:
+    """The preset with so many sizes per budget, and these K once each."""
+    if shapes is not None:
+        preset = preset.model_copy(
+            update={"allocation": preset.allocation.model_copy(update={"num_shapes": shapes, "replicates": 1})}
+        )
+    if negatives:
+        counts = tuple(int(count) for count in negatives.split(","))
+        update = {"num_negatives": counts, "replicates": 1}
+        preset = preset.model_copy(update={"negatives": preset.negatives.model_copy(update=update)})
+    return preset
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pieces", nargs="+", help="share,depth or allocation:1e14,3e14: axes, and budgets.")
@@ -125,12 +142,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--preset", default=str(PRESET))
     parser.add_argument("--rates-of", type=Path, default=Path("docs/studies/paper-range/runs.store.xz"))
+    parser.add_argument("--shapes", type=int, help="Sizes per budget; else the preset's.")
+    parser.add_argument("--negatives", default="", help="K, as in 0,16384,1000000; else the preset's, with its seeds.")
+    parser.add_argument("--earlier", type=Path, help="Packed runs of an earlier call, which are not run again.")
     parser.add_argument("--seeds", type=int, default=1, help="Of every cell of axes that have been designed.")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--pack", type=Path, help="Leave all Records of the store there, under one seal.")
+    parser.add_argument("--pack", type=Path, help="Leave all Records of the store there, once a minute and at the end.")
     o = parser.parse_args()
+    if o.earlier is not None and not (o.out / "store").exists():
+        with open_store(o.earlier) as folder:
+            shutil.copytree(folder, o.out / "store")
     one, complete = Axes(o), True
     for piece in o.pieces:
         axes, _, budgets = piece.partition(":")
