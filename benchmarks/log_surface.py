@@ -21,20 +21,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from paper_plan import SurfaceData, surface_records
-from paper_range import Experiment
+from paper_plan import SurfaceData, describe_cell, foresee_cells, surface_records
+from paper_range import Experiment, usual_size
 from scipy.stats import qmc
 from surface_manifest import write_surface_manifest
 
 from habitus.errors import ConfigError
 from habitus.files import write_atomic
-from habitus.laws.recipe_surface import predict_recipe, recipe_surface
 from habitus.planning.shape import stage1_cell
 from habitus.recipe import Recipe
 from habitus.sizing import Cell, cell_of_recipe
-from habitus.store import direction_of, pack_store, read_records
+from habitus.store import pack_store, read_records
 from habitus.sweeps import load_preset
-from habitus.typed import content_hash
 
 RANGES = {"size": (0.25, 4.0), "share": (0.015, 0.6), "batch": (0.25, 2.0), "rate": (0.25, 2.0)}  # of the usual but s
 SEEDED, SEEDS = 3, 3
@@ -61,7 +59,7 @@ class LogSurface(Experiment):
                           zip(point, RANGES.values(), strict=True))  # fmt: skip
         batch = max(1, 2 ** round(math.log2(self.preset.batch_sequences(budget) * b)))
         try:
-            cell = self.cell_of(budget, n * self.usual_size(budget), share, batch)
+            cell = self.cell_of(budget, n * usual_size(self.preset, budget), share, batch)
         except ConfigError:
             return None  # no model of that size and share fits the budget
         batch = cell.batch_sequences
@@ -88,35 +86,11 @@ class LogSurface(Experiment):
 
 
 def foresee(one: LogSurface, budget: float, count: int) -> dict[str, object]:
-    """What the law of the runs below a budget says of its cells, [value, low, high] of one more run by metric."""
+    """What the law of the runs below a budget says of its cells."""
     below = SurfaceData(surface_records(read_records(one.out / "store"))).below(budget)
-    recipes = [recipe for _, recipe in one.cells(budget, count)]
-    cells = [cell_of_recipe(recipe, one.runner.facts.inputs) for recipe in recipes]
-    table = {
-        "embedder_params": [c.embedder_params for c in cells],
-        "contextualizer_params": [c.contextualizer_params for c in cells],
-        "slots_seen": [c.slots_seen for c in cells],
-        "steps": [c.steps for c in cells],
-        "batch_sequences": [c.batch_sequences for c in cells],
-        "rate_at_512": [r.train.learning_rate / math.sqrt(r.train.batch_sequences / 512) for r in recipes],
-    }
-    rows: list[dict[str, object]] = [
-        {"recipe": r.hash(one.dataset.checksum), "what": describe(one, r)} for r in recipes
-    ]
-    statuses = {}
-    for metric in FORESEEN:
-        law = recipe_surface(below.table, below.metric(metric), below.cells, direction_of(metric))
-        statuses[metric] = law.status
-        for row, *told in zip(rows, *predict_recipe(law, table), strict=True):
-            row[metric] = [float(f"{v:.6g}") for v in told]
-    found: dict[str, object] = {"budget": budget, "runs": len(below.records), "status": statuses, "cells": rows}
-    return {**found, "hash": content_hash(found)}
-
-
-def describe(one: LogSurface, recipe: Recipe) -> str:
-    cell, train = cell_of_recipe(recipe, one.runner.facts.inputs), recipe.train
-    return (f"{cell.flops:.2g} FLOPs  N {cell.params}  s {cell.embedder_share:.3f}  B {train.batch_sequences}"
-            f"  rate {train.learning_rate:.3g}  steps {train.steps}  seed {train.seed}")  # fmt: skip
+    inputs = one.runner.facts.inputs
+    found = [(cell_of_recipe(recipe, inputs), recipe) for _, recipe in one.cells(budget, count)]
+    return foresee_cells(below, found, budget, one.dataset.checksum, FORESEEN)
 
 
 def main() -> None:
@@ -142,7 +116,8 @@ def main() -> None:
         return
     waves = list(one.waves(budgets, counts))
     if o.list:
-        print("\n".join(describe(one, recipe) for wave in waves for recipe in wave))
+        inputs = one.runner.facts.inputs
+        print("\n".join(describe_cell(cell_of_recipe(r, inputs), r) for wave in waves for r in wave))
         return
     complete = True
     for number, wave in enumerate(waves, start=1):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from habitus.errors import ConfigError
+from habitus.laws.catalogue_gap import catalogue_gap, predict_gap
 from habitus.laws.loss_link import LossLink, loss_link
 from habitus.laws.recipe_cost import SlotCost, slot_cost
 from habitus.laws.recipe_optimum import recipe_optimum
@@ -23,6 +24,7 @@ from habitus.laws.recipe_surface import (
     recipe_rate,
     recipe_surface,
 )
+from habitus.laws.recipe_value import RunValue, add_values
 from habitus.planning import register_plan
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.hardware import hours_at, memory_of, rate_on
@@ -30,11 +32,13 @@ from habitus.planning.shape import FixedSettings, stage1_cell
 from habitus.recipe import DataRecipe, EvaluateRecipe, Recipe, TrainRecipe
 from habitus.record import Record
 from habitus.sizing import Cell, Inputs, cell_of_recipe
-from habitus.store import Extrapolation, Law, Plan, Prediction, Quantity, RegisteredPlan, gpu_named
+from habitus.store import Extrapolation, Law, Plan, Prediction, Quantity, RegisteredPlan, direction_of, gpu_named
 from habitus.sweeps import Preset, preset_dataset
+from habitus.typed import content_hash
 
-LOSS = "batch/loss"
-FOLLOWING = ("catalogue/loss", "batch/recall@10", "batch/ndcg@10", "catalogue/recall@10", "catalogue/ndcg@10")
+LOSS, FULL_LOSS = "batch/loss", "catalogue/loss"
+GAP = "catalogue/loss by batch/loss and a gap"
+FOLLOWING = (FULL_LOSS, "batch/recall@10", "batch/ndcg@10", "catalogue/recall@10", "catalogue/ndcg@10")
 SIZES = {"": 1.0, "-half": 0.5, "-twice": 2.0}  # of the first budget's plans
 
 
@@ -141,6 +145,48 @@ def rollout(data: SurfaceData, budget: float) -> dict[str, float]:
             "log line": (line - measured) / gain}  # fmt: skip
 
 
+def foresee_cells(
+    below: SurfaceData, found: Sequence[tuple[Cell, Recipe]], budget: float, checksum: str, metrics: Sequence[str]
+) -> dict[str, object]:
+    """What laws of the runs below a budget say of cells, [value, low, high] of one more run of each by metric.
+
+    catalogue/loss also as batch/loss and a gap, under GAP.
+    """
+    columns = [planned_columns(cell, recipe.train.learning_rate) for cell, recipe in found]
+    table = columns_of(columns)
+    rows: list[dict[str, object]] = [
+        {"recipe": recipe.hash(checksum), "what": describe_cell(cell, recipe)} for cell, recipe in found
+    ]
+    statuses: dict[str, str] = {}
+    told: dict[str, tuple[np.ndarray, ...]] = {}
+    for metric in metrics:
+        law = recipe_surface(below.table, below.metric(metric), below.cells, direction_of(metric))
+        statuses[metric], told[metric] = law.status, predict_recipe(law, table)
+    if {LOSS, FULL_LOSS} <= set(metrics):
+        law = catalogue_gap(below.table, below.metric(FULL_LOSS), below.metric(LOSS), below.cells)
+        parts = zip(zip(*told[LOSS], strict=True), zip(*predict_gap(law, table), strict=True), strict=True)
+        whole = [add_values(RunValue(*map(float, local)), RunValue(*map(float, gap))) for local, gap in parts]
+        statuses[GAP], told[GAP] = law.status, tuple(np.array(whole).T)
+    for metric, values in told.items():
+        for row, *value in zip(rows, *values, strict=True):
+            row[metric] = [float(f"{v:.6g}") for v in value]
+    foreseen: dict[str, object] = {"budget": budget, "runs": len(below.records), "status": statuses, "cells": rows}
+    return {**foreseen, "hash": content_hash(foreseen)}
+
+
+def planned_columns(cell: Cell, rate: float) -> dict[str, float]:
+    """A cell as the law of a recipe has it."""
+    return {"embedder_params": cell.embedder_params, "contextualizer_params": cell.contextualizer_params,
+            "slots_seen": cell.slots_seen, "steps": cell.steps, "batch_sequences": cell.batch_sequences,
+            "rate_at_512": rate / math.sqrt(cell.batch_sequences / 512)}  # fmt: skip
+
+
+def describe_cell(cell: Cell, recipe: Recipe) -> str:
+    train = recipe.train
+    return (f"{cell.flops:.2g} FLOPs  N {cell.params}  s {cell.embedder_share:.3f}  B {train.batch_sequences}"
+            f"  rate {train.learning_rate:.3g}  steps {train.steps}  seed {train.seed}")  # fmt: skip
+
+
 def register_forecasts(
     records: Sequence[Record], preset: Preset, budgets: Sequence[float], out: Path, metric: str = LOSS
 ) -> list[tuple[Path, RegisteredPlan]]:
@@ -176,7 +222,7 @@ def make_plan(
     cell = stage1_cell(C, factor * best["params"], best["share"], B, fixed)
     rate = recipe_rate(law, cell.embedder_params, cell.contextualizer_params) * math.sqrt(B / 512)
     rate = float(f"{rate:.4g}")
-    recipe = _recipe(cell, rate, typical)
+    recipe = planned_recipe(cell, rate, typical)
     passes = cell.slots_seen / (profile.train_slots or math.nan)
     how = f"least {LOSS} by one law over size, share, batch and rate, {law.residuals.n} runs"
     optimum = {knob: _quantity(best, name, value, how) for knob, name, value in (
@@ -208,10 +254,12 @@ def _quantity(best: Law, name: str, value: float, how: str) -> Quantity:
     return Quantity(value=value, low=ends[0], high=ends[1], source="this study", how=how)
 
 
-def _recipe(cell: Cell, rate: float, typical: Recipe) -> Recipe:
+def planned_recipe(cell: Cell, rate: float, typical: Recipe, warmup: float | None = None) -> Recipe:
+    """The recipe of a cell, in all else like another one."""
     train = typical.train.model_copy(
-        update={"batch_sequences": cell.batch_sequences, "steps": cell.steps, "learning_rate": rate, "seed": 0}
-    )
+        update={"batch_sequences": cell.batch_sequences, "steps": cell.steps, "learning_rate": rate, "seed": 0,
+                "warmup": typical.train.warmup if warmup is None else warmup}
+    )  # fmt: skip
     return Recipe(data=DataRecipe(seq_len=cell.seq_len), model=cell.model,
                   train=TrainRecipe(**train.to_values()),
                   evaluate=EvaluateRecipe(**typical.evaluate.to_values()))  # fmt: skip
@@ -219,10 +267,8 @@ def _recipe(cell: Cell, rate: float, typical: Recipe) -> Recipe:
 
 def _predictions(data: SurfaceData, law: Law, cell: Cell, rate: float, error: float) -> list[Prediction]:
     """The loss by the law, with what its roll-outs missed; other metrics as they follow the loss."""
-    B, rate_at_512 = cell.batch_sequences, rate / math.sqrt(cell.batch_sequences / 512)
-    row = {"embedder_params": cell.embedder_params, "contextualizer_params": cell.contextualizer_params,
-           "slots_seen": cell.slots_seen, "steps": cell.steps, "batch_sequences": B,
-           "rate_at_512": rate_at_512}  # fmt: skip
+    row = planned_columns(cell, rate)
+    B, rate_at_512 = cell.batch_sequences, row["rate_at_512"]
     value, low, high = (float(v[0]) for v in predict_recipe(law, columns_of([row])))
     reached = data.best(float(data.budgets.max())).metrics[LOSS].value
     miss = 2 * error * abs(reached - value)

@@ -1,37 +1,50 @@
 """The paper's experiment in its own range, in pieces that continue one store.
 
     python benchmarks/paper_range.py --out out/paper-range --pieces surface --minutes 8    # again until it is complete
+    python benchmarks/paper_range.py --out out/foresee --pieces foresee --earlier out/paper-range/records.store.xz
     python benchmarks/paper_range.py --out out/register --pieces register --earlier out/paper-range/records.store.xz
     python benchmarks/paper_range.py --out out/paper-range --pieces forecast --plans out/register
     python benchmarks/paper_range.py --out out/paper-range --pieces negatives,depth,init,batch
     python benchmarks/paper_range.py --out out/log --pieces surface --data DATASET --budgets 1e11,1e12,3e12,1e13
 
 `surface`: cells spread over N, share, B and rate at each budget by a Latin hypercube; four of the last but one budget
-with three seeds. `register`: the law of these cells, and plans for larger budgets, with their hashes, beside OUT; it
-needs Records only, no dataset. Commit them, then `forecast` runs their recipes, the largest first, the first budget's
-with two seeds. Every other piece is one axis of the paper by itself. Exits with 3 while something is left.
+with three seeds. `foresee`: what the law of the Records below the last budget says of its cells. `register`: the law
+of these cells, and plans for larger budgets, with their hashes, beside OUT. Both need Records only, no dataset. Commit
+what they write, then `forecast` runs the plans' recipes, the largest first, the first budget's with two seeds. Every
+other piece is one axis of the paper by itself. Exits with 3 while something is left.
 `--preset tiny --budgets 1e8,2e8,4e8 --cells 10,10,10 --forecast 4e9,4e10` does it all on a CPU in a minute.
 """
 
 import argparse
+import json
 import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from packing import Packer
-from paper_plan import register_forecasts
+from paper_plan import (
+    FOLLOWING,
+    LOSS,
+    SurfaceData,
+    foresee_cells,
+    planned_recipe,
+    profile_of,
+    register_forecasts,
+    surface_records,
+)
 from scipy.stats import qmc
 from surface_manifest import write_surface_manifest
 
 from habitus.data import Dataset
 from habitus.errors import ConfigError
+from habitus.files import write_atomic
 from habitus.planning import check_plan
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.shape import FixedSettings, stage1_cell
@@ -102,10 +115,6 @@ class Experiment:
     def seconds_left(self) -> float:
         return max(0.0, 60 * self.minutes - (time.monotonic() - self.began))
 
-    def usual_size(self, budget: float) -> float:
-        near, size = min(self.preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
-        return size * math.sqrt(budget / near)
-
     def recipe(self, cell: Cell, rate: float, seed: int = 0) -> Recipe:
         common = self.preset.common
         return Recipe(
@@ -126,25 +135,10 @@ class Experiment:
         recipes: list[Recipe] = []
         beyond = 0
         for budget, count in zip(budgets, counts, strict=True):
-            size, usual = self.usual_size(budget), self.preset.batch_sequences(budget)
-            points = qmc.LatinHypercube(4, seed=int(math.log10(budget) * 10)).random(count)
-            for number, point in enumerate(points):
-                n, s, b, r = (float(np.exp(np.interp(u, [0, 1], np.log(ends)))) for u, ends in
-                              zip(point, (SIZES, SHARES, BATCHES, RATES), strict=True))  # fmt: skip
-                batch = max(1, 2 ** round(math.log2(usual * b)))
-                try:
-                    cell = stage1_cell(budget, n * size, s, batch, self.fixed)
-                except ConfigError:
-                    continue  # no model of that size and share fits the budget
-                while cell.steps > MOST_STEPS:  # a chip that runs ten cells at once makes some 350 steps/s in all
-                    batch *= 2
-                    cell = stage1_cell(budget, n * size, s, batch, self.fixed)
-                if cell.steps < self.preset.common.min_steps:
-                    continue
-                if self.data is not None and self.runner.facts.epochs(batch, cell.steps) > 1.001:
+            for number, cell, rate in surface_cells(self.preset, self.fixed, budget, count):
+                if self.data is not None and self.runner.facts.epochs(cell.batch_sequences, cell.steps) > 1.001:
                     beyond += 1
                     continue
-                rate = float(f"{r * self.preset.rule_rate(batch, budget):.4g}")
                 seeded = budget == budgets[-2] and number < SEEDED
                 recipes += [self.recipe(cell, rate, seed) for seed in range(SEEDS if seeded else 1)]
         if beyond:
@@ -153,6 +147,22 @@ class Experiment:
         largest = [r for r in distinct.values() if self.flops(r) > 0.6 * max(budgets)]
         others = [r for r in distinct.values() if self.flops(r) <= 0.6 * max(budgets)]
         return self.run("surface", others) and self.run("surface, largest budget", largest, self.long_runner)
+
+    def foresee(self, budget: float, count: int) -> bool:
+        """What the law of the Records below a budget says of its cells, before they run: OUT/foreseen-BUDGET.json."""
+        data = SurfaceData(surface_records(read_records(self.out / "store"))).below(budget)
+        profile, like = profile_of(data.records, self.preset), data.records[0].recipe
+        common = self.preset.common
+        fixed = FixedSettings(profile, common.text_depth, common.head_dim, common.optimizer, common.precision)
+        found = [
+            (cell, planned_recipe(cell, rate, like, common.warmup))
+            for _, cell, rate in surface_cells(self.preset, fixed, budget, count)
+        ]
+        foreseen = foresee_cells(data, found, budget, str(profile.dataset_checksum), (LOSS, *FOLLOWING))
+        path = self.out / f"foreseen-{budget:.0e}.json".replace("+", "")
+        write_atomic(path, (json.dumps(foreseen, indent=1) + "\n").encode())
+        print(f"{foreseen['hash']} {path}")
+        return True
 
     def run(self, label: str, recipes: Sequence[Recipe], runner: RecipeRunner | None = None) -> bool:
         if self.seconds_left() <= 0:
@@ -183,7 +193,7 @@ class Experiment:
         """The preset with fewer cells per axis, around the usual model of a budget and a share."""
         preset = self.preset
         common = preset.common if share is None else preset.common.model_copy(update={"share": share})
-        cell = stage1_cell(at, self.usual_size(at), common.share, preset.batch_sequences(at), self.fixed)
+        cell = stage1_cell(at, usual_size(self.preset, at), common.share, preset.batch_sequences(at), self.fixed)
         model, usual = cell.model, preset.batch_sequences(at)
         row = preset.depth.rows[0].model_copy(update={"budget": at, "joint_dim": model.joint_dim, "width": model.width})
         count = min(self.dataset.num_candidates, NEGATIVES[-1])
@@ -236,6 +246,30 @@ class Experiment:
         return complete
 
 
+def usual_size(preset: Preset, budget: float) -> float:
+    near, size = min(preset.allocation.centres, key=lambda row: abs(math.log(row[0] / budget)))
+    return size * math.sqrt(budget / near)
+
+
+def surface_cells(preset: Preset, fixed: FixedSettings, budget: float, count: int) -> Iterator[tuple[int, Cell, float]]:
+    """The cells of a budget with their numbers and rates: those that can be built and make enough steps."""
+    size, usual = usual_size(preset, budget), preset.batch_sequences(budget)
+    points = qmc.LatinHypercube(4, seed=int(math.log10(budget) * 10)).random(count)
+    for number, point in enumerate(points):
+        n, s, b, r = (float(np.exp(np.interp(u, [0, 1], np.log(ends)))) for u, ends in
+                      zip(point, (SIZES, SHARES, BATCHES, RATES), strict=True))  # fmt: skip
+        batch = max(1, 2 ** round(math.log2(usual * b)))
+        try:
+            cell = stage1_cell(budget, n * size, s, batch, fixed)
+        except ConfigError:
+            continue  # no model of that size and share fits the budget
+        while cell.steps > MOST_STEPS:  # a chip that runs ten cells at once makes some 350 steps/s in all
+            batch *= 2
+            cell = stage1_cell(budget, n * size, s, batch, fixed)
+        if cell.steps >= preset.common.min_steps:
+            yield number, cell, float(f"{r * preset.rule_rate(batch, budget):.4g}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -249,7 +283,7 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, default=Path("docs/studies/paper-range"), help="Of --pieces forecast.")
     parser.add_argument("--seeds", type=int, default=2, help="Of the first forecast budget.")
     parser.add_argument("--metric", default="batch/loss")
-    parser.add_argument("--pieces", default="surface", help=f"surface, register, forecast, {', '.join(AXES)}")
+    parser.add_argument("--pieces", default="surface", help=f"surface, foresee, register, forecast, {', '.join(AXES)}")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--workers", type=int)
     parser.add_argument(
@@ -260,6 +294,7 @@ def main() -> None:
     one = Experiment(o.out, load_preset(o.preset), o.minutes, o.device, o.workers, o.earlier, o.data)
     steps = {
         "surface": lambda: one.surface(budgets, [int(n) for n in o.cells.split(",")]),
+        "foresee": lambda: one.foresee(budgets[-1], int(o.cells.split(",")[-1])),
         "register": lambda: one.register([float(b) for b in o.forecast.split(",")], o.metric),
         "forecast": lambda: one.forecast(o.plans, o.seeds),
         **{name: lambda name=name: one.axis(name, budgets, o.share) for name in AXES},

@@ -9,6 +9,7 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_batch_size, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
+from habitus.laws.catalogue_axis import fit_catalogue_gap
 from habitus.laws.context_axis import fit_context
 from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
 from habitus.laws.law_builders import law_without_values
@@ -141,6 +142,7 @@ def _fit_group(selection: Selection, metrics: Sequence[str], paired: PairedUsers
     """Every axis and metric of one group, and whether metrics want another size than the loss does."""
     by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in metrics]
     by_axis += [fit_study_recipe(selection.everything, metric) for metric in metrics]
+    by_axis += [fit_catalogue_gap(selection.everything, metric) for metric in metrics]
     tests = size_tests(selection.runs, metrics, lambda axis, metric: _error_of(selection, axis, metric), paired)
     return [*by_axis, AxisLaws(tuple(tests))]
 
