@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from habitus.errors import ConfigError
-from habitus.laws.catalogue_gap import catalogue_gap, predict_gap
 from habitus.laws.loss_link import LossLink, loss_link
 from habitus.laws.recipe_cost import SlotCost, slot_cost
 from habitus.laws.recipe_optimum import recipe_optimum
@@ -24,7 +23,6 @@ from habitus.laws.recipe_surface import (
     recipe_rate,
     recipe_surface,
 )
-from habitus.laws.recipe_value import RunValue, add_values
 from habitus.planning import register_plan
 from habitus.planning.facts import DatasetProfile
 from habitus.planning.hardware import hours_at, memory_of, rate_on
@@ -36,9 +34,8 @@ from habitus.store import Extrapolation, Law, Plan, Prediction, Quantity, Regist
 from habitus.sweeps import Preset, preset_dataset
 from habitus.typed import content_hash
 
-LOSS, FULL_LOSS = "batch/loss", "catalogue/loss"
-GAP = "catalogue/loss by batch/loss and a gap"
-FOLLOWING = (FULL_LOSS, "batch/recall@10", "batch/ndcg@10", "catalogue/recall@10", "catalogue/ndcg@10")
+LOSS = "batch/loss"
+FOLLOWING = ("catalogue/loss", "batch/recall@10", "batch/ndcg@10", "catalogue/recall@10", "catalogue/ndcg@10")
 SIZES = {"": 1.0, "-half": 0.5, "-twice": 2.0}  # of the first budget's plans
 
 
@@ -148,10 +145,7 @@ def rollout(data: SurfaceData, budget: float) -> dict[str, float]:
 def foresee_cells(
     below: SurfaceData, found: Sequence[tuple[Cell, Recipe]], budget: float, checksum: str, metrics: Sequence[str]
 ) -> dict[str, object]:
-    """What laws of the runs below a budget say of cells, [value, low, high] of one more run of each by metric.
-
-    catalogue/loss also as batch/loss and a gap, under GAP.
-    """
+    """What laws of the runs below a budget say of cells, [value, low, high] of one more run of each by metric."""
     columns = [planned_columns(cell, recipe.train.learning_rate) for cell, recipe in found]
     table = columns_of(columns)
     rows: list[dict[str, object]] = [
@@ -162,11 +156,6 @@ def foresee_cells(
     for metric in metrics:
         law = recipe_surface(below.table, below.metric(metric), below.cells, direction_of(metric))
         statuses[metric], told[metric] = law.status, predict_recipe(law, table)
-    if {LOSS, FULL_LOSS} <= set(metrics):
-        law = catalogue_gap(below.table, below.metric(FULL_LOSS), below.metric(LOSS), below.cells)
-        parts = zip(zip(*told[LOSS], strict=True), zip(*predict_gap(law, table), strict=True), strict=True)
-        whole = [add_values(RunValue(*map(float, local)), RunValue(*map(float, gap))) for local, gap in parts]
-        statuses[GAP], told[GAP] = law.status, tuple(np.array(whole).T)
     for metric, values in told.items():
         for row, *value in zip(rows, *values, strict=True):
             row[metric] = [float(f"{v:.6g}") for v in value]

@@ -3,7 +3,6 @@
 from habitus.laws.allocation import surface_optimum
 from habitus.laws.best_recipe import best_rate, best_recipe
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
-from habitus.laws.catalogue_gap import predict_gap
 from habitus.laws.checks import sign_of
 from habitus.laws.context_axis import describe_history, history_of_record, served_history
 from habitus.laws.correlation import (
@@ -27,7 +26,7 @@ from habitus.laws.paired_users import PairedUsers
 from habitus.laws.power_law import NO_TREND, power_law, predict_power_law, trend
 from habitus.laws.published import published_laws
 from habitus.laws.recipe_surface import predict_recipe
-from habitus.laws.recipe_value import RecipeLaws, RunValue, add_values
+from habitus.laws.recipe_value import RecipeLaws, RunValue
 from habitus.laws.response_surface import response_optimum, response_surface
 from habitus.laws.rollout import leave_one_out, rollout
 from habitus.laws.run_sources import read_runs
@@ -55,7 +54,6 @@ __all__ = [
     "RealisedCost",
     "RecipeLaws",
     "RunValue",
-    "add_values",
     "allocation_pipeline",
     "best_rate",
     "best_recipe",
@@ -84,7 +82,6 @@ __all__ = [
     "open_finite_log",
     "paired_regimes",
     "power_law",
-    "predict_gap",
     "predict_power_law",
     "predict_recipe",
     "predict_saturating",

@@ -68,9 +68,9 @@ def recipe_surface(
         return law_without_values("recipe_surface", FORM, "flat", len(y), "the metric is the same in all runs")
     logs = np.log(np.stack(columns, axis=1))
     u = logs - logs.mean(axis=0)
-    error = errors_from_form(compute, y)
+    error = _errors(compute, y)
     first = _fit(u, y, error, _starts(y, seed))
-    error = error * robust_scale(Surface.of(first).metric(u) - y, error, _NUM_VALUES)
+    error = error * _scale(Surface.of(first).metric(u) - y, error)
     best = _fit(u, y, error, [first])
     surface = Surface.of(best)
     scatter = _scatter(surface.metric(u) - y, error)
@@ -193,16 +193,16 @@ def budget_numbers(compute: Numbers) -> np.ndarray:
     return numbers
 
 
-def errors_from_form(compute: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _errors(compute: np.ndarray, y: np.ndarray) -> np.ndarray:
     """How far each run may be from the form, up to a factor: more, the worse it is than the best of its budget."""
     budget = budget_numbers(compute)
     above = np.array([value - y[budget == b].min() for value, b in zip(y, budget, strict=True)])
     return np.asarray(_FORM_ERROR * np.hypot(above, float(np.median(above)) or 1.0))
 
 
-def robust_scale(missed: np.ndarray, error: np.ndarray, num_values: int) -> float:
+def _scale(missed: np.ndarray, error: np.ndarray) -> float:
     """What errors are too large by: of the median, which a run that diverged does not move."""
-    dof = max(1, len(missed) - num_values)
+    dof = max(1, len(missed) - _NUM_VALUES)
     return float(max(1e-3, 1.4826 * np.median(np.abs(missed) / error) * np.sqrt(len(missed) / dof)))
 
 
@@ -214,7 +214,7 @@ def _scatter(missed: np.ndarray, error: np.ndarray) -> float:
     near = error <= np.median(error)
     dof = max(1, len(missed) - _NUM_VALUES)
     by_half = 1.4826 * float(np.median(np.abs(missed[near]))) * np.sqrt(len(missed) / dof)
-    return float(max(robust_scale(missed, error, _NUM_VALUES) * error.min(), by_half))
+    return float(max(_scale(missed, error) * error.min(), by_half))
 
 
 def _against_seeds(scatter: float, y: np.ndarray, groups: np.ndarray) -> dict[str, float]:

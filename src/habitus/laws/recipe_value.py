@@ -31,14 +31,6 @@ class RunValue(NamedTuple):
     high: float
 
 
-def add_values(one: RunValue, other: RunValue) -> RunValue:
-    """Two parts of one value, whose errors do not go together."""
-    value = one.value + other.value
-    below = float(np.hypot(one.value - one.low, other.value - other.low))
-    above = float(np.hypot(one.high - one.value, other.high - other.value))
-    return RunValue(value, value - below, value + above)
-
-
 @dataclass(frozen=True)
 class RecipeLaws:
     """The laws of one metric that say what a run should measure."""

@@ -5,9 +5,8 @@ else at its best.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -83,13 +82,6 @@ def _exponents(law: Law, budgets: Sequence[float], optima: Sequence[Law], cost: 
     return moves if len(within) == len(budgets) else moves.with_warnings(f"{why}: exponents are of these")
 
 
-class Reading(NamedTuple):
-    """What laws say of one more run of a recipe, given by its columns; None where they do not tell it."""
-
-    tell: Callable[[dict[str, list[float]]], RunValue | None]
-    r2: float | None
-
-
 class SurfaceRuns:
     """Runs as columns, for one metric. Where they are of several axes, budgets are those of `sized`."""
 
@@ -131,11 +123,6 @@ class SurfaceRuns:
         law = recipe_surface(self.table, self.values, self.cells, self.direction, draws=self.draws)
         return law.with_warnings(why) if (why := misfit(law)) else law
 
-    def reading(self) -> Reading | None:
-        """What a plan would forecast by; None where the runs have no law."""
-        law = self.law()
-        return Reading(partial(_by_law, law), law.residuals.r2) if law.values else None
-
     def cost(self) -> SlotCost:
         return slot_cost(self.table)
 
@@ -150,12 +137,12 @@ class SurfaceRuns:
         law = recipe_optimum(law, C, cost, self.most_slots)
         return law.model_copy(update={"details": {**law.details, "nominal": budget}})
 
-    def below(self, budget: float) -> Self:
+    def below(self, budget: float) -> "SurfaceRuns":
         runs = [run for run in self.runs if run.budget < 0.9 * budget]
-        return type(self)(runs, self.metric, self.draws, self.sized)
+        return SurfaceRuns(runs, self.metric, self.draws, self.sized)
 
-    def foremost(self, reading: Reading, budget: float) -> tuple[RunValue, float]:
-        """What is told of the cells of a budget of which most is expected, and what they measured, means of a few.
+    def foremost(self, law: Law, budget: float) -> tuple[RunValue, float]:
+        """What a law says of the cells of a budget that it expects most of, and what they measured, means of a few.
 
         Nothing measured chooses them: the best of many cells is partly the luckiest, and a forecast that is held
         against it looks too poor. Cells with a knob that the law's runs never moved are left out.
@@ -163,11 +150,12 @@ class SurfaceRuns:
         numbers, sign = self.cells, sign_of(self.direction)
         at = {int(numbers[k]): run for k, run in enumerate(self.runs)
               if run.budget == budget and self.sized in ("", run.axis)}  # fmt: skip
-        told = {}
-        for number, run in at.items():
-            value = reading.tell({name: [v] for name, v in recipe_columns(run).items()})
-            if value is not None:
-                told[number] = value
+        rows = {number: {name: [v] for name, v in recipe_columns(run).items()} for number, run in at.items()}
+        told = {
+            number: RunValue(*(float(v[0]) for v in predict_recipe(law, row)))
+            for number, row in rows.items()
+            if not why_untold(law, row)
+        }
         chosen = sorted(told, key=lambda number: sign * told[number].value)[:_FOREMOST]
         if not chosen:
             raise FitError(f"no cell of {budget:g} FLOPs that the law of smaller budgets can tell")
@@ -179,21 +167,17 @@ class SurfaceRuns:
         made = []
         for budget in self.budgets[2:]:
             below = self.below(budget)
-            if len(below.budgets) < 2 or (reading := below.reading()) is None:
+            if len(below.budgets) < 2 or not (law := below.law()).values:
                 continue
             (far_c, near_c), fitted = below.budgets[-2:], np.array(below.budgets)
             try:
-                (told, observed), (_, near), (_, far) = (self.foremost(reading, c) for c in (budget, near_c, far_c))
+                (told, observed), (_, near), (_, far) = (self.foremost(law, c) for c in (budget, near_c, far_c))
             except FitError:
                 continue
             line = near + (near - far) * math.log(budget / near_c) / math.log(near_c / far_c)
-            forecast = hold_against(observed, told, fitted, budget, reading.r2)
+            forecast = hold_against(observed, told, fitted, budget, law.residuals.r2)
             made.append(forecast.model_copy(update={"last": near, "log_line": line}))
         return made
-
-
-def _by_law(law: Law, row: dict[str, list[float]]) -> RunValue | None:
-    return None if why_untold(law, row) else RunValue(*(float(v[0]) for v in predict_recipe(law, row)))
 
 
 def recipe_columns(run: MeasuredRun) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from habitus.store import NamedRollout
 
 # A study has one roll-out or two, which can be right by luck: on planted studies intervals failed where they were.
-LEAST_MISS = 0.15
+_LEAST_MISS = 0.15
 _KNOWN_REACH = 10.0  # times the largest budget: so far forecasts were seen to hold, at a hundred times not all did
 
 
@@ -48,8 +48,8 @@ def share_missed(rollouts: Sequence[Foreseen]) -> float:
     missed = math.fsum((r.measured - r.forecast) ** 2 for r in rollouts)
     promised = math.fsum((r.forecast - r.last) ** 2 for r in rollouts)
     if not promised:
-        return math.inf if missed else LEAST_MISS
-    return max(LEAST_MISS, math.sqrt(missed / promised))
+        return math.inf if missed else _LEAST_MISS
+    return max(_LEAST_MISS, math.sqrt(missed / promised))
 
 
 def allowance(rollouts: Sequence[Foreseen], reach: float) -> tuple[float, str]:

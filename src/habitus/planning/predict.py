@@ -13,31 +13,29 @@ from habitus.laws import (
     RealisedCost,
     RecipeLaws,
     RunValue,
-    add_values,
-    predict_gap,
     predict_recipe,
     predict_saturating,
     realised_cost,
     why_untold,
 )
 from habitus.planning.facts import ParentMetrics, StageTwoKey
-from habitus.planning.foresight import LEAST_MISS, allowance, error_of_gain, foreseen_by, widened
+from habitus.planning.foresight import allowance, error_of_gain, foreseen_by, widened
 from habitus.planning.knobs import study_batch
 from habitus.planning.measured import SIZED_AXES, better_for_less
 from habitus.planning.ranking_link import follows_loss
-from habitus.planning.sources import LOSS, RECIPE_SURFACE, SourcedLaws, stage1_metrics
+from habitus.planning.sources import RECIPE_SURFACE, SourcedLaws, stage1_metrics
 from habitus.sizing import Cell
-from habitus.store import CATALOGUE_GAP, STUDY_RECIPE, Law, LawEntry, Prediction, direction_of
+from habitus.store import STUDY_RECIPE, Law, LawEntry, Prediction, direction_of
 
 _READINGS = {
     "loss_law": "L*(C) and its valley of {metric} at the planned N and D",
     "surface": "L(N, D) of {metric} at the planned N and D",
     STUDY_RECIPE: "one law of {metric} over size, share, data, batch and rate, at the planned recipe",
     RECIPE_SURFACE: "one law of {metric} over size, share, data, batch and rate, at the planned recipe",
-    CATALOGUE_GAP: "one law of batch/loss over size, share, data, batch and rate and one of how much more {metric} is, "
-    "at the planned recipe",
 }
-_WHOLE_RECIPE = (RECIPE_SURFACE, STUDY_RECIPE, CATALOGUE_GAP)
+_WHOLE_RECIPE = (RECIPE_SURFACE, STUDY_RECIPE)
+
+
 _SAME_BATCH = math.log(1.5)
 
 
@@ -163,7 +161,8 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
             del readings[name]
     if not readings:
         return _why_unread(run, metric, laws)
-    reading = _least_missed({name: errors[name] for name in readings})
+    # The reading whose roll-outs missed less; the first where there were none.
+    reading = min(readings, key=lambda name: math.inf if errors[name] is None else errors[name] or 0.0)
     error, reached = errors[reading], _best_measured(metric, laws)
     share, allowed = allowance(rollouts[reading], run.flops / reached[0] if reached is not None else 1.0)
 
@@ -188,17 +187,6 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
     return _prediction(metric, 1, value, low, high, laws, how)
 
 
-def _least_missed(errors: Mapping[str, float | None]) -> str:
-    """The reading whose roll-outs missed less; the first where there were none.
-
-    catalogue/loss is batch/loss and a gap, unless its own law missed less by more than one roll-out may by luck: that
-    law cannot bend downward, and where a gap begins to close no roll-out has seen it yet.
-    """
-    missed = {name: math.inf if error is None else error for name, error in errors.items()}
-    least = min(missed, key=lambda name: missed[name])
-    return CATALOGUE_GAP if missed.get(CATALOGUE_GAP, math.inf) <= missed[least] + LEAST_MISS else least
-
-
 def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Callable[[float], RunValue]]:
     """The laws that are identified, each as the value of the planned run with so many slots."""
     readings: dict[str, Callable[[float], RunValue]] = {}
@@ -210,11 +198,6 @@ def _readings(run: PlannedRun, metric: str, laws: SourcedLaws) -> dict[str, Call
         law = next((e.law for e in laws.entries(name, [metric]) if e.law.ok), None)
         if law is not None and run.batch_sequences and not why_untold(law, run.knobs(run.slots)):
             readings[name] = partial(_by_recipe, law, run)
-    gap = next((e.law for e in laws.entries(CATALOGUE_GAP, [metric]) if e.law.ok), None)
-    if gap is not None and run.batch_sequences and not why_untold(gap, run.knobs(run.slots)):
-        local = _readings(run, LOSS, laws)
-        for name in set(_WHOLE_RECIPE) & set(local):
-            readings[CATALOGUE_GAP] = partial(_by_gap, local[name], gap, run)
     return readings
 
 
@@ -233,10 +216,6 @@ def _is_same_batch(one: float, other: float) -> bool:
 
 def _by_recipe(law: Law, run: PlannedRun, slots: float) -> RunValue:
     return RunValue(*(float(column[0]) for column in predict_recipe(law, run.knobs(slots))))
-
-
-def _by_gap(local: Callable[[float], RunValue], gap: Law, run: PlannedRun, slots: float) -> RunValue:
-    return add_values(local(slots), RunValue(*(float(column[0]) for column in predict_gap(gap, run.knobs(slots)))))
 
 
 def _why_unread(run: PlannedRun, metric: str, laws: SourcedLaws) -> str:

@@ -7,7 +7,7 @@ from habitus.reporting.format import count, percent, power_of_ten, sentence, sig
 from habitus.reporting.runs import make_views
 from habitus.reporting.study import Study
 from habitus.reporting.valleys import compute_axis
-from habitus.store import CATALOGUE_GAP, STUDY_RECIPE, Forecast, NamedRollout
+from habitus.store import STUDY_RECIPE, Forecast, NamedRollout
 
 _VERDICTS = {True: "yes", False: "no", None: "–"}
 _LETTERS = {
@@ -16,7 +16,6 @@ _LETTERS = {
     "surface": "L(N, D)",
     "recipe_surface": "the recipe's law",
     STUDY_RECIPE: "the recipe's law",
-    CATALOGUE_GAP: "batch/loss and the gap",
 }
 
 

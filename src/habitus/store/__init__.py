@@ -34,7 +34,7 @@ from habitus.store.folder import (
 )
 from habitus.store.gpus import GPUS, Gpu, gpu_named, gpu_reported
 from habitus.store.law import LEVELS, Interval, Law, LawStatus, Residuals, level_key
-from habitus.store.law_names import CATALOGUE_GAP, LAW_NAMES, STUDY_RECIPE, LawName
+from habitus.store.law_names import LAW_NAMES, STUDY_RECIPE, LawName
 from habitus.store.laws import (
     BestRate,
     BootstrapIntervals,
@@ -124,7 +124,6 @@ __all__ = [
     "ATTEMPTS",
     "AXES",
     "BEYOND_SLICE",
-    "CATALOGUE_GAP",
     "CONTEXT_SLICE",
     "CORRELATED_REGIMES",
     "CUTOFFS",

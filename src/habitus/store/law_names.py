@@ -15,8 +15,7 @@ class LawName:
     column: str | None = None  # of the summary, where an optimum and the law through it share one
 
 
-# What a plan forecasts by; the others are named where they are fitted.
-STUDY_RECIPE, CATALOGUE_GAP = "study_recipe", "catalogue_gap"
+STUDY_RECIPE = "study_recipe"  # what a plan forecasts by; the others are named where they are fitted
 
 # A new law is a line here and the estimator in `laws` that gives it. In the order in which laws are printed.
 LAW_NAMES = {
@@ -57,7 +56,6 @@ LAW_NAMES = {
         LawName("recipe_optimum", "best recipe of a budget", "One law of the recipe", column="recipe"),
         LawName("recipe_optimum_executed", "best recipe by executed FLOPs", "One law of the recipe"),
         LawName(STUDY_RECIPE, "law over size, share, data, batch and rate", "One law of the recipe", column="recipe"),
-        LawName(CATALOGUE_GAP, "what the whole catalogue adds to batch/loss", "One law of the recipe"),
         LawName("finite_log", "law of a finite log", "A log that ends: metric over N, unique events and passes"),
         LawName("negatives_optimum", "K*", "Negatives K*", per_budget=True, column="K*"),
         LawName("negatives_law", "K*(C)", "K*(C)", column="K*"),
