@@ -4,7 +4,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from habitus.cli import app
 from habitus.data import Dataset, prepare
 from habitus.data.describe import describe, top_share, zipf_slope
 from habitus.data.guess import guess_schema
@@ -25,6 +27,9 @@ def test_a_description_counts_what_the_tables_hold(tmp_path: Path) -> None:
     assert found.history.median == np.median(lengths)
     assert found.popularity.items_with_events == len(set(events["item_id"]))
     assert found.popularity.repeat_share == pytest.approx(1 - len(pairs) / found.events)
+    assert found.duplicates == found.events - len(
+        set(zip(events["user_id"], events["item_id"], events["timestamp"], strict=True))
+    )
     assert found.popularity.cold_items >= 3  # items 6, 7 and 8 have no event
     filled = sum(value is not None for value in events["paid"]) / found.events
     assert found.event_fields_filled["paid"] == pytest.approx(filled)
@@ -46,6 +51,21 @@ def test_items_that_no_field_tells_apart_are_counted(tmp_path: Path) -> None:
     assert describe(prepared(tmp_path / "b", make_events(), items)).items_alike == 5
     items["price"][8] = 99.0
     assert describe(prepared(tmp_path / "c", make_events(), items)).items_alike == 3
+
+
+def test_events_that_stand_there_twice_are_counted_and_told(tmp_path: Path) -> None:
+    day = "2025-03-0{}"
+    rows = [("a", "i0", 1), ("a", "i1", 1), ("a", "i0", 2), ("b", "i0", 2), ("b", "i0", 3)]
+    twice = [*rows, ("a", "i0", 1), ("a", "i0", 1), ("b", "i0", 3)]  # the first with another event between
+    for name, log, duplicates in (("once", rows, 0), ("twice", twice, 3)):
+        users, items, days = zip(*log, strict=True)
+        events = {"user_id": [*users], "item_id": [*items], "timestamp": [day.format(n) for n in days]}
+        events |= {"event_type": ["view"] * len(log), "paid": [1.0 + n for n in range(len(log))]}
+        data = prepared(tmp_path / name, events, make_items())
+        assert (describe(data).duplicates, describe(data).events) == (duplicates, len(log))
+        printed = CliRunner().invoke(app, ["describe", str(data.path)]).output
+        told = "3 events (37.5%) have user, item and time of another before them: rows that were loaded twice"
+        assert (told in printed) == bool(duplicates)
 
 
 def test_popularity_is_worked_out_by_hand() -> None:
@@ -152,8 +172,9 @@ def test_roles_that_are_not_found_are_named_and_can_be_given(tmp_path: Path) -> 
     assert (schema.events.user, schema.events.item, schema.events.timestamp) == ("Kunde", "Artikel", "Datum")
     assert schema.items.item == "Artikel"
     assert schema.events.time_format == "%d.%m.%Y"
-    assert "numbers in Preis of the events, as 9,50? They are read with a decimal point only" in notes
-    assert "numbers in Listenpreis of the items, as 79,00? They are read with a decimal point only" in notes
+    assert (schema.events.decimal, schema.events.fields["Preis"]) == (",", "number")
+    assert (schema.items.decimal, schema.items.fields["Listenpreis"]) == (",", "number")
+    assert not any("numbers in" in note for note in notes)
     with pytest.raises(DataError, match=r"'Kunden', which is no column \(did you mean 'Kunde'\?\)"):
         guess_schema(*tables, roles={"user": "Kunden"})
     with pytest.raises(ConfigError, match=r"users is no role \(did you mean 'user'\?\)"):
@@ -195,10 +216,9 @@ def test_users_in_german_are_known_by_what_they_share(tmp_path: Path) -> None:
     schema = guess_schema(*tables, note=notes.append)
     assert schema.events.user == "Kunde" and schema.users is not None and schema.users.user == "Kunde"
     assert schema.items.fields["Neu"] == "time"
-    # Dates and numbers that would have to be written otherwise are no categories.
-    assert "Preis" not in schema.events.fields and "Seit" not in schema.users.fields
+    # Dates that would have to be written otherwise are no categories.
+    assert "Seit" not in schema.users.fields
     assert "dates in Seit of the users, as 01.02.2020? Fields are read in ISO form only, as 2025-03-01" in notes
-    assert "numbers in Preis of the events, as 9,50? They are read with a decimal point only" in notes
     several = "".join(f"k1;{day}.02.2020;t{day % 2}\n" for day in (11, 12, 13, 14))
     (tmp_path / "users.csv").write_text("Kunde;date;Tarif\n" + several)
     users = guess_schema(*tables, roles={"user": "Kunde"}).users

@@ -44,6 +44,12 @@ def describe(
     console = Console()
     for table in [_structure_table(result)] if isinstance(result, Structure) else _tables(result):
         console.print(table)
+    if not isinstance(result, Structure) and result.duplicates:
+        typer.echo(
+            f"{result.duplicates:,} events ({result.duplicates / result.events:.1%}) have user, item and time of "
+            "another before them: rows that were loaded twice, or times too coarse to tell events apart. "
+            "Nothing was dropped"
+        )
     typer.echo(f"Next: habitus train --data {quote(str(dataset))} --out run")
 
 

@@ -2,7 +2,7 @@
 
 from habitus.data.batch import Batch, ItemFeatures
 from habitus.data.card import data_facts, write_dataset_card
-from habitus.data.columns import MICROSECONDS_PER_DAY, NUMBER_PATTERN, read_form, to_categories
+from habitus.data.columns import COMMA_PATTERN, MICROSECONDS_PER_DAY, NUMBER_PATTERN, read_form, to_categories
 from habitus.data.contexts import events_after, histories_before, history_reach
 from habitus.data.dataset import Dataset
 from habitus.data.describe import Description, describe
@@ -23,6 +23,7 @@ from habitus.data.users_table import add_user_columns
 from habitus.data.windows import SEGMENT, pack
 
 __all__ = [
+    "COMMA_PATTERN",
     "DISPLAY_FILE",
     "KINDS",
     "MICROSECONDS_PER_DAY",

@@ -11,6 +11,9 @@ MICROSECONDS_PER_DAY = 86_400_000_000
 _LAST_IN_MICROSECONDS = {"s": (2**63 - 1) // 10**6, "ms": (2**63 - 1) // 10**3}  # later ones do not fit 64 bits
 NUMBER_PATTERN = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 
+# With a decimal comma: points stand between thousands, and only before a comma, since 1.250 may be meant either way.
+COMMA_PATTERN = r"^\s*[+-]?(\d+,?\d*|,\d+|\d{1,3}(\.\d{3})+,\d*)([eE][+-]?\d+)?\s*$"
+
 
 def to_strings(column: pa.Array) -> pa.Array:
     return column if pa.types.is_string(column.type) else column.cast(pa.string())

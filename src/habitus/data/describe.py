@@ -74,6 +74,7 @@ class Description(Typed):
     train: SplitSize
     validation: SplitSize
     test: SplitSize | None = None  # absent where there is no test side
+    duplicates: int  # events with user, item and time of one before them
     items_alike: int  # whose fields are all those of another: only histories tell them apart
     item_fields_filled: dict[str, float]
     event_fields_filled: dict[str, float]
@@ -84,7 +85,7 @@ class Description(Typed):
 def describe(dataset: Dataset) -> Description:
     """The description of a dataset, from its manifest and one pass over its events."""
     manifest = dataset.manifest
-    counts, repeats = _item_counts(dataset)
+    counts, repeats, duplicates = _item_counts(dataset)
     is_time = dataset.schema.events.time_unit != "order"
     return Description(
         users=dataset.num_users,
@@ -107,6 +108,7 @@ def describe(dataset: Dataset) -> Description:
         train=_split_size(dataset, "train"),
         validation=_split_size(dataset, "validation"),
         test=_split_size(dataset, "test") if dataset.manifest.test else None,
+        duplicates=duplicates,
         items_alike=_count_alike(dataset),
         item_fields_filled={n: c / dataset.num_items for n, c in manifest.item_fields_filled.items()},
         event_fields_filled={n: c / dataset.num_events for n, c in manifest.event_fields_filled.items()},
@@ -163,17 +165,20 @@ def zipf_slope(counts: np.ndarray) -> float | None:
     return -float(np.polyfit(np.log(ranks), np.log(popular[ranks - 1]), 1)[0])
 
 
-def _item_counts(dataset: Dataset) -> tuple[np.ndarray, int]:
-    """How often each item occurs, and how many events repeat an item of the same user."""
+def _item_counts(dataset: Dataset) -> tuple[np.ndarray, int, int]:
+    """How often each item occurs, and how many events repeat an item of the same user, and of the same moment."""
     counts = np.zeros(dataset.num_items, np.int64)
-    repeats = 0
+    repeats = duplicates = 0
     for first, last in _user_blocks(dataset.user_offsets):
         offsets = dataset.user_offsets[first : last + 1]
         items = dataset.items[offsets[0] : offsets[-1]]
         np.add.at(counts, items, 1)
         user = np.repeat(np.arange(last - first), np.diff(offsets))
         repeats += len(items) - len(np.unique(user * dataset.num_items + items))
-    return counts, repeats
+        times = dataset.times[offsets[0] : offsets[-1]]
+        moment = np.cumsum((np.diff(user, prepend=0) != 0) | (np.diff(times, prepend=times[0]) != 0))
+        duplicates += len(items) - len(np.unique(moment * dataset.num_items + items))
+    return counts, repeats, duplicates
 
 
 def _user_blocks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from habitus.data.category_lists import guess_separator
+from habitus.data.columns import COMMA_PATTERN
 from habitus.data.kinds import KINDS, ColumnSample
 from habitus.data.sources import SourceTable, open_table
 from habitus.errors import ConfigError, DataError
@@ -28,6 +29,7 @@ _DAY_AND_MONTH = (
 )
 _ISO_DATE = r"^\s*\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\s*$"
 _ISO, _DECIMAL_COMMA = r"^\s*\d{4}[-/]?\d{1,2}", r"^\s*[+-]?\d{1,3}(\.?\d{3})*,\d+\s*$"
+_NOT_THOUSANDS = r",(\d{1,2}|\d{4,})\s*$"  # 1,234 may be a thousand and some
 _SHORT = 100  # characters of a name, on average
 _SAMPLE_ROWS = 20_000
 _EVENT_KINDS = (*USER_KINDS, "text")  # lists of numbers may be anything: vectors are for a person to name
@@ -50,9 +52,9 @@ def guess_schema(
     with tempfile.TemporaryDirectory() as scratch, duckdb.connect(":memory:") as con:
         event_table = open_table("events", events, con, Path(scratch))
         item_table = open_table("items", items, con, Path(scratch))
-        event_rows, item_rows = _sample(event_table), _sample(item_table)
+        (event_rows, event_decimal), (item_rows, item_decimal) = _sample(event_table), _sample(item_table)
         user_table = None if users is None else open_table("users", users, con, Path(scratch))
-        user_rows = None if user_table is None else _sample(user_table)
+        user_rows, user_decimal = (None, {}) if user_table is None else _sample(user_table)
     usual = {"user": _USER, "item": _ITEM, "timestamp": _TIME}
     given = _check_roles(dict(roles or {}), usual, event_table)
     seen = _shared_key(event_table, item_table, item_rows, "item") | _only_times(event_rows)
@@ -95,13 +97,13 @@ def guess_schema(
     found = {"user": user, "item": item, "timestamp": time, "time_unit": unit}
     if form is not None:
         found["time_format"] = form
-    item_values: dict[str, Any] = {"item": item_key, "fields": item_fields}
+    item_values: dict[str, Any] = {"item": item_key, **item_decimal, "fields": item_fields}
     name = _name(item_rows, item_fields)
     if name is not None:
         item_values["display"] = (name,)
-    values: dict[str, Any] = {"events": {**found, "fields": event_fields}, "items": item_values}
+    values: dict[str, Any] = {"events": {**found, **event_decimal, "fields": event_fields}, "items": item_values}
     if user_table is not None and user_rows is not None:
-        users_section = _guess_users(user_table, user_rows, user, unit)
+        users_section = _guess_users(user_table, user_rows, user, unit) | user_decimal
         values["users"] = users_section
         known = users_section.get("timestamp")
         _note_forms(note, "users", user_rows.drop_columns(known) if known is not None else user_rows)
@@ -139,7 +141,10 @@ def _note_forms(note: Callable[[str], None], role: str, rows: pa.Table, time: st
         elif name != time and _has_other_dates(values):
             note(f"dates in {name} of the {role}, as {first}? Fields are read in ISO form only, as 2025-03-01")
         elif pc.all(pc.match_substring_regex(values, _DECIMAL_COMMA)).as_py():
-            note(f"numbers in {name} of the {role}, as {first}? They are read with a decimal point only")
+            note(
+                f"numbers in {name} of the {role}, as {first}? They are read with a decimal point, or all of the table "
+                f'with a comma: decimal = "," under [{role}]'
+            )
 
 
 def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str) -> dict[str, Any]:
@@ -159,7 +164,8 @@ def _guess_users(table: SourceTable, rows: pa.Table, user: str, event_unit: str)
     return values
 
 
-def _sample(table: SourceTable) -> pa.Table:
+def _sample(table: SourceTable) -> tuple[pa.Table, dict[str, str]]:
+    """The first rows, text that is all numbers as numbers, and the key of the schema that a decimal comma needs."""
     readable = [name for name, kind in table.types.items() if not isinstance(kind, str) and _has_values(kind)]
     batches, rows = [], 0
     for batch in table.batches(readable):
@@ -167,8 +173,33 @@ def _sample(table: SourceTable) -> pa.Table:
         rows += batch.num_rows
         if rows >= _SAMPLE_ROWS:
             break
-    sample = pa.Table.from_batches(batches)
-    return pa.table({name: _as_numbers(sample[name]) for name in sample.column_names})
+    texts = pa.Table.from_batches(batches)
+    rows = pa.table({name: _as_numbers(texts[name]) for name in texts.column_names})
+    has_points = any(texts[n].type != rows[n].type and pa.types.is_floating(rows[n].type) for n in rows.column_names)
+    if has_points or not any(_has_decimal_comma(rows[name]) for name in rows.column_names):
+        return rows, {}
+    return pa.table({name: _with_points(rows[name]) for name in rows.column_names}), {"decimal": ","}
+
+
+def _has_decimal_comma(column: pa.ChunkedArray) -> bool:
+    """Whether all texts are numbers as 12,50; as 1,234 they may be thousands."""
+    texts = column.drop_null()
+    return (
+        pa.types.is_string(texts.type)
+        and len(texts) > 0
+        and pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py()
+        and pc.any(pc.match_substring_regex(texts, _NOT_THOUSANDS)).as_py()
+    )
+
+
+def _with_points(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts that are all numbers, some of them with a decimal comma, as numbers."""
+    if not pa.types.is_string(column.type) or not pc.any(pc.match_substring(column, ",")).as_py():
+        return column
+    if not pc.all(pc.match_substring_regex(column, COMMA_PATTERN)).as_py():
+        return column
+    points = pc.replace_substring(pc.replace_substring(column, ".", ""), ",", ".")
+    return pc.utf8_trim_whitespace(points).cast(pa.float64())
 
 
 def _check_roles(given: dict[str, str], roles: Mapping[str, Any], table: SourceTable) -> dict[str, str]:

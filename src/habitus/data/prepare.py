@@ -32,7 +32,7 @@ from habitus.data.sorted_events import bring_into_order, encode_sorted, read_ahe
 from habitus.data.sources import CHUNK_ROWS, SourceTable, explain_query_error, is_disk_full, open_table, rechunk
 from habitus.data.survey import ItemStream, TextOptions, survey_items
 from habitus.errors import ConfigError, DataError, HabitusError
-from habitus.events import Schema
+from habitus.events import Schema, comma_numbers
 from habitus.files import staged_folder
 from habitus.progress import Progress
 from habitus.units import format_bytes, parse_bytes
@@ -194,10 +194,13 @@ def _read(
 ) -> tuple[EventLog, Assembly]:
     """Open, check and survey the tables; errors in any are raised before the long work starts."""
     progress("opening files", 0.0)
-    tables = open_table("events", inputs.events, con, scratch), open_table("items", inputs.items, con, scratch)
-    tables = tables[0], add_no_item(tables[1], schema, con, scratch)
+    events = open_table("events", inputs.events, con, scratch, comma_numbers(schema.events))
+    items = open_table("items", inputs.items, con, scratch, comma_numbers(schema.items))
+    tables = events, add_no_item(items, schema, con, scratch)
     leave_room(con, options.memory, tables[1].num_rows)
-    users = None if inputs.users is None else open_table("users", inputs.users, con, scratch)
+    users = None
+    if inputs.users is not None:
+        users = open_table("users", inputs.users, con, scratch, comma_numbers(schema.users))
     if driver is not None:
         work = RayWork(driver, scratch, options.memory, options.parts, progress)
         log: EventLog = RayEventLog(con, schema, *tables, users, work)

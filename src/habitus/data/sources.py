@@ -4,7 +4,7 @@ import csv
 import glob
 import gzip
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from habitus.data.columns import COMMA_PATTERN
 from habitus.data.remote import fetch_table, is_remote, named_as
 from habitus.errors import DataError
 from habitus.interrupts import hold_interrupts
@@ -104,27 +105,32 @@ class SourceTable:
         return rechunk(read(), CHUNK_ROWS)
 
 
-def open_table(role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path) -> SourceTable:
+def open_table(
+    role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path, commas: Collection[str] = ()
+) -> SourceTable:
     """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`.
 
-    Files of an object store are first copied there, too; errors name them by their URLs.
+    So are tables with text in the columns `commas`, numbers with a decimal comma that get a point. Files of an object
+    store are first copied there, too; errors name them by their URLs.
     """
     if not is_remote(pattern):
-        return _open_files(role, pattern, _matching_paths(role, pattern), con, scratch)
+        return _open_files(role, pattern, _matching_paths(role, pattern), con, scratch, commas)
     names = fetch_table(role, pattern, scratch / "fetched" / role)
     with named_as(names):
-        table = _open_files(role, pattern, list(names), con, scratch)
+        table = _open_files(role, pattern, list(names), con, scratch, commas)
     sources = zip(table.sources, names.values(), strict=True)
     return replace(table, sources=tuple(replace(source, name=name) for source, name in sources))
 
 
-def _open_files(role: str, pattern: str, paths: list[Path], con: "DuckDBPyConnection", scratch: Path) -> SourceTable:
+def _open_files(
+    role: str, pattern: str, paths: list[Path], con: "DuckDBPyConnection", scratch: Path, commas: Collection[str]
+) -> SourceTable:
     sources, schemas = [], []
     for number, path in enumerate(paths):
         parquet = path
-        if _format(path) != "parquet":
+        if _format(path) != "parquet" or _has_texts(path, commas):
             parquet = scratch / f"{role}-{number:05d}.parquet"
-            _convert(path, parquet, con)
+            _convert(path, parquet, con, commas)
         schema, num_rows = _parquet_schema(path, parquet)
         _check_names(path, schema.names)
         sources.append(Source(str(path), parquet, num_rows))
@@ -201,18 +207,27 @@ def _format(path: Path) -> str:
     return kind
 
 
-def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection") -> None:
+def _has_texts(path: Path, columns: Collection[str]) -> bool:
+    """Whether any of the columns is text in a Parquet file."""
+    if not columns:
+        return False
+    schema, _ = _parquet_schema(path, path)
+    return any(plain_type(schema.field(name).type) == pa.string() for name in columns if name in schema.names)
+
+
+def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection", commas: Collection[str]) -> None:
     with hold_interrupts():
         import duckdb
 
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty", expected="a header line and a row per event or item")
     try:
-        reader = _csv_reader(path) if _format(path) == "csv" else _json_reader(path)
-        columns = con.execute(f"DESCRIBE SELECT * FROM {reader}", {"path": str(path)}).fetchall()
-        chosen = ", ".join(_select_sql(name, kind) for name, kind, *_ in columns)
+        readers = {"csv": _csv_reader, "json": _json_reader, "parquet": _parquet_reader}
+        reader, name = readers[_format(path)](path), glob.escape(str(path))  # a name with brackets is no pattern
+        columns = con.execute(f"DESCRIBE SELECT * FROM {reader}", {"path": name}).fetchall()
+        chosen = ", ".join(_select_sql(column, kind, has_comma=column in commas) for column, kind, *_ in columns)
         con.execute(
-            f"COPY (SELECT {chosen} FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": str(path)}
+            f"COPY (SELECT {chosen} FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": name}
         )
     except (duckdb.Error, UnicodeDecodeError) as error:
         if is_disk_full(error) or isinstance(error, duckdb.OutOfMemoryException | duckdb.InterruptException):
@@ -257,9 +272,21 @@ def _json_reader(path: Path) -> str:
     return f"read_json($path, format = '{layout}', sample_size = -1, dateformat = 'iso', timestampformat = 'iso')"
 
 
-def _select_sql(name: str, kind: str) -> str:
-    """A column without the types that have no plain Arrow form."""
+def _parquet_reader(path: Path) -> str:
+    return "read_parquet($path, hive_partitioning = false)"
+
+
+def _select_sql(name: str, kind: str, *, has_comma: bool) -> str:
+    """A column without the types that have no plain Arrow form, and with decimal points."""
     column = '"' + name.replace('"', '""') + '"'
+    if has_comma and kind == "VARCHAR":
+        # What could be read by a point, and is not meant so, is made unreadable: an error shows it as it is here.
+        return (
+            f"CASE WHEN regexp_full_match({column}, '{COMMA_PATTERN}') "
+            f"THEN replace(replace({column}, '.', ''), ',', '.') "
+            f"WHEN contains({column}, '.') AND TRY_CAST({column} AS DOUBLE) IS NOT NULL "
+            f"THEN {column} || ' (without a decimal comma)' ELSE {column} END AS {column}"
+        )
     if kind == "UUID":
         return f"CAST({column} AS VARCHAR) AS {column}"
     return f"{column}->>'$' AS {column}" if kind == "JSON" else column

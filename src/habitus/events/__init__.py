@@ -10,6 +10,7 @@ from habitus.events.schema import (
     Schema,
     TimeUnit,
     UserColumns,
+    comma_numbers,
     user_field,
 )
 from habitus.events.targets import Targets
@@ -36,6 +37,7 @@ __all__ = [
     "ViewQueries",
     "World",
     "WorldConfig",
+    "comma_numbers",
     "schema_of",
     "user_field",
     "write_world",

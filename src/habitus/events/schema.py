@@ -77,11 +77,26 @@ def _check_time_format(text: str) -> str:
     return text
 
 
+def _check_decimal(mark: str) -> str:
+    if mark not in (".", ","):
+        raise ValueError('expected "." for numbers as 12.50, or "," for numbers as 12,50 and 1.234,50')
+    return mark
+
+
+def _decimal_field() -> Any:
+    return Field(
+        ".",
+        exclude_if=lambda mark: mark == ".",
+        description="What stands before the fraction of numbers that are text: '.' as in 12.50, or ',' as in 12,50.",
+    )
+
+
 ItemField = Annotated[str | SeparatedCategories, BeforeValidator(_check_item_field)]
 EventKind = Annotated[str, AfterValidator(_check_event_kind)]
 UserKind = Annotated[str, AfterValidator(_check_user_kind)]
 TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
 TimeFormat = Annotated[str, AfterValidator(_check_time_format)]
+Decimal = Annotated[str, AfterValidator(_check_decimal)]
 
 # Event fields that every log with real times gets: how long since the user's last event, and the clock.
 GAP, HOUR, WEEKDAY = "time_gap", "hour", "weekday"
@@ -102,6 +117,7 @@ class EventColumns(Typed):
     time_format: TimeFormat | None = Field(
         None, description="Of times that are text and not in ISO form, as %d.%m.%Y %H:%M of 01.03.2025 10:00."
     )
+    decimal: Decimal = _decimal_field()
     no_item: str | int | None = Field(
         None, description="Id that stands for events without an item, such as searches; absent: every event has one."
     )
@@ -136,6 +152,7 @@ class EventColumns(Typed):
 
 class ItemColumns(Typed):
     item: str = Field(description="Column of the item, one row each.")
+    decimal: Decimal = _decimal_field()
     fields: dict[str, ItemField] = Field(default_factory=dict, description="Item fields and their kinds.")
     display: tuple[str, ...] | None = Field(
         None, description="Columns that people see beside the id, the item's name first; absent: ids only."
@@ -179,6 +196,7 @@ class UserColumns(Typed):
     )
     time_unit: TimeUnit | None = Field(None, description="Of the timestamp; absent: as the events' time_unit.")
     time_format: TimeFormat | None = Field(None, description="Of a timestamp that is text and not in ISO form.")
+    decimal: Decimal = _decimal_field()
     fields: dict[str, UserKind] = Field(description="User fields and their kinds.")
 
     @model_validator(mode="after")
@@ -192,6 +210,13 @@ class UserColumns(Typed):
         if self.time_format is not None and (self.timestamp is None or self.time_unit not in (None, "datetime")):
             raise ValueError("time_format is of a timestamp that is text")
         return self
+
+
+def comma_numbers(columns: EventColumns | ItemColumns | UserColumns | None) -> tuple[str, ...]:
+    """The fields of a table whose numbers have a decimal comma where they are text."""
+    if columns is None or columns.decimal == ".":
+        return ()
+    return tuple(name for name, kind in columns.fields.items() if kind == "number")
 
 
 class Schema(Typed):

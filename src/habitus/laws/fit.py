@@ -9,7 +9,6 @@ import numpy as np
 from habitus.errors import FitError
 from habitus.laws.axes import AxisLaws, fit_allocation, fit_batch, fit_batch_size, fit_depth, fit_negatives, fit_share
 from habitus.laws.bootstrap import allocation_pipeline, hierarchical_bootstrap
-from habitus.laws.catalogue_axis import fit_catalogue_gap
 from habitus.laws.context_axis import fit_context
 from habitus.laws.correlation import correlation_by_budget, paired_regimes, slice_agreement, surrogacy
 from habitus.laws.law_builders import law_without_values
@@ -30,6 +29,7 @@ from habitus.store import (
     HISTORY_SLICE,
     LOG_AXIS,
     SURFACE_AXIS,
+    EvaluationFiles,
     LawEntry,
     LawGroup,
     Laws,
@@ -44,6 +44,7 @@ from habitus.store import (
     headline_metrics,
     is_archive,
     open_store,
+    read_store_info,
 )
 from habitus.typed import suggest_name
 from habitus.units import pluralize
@@ -109,6 +110,7 @@ def fit(
         metrics=tuple(fitted),
         definitions={**_DEFINITIONS, "optimizer": main.partition("/")[0].replace("any", "") or "not stated"}
         | {"init": main.partition("/")[2]},
+        evaluation=_evaluation(Path(source), selection),
         entries=tuple(e for f in by_axis for e in f.entries),
         rollouts=tuple(r for f in by_axis for r in f.rollouts),
         forms=tuple(x for f in by_axis for x in f.forms),
@@ -142,7 +144,6 @@ def _fit_group(selection: Selection, metrics: Sequence[str], paired: PairedUsers
     """Every axis and metric of one group, and whether metrics want another size than the loss does."""
     by_axis = [_fit_axis(axis, metric, selection) for axis in _FITTERS for metric in metrics]
     by_axis += [fit_study_recipe(selection.everything, metric) for metric in metrics]
-    by_axis += [fit_catalogue_gap(selection.everything, metric) for metric in metrics]
     tests = size_tests(selection.runs, metrics, lambda axis, metric: _error_of(selection, axis, metric), paired)
     return [*by_axis, AxisLaws(tuple(tests))]
 
@@ -313,10 +314,25 @@ def _rows(selection: Selection) -> list[RunRow]:
     ]
 
 
+def _evaluation(source: Path, selection: Selection) -> EvaluationFiles | None:
+    """What the store says that all of its runs were evaluated on; None of a CSV, and where a Record says otherwise."""
+    if not source.is_dir():
+        return None
+    evaluation = read_store_info(source).evaluation
+    return evaluation if _query_sets(selection) <= {evaluation.query_set_checksum} else None
+
+
+def _query_sets(selection: Selection) -> set[str]:
+    """Checksums of the queries that runs were evaluated on.
+
+    Runs of the context axis have windows of their own, and are compared on queries that all of them share.
+    """
+    return {run.query_set for run in selection.runs if run.axis != "context"} - {""}
+
+
 def _notes(selection: Selection, group: str, other_groups: Sequence[str]) -> list[str]:
     notes = []
-    # Runs of the context axis have windows of their own, and are compared on queries that all of them share.
-    query_sets = {run.query_set for run in selection.runs if run.axis != "context"} - {""}
+    query_sets = _query_sets(selection)
     if len(query_sets) > 1:
         notes.append(
             f"the runs were evaluated on {len(query_sets)} different query sets: their metrics are not comparable"

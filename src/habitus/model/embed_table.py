@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from habitus.data import KINDS, Encoders, SourceTable, open_table, quote_value, require_columns
 from habitus.errors import DataError
+from habitus.events import comma_numbers
 from habitus.files import staged_file
 from habitus.interrupts import hold_interrupts
 from habitus.model.bundle import Bundle
@@ -51,7 +52,7 @@ def embed_table(bundle: Bundle, items: str, out: str | Path, progress: Progress 
         tempfile.TemporaryDirectory(dir=out.parent) as scratch,
         duckdb.connect() as con,
     ):
-        table = open_table("items", items, con, Path(scratch))
+        table = open_table("items", items, con, Path(scratch), comma_numbers(bundle.schema.items))
         require_columns(table, list(dict.fromkeys(ids + fields)))
         _write_vectors(bundle, table, ids, fields, partial, unknown, progress)
     return EmbeddedItems(

@@ -37,6 +37,9 @@ class DatasetProfile:
         )
 
 
+# How the warnings begin that a plan's forecasts and what its run will measure are two things.
+OTHER_EVALUATION = "forecasts are of the evaluation that the laws' runs had"
+_EVALUATION_KEYS = ("queries", "batch_sequences", "catalogue_items", "horizons", "seed")
 StageTwoKey = tuple[float, float, float, int]  # budget, K, learning rate and seed of a stage-2 run
 
 
@@ -112,6 +115,27 @@ def check_dataset(dataset: DatasetProfile, facts: StoreFacts, laws: Laws, laws_p
             next_step="habitus study --data DATASET measures them; --published plans without",
         )
     return None
+
+
+def planned_evaluation(
+    dataset: DatasetProfile, facts: StoreFacts, laws: Laws | None, laws_path: Path | None
+) -> tuple[EvaluateRecipe, str | None]:
+    """The evaluation of the runs behind the laws, which forecasts are of; a warning where the plan cannot have it."""
+    evaluate = facts.evaluate or EvaluateRecipe()
+    if laws is not None and laws.evaluation is not None:
+        evaluate = evaluate.model_copy(update={name: getattr(laws.evaluation, name) for name in _EVALUATION_KEYS})
+    elif laws is not None and facts.evaluate is None:
+        return evaluate, (
+            f"{OTHER_EVALUATION}, and {laws_path} does not say which: the recipes score {evaluate.queries:,} queries "
+            "against the whole catalogue. Plan with the laws.json that `habitus fit STORE` writes, or set [evaluate] "
+            "of the recipes as the runs had it"
+        )
+    items, held = evaluate.catalogue_items, dataset.num_candidates
+    if items != "all" and held is not None and items > held:
+        return evaluate.model_copy(update={"catalogue_items": "all"}), (
+            f"{OTHER_EVALUATION}, over {items:,} candidates: --data holds {held:,}, and the recipes take all of them"
+        )
+    return evaluate, None
 
 
 def _runs_on_request(store: Path) -> set[str]:

@@ -10,7 +10,7 @@ from habitus.laws import published_laws
 from habitus.planning import knobs
 from habitus.planning.best_run import plan_within_log
 from habitus.planning.context import context_quantities, with_windows
-from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, read_store_facts
+from habitus.planning.facts import DatasetProfile, StoreFacts, check_dataset, planned_evaluation, read_store_facts
 from habitus.planning.fast_batch import choose_fastest
 from habitus.planning.hardware import PlannedSteps, hours_at, hours_of_runs, memory_of, rate_on
 from habitus.planning.measured import usual_lengths
@@ -70,7 +70,8 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
             return within
     sources = laws_by_source(user)
     context = context_quantities((1 - options.stage2_share) * flops, metric, sources)
-    fixed = with_windows(_fixed_settings(dataset, facts, user), context, metric, sources)
+    evaluate, other_evaluation = planned_evaluation(dataset, facts, user, options.laws)
+    fixed = with_windows(_fixed_settings(dataset, facts, user, evaluate), context, metric, sources)
 
     def cells_of(C: float, C2: float) -> PlannedCells:
         return plan_cells(C, C2, metric, sources, fixed, facts, fastest_batch=options.fastest_batch)
@@ -105,6 +106,7 @@ def plan(flops: float, metric: str, options: PlanOptions | None = None) -> Plan:
         *stage2_warnings(cells.stage2),
         *hardware_warnings(memory, rate),
         *prediction_warnings(metric, predictions, sources),
+        *([other_evaluation] if other_evaluation and predictions else []),
         *unpredicted,
         *paper_warnings(printed, flops),
     ]
@@ -267,7 +269,9 @@ def _dataset_profile(options: PlanOptions, facts: StoreFacts, user: Laws | None)
     return DatasetProfile(seq_len=facts.recipe.data.seq_len, text_len=facts.recipe.model.text_len)
 
 
-def _fixed_settings(dataset: DatasetProfile, facts: StoreFacts, user: Laws | None) -> FixedSettings:
+def _fixed_settings(
+    dataset: DatasetProfile, facts: StoreFacts, user: Laws | None, evaluate: EvaluateRecipe
+) -> FixedSettings:
     """What all runs behind the laws had in common: the optimizer is part of the law."""
     stated = "adamw" if user is None else user.definitions.get("optimizer", "")
     recipe = facts.recipe
@@ -280,13 +284,14 @@ def _fixed_settings(dataset: DatasetProfile, facts: StoreFacts, user: Laws | Non
         precision="bf16" if recipe is None else recipe.train.precision,
         copying=recipe is not None and recipe.model.copying,
         init=None if user is None else user.definitions.get("init"),
+        evaluate=evaluate,
     )
 
 
 def _recipe(
     cell: Cell, rate: Quantity, dropout: Quantity, fixed: FixedSettings, facts: StoreFacts, options: PlanOptions
 ) -> Recipe:
-    evaluate = facts.evaluate or EvaluateRecipe()
+    evaluate = fixed.evaluate
     common = facts.recipe.train if facts.recipe is not None else None
     model = cell.model
     if facts.recipe is not None:

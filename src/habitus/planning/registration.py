@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from habitus.errors import ConfigError, RunError
+from habitus.planning.facts import OTHER_EVALUATION
 from habitus.recipe import Recipe
 from habitus.record import Record
 from habitus.store import RECORD_FILE, Comparison, Plan, PlanCheck, RegisteredPlan, read_run_record
@@ -47,6 +48,11 @@ def check_plan(run: Path, against: Path | None = None) -> PlanCheck:
             notes.append(f"stage {stage} failed: {record.reason}")
         if plan.dataset_checksum not in (None, record.dataset_checksum):
             notes.append(f"stage {stage} was trained on another dataset than the plan was made for")
+        if planned is not None and (differences := _other_evaluation(planned, record)):
+            notes.append(
+                f"stage {stage} was evaluated otherwise than planned: {differences}. Metrics are not comparable"
+            )
+    notes += [warning for warning in plan.warnings if warning.startswith(OTHER_EVALUATION)]
     notes += [f"{name} did not run the registered recipe" for name, is_same in same.items() if not is_same]
     return PlanCheck(
         registered_at=plan.registered_at,
@@ -87,6 +93,26 @@ def _measured_value(record: Record, metric: str) -> float | None:
         return None if record.train is None else getattr(record.train, metric.removeprefix("train/"), None)
     measured = record.metrics.get(metric)
     return None if measured is None else measured.value
+
+
+def _other_evaluation(planned: Recipe, record: Record) -> str:
+    """In what the measured evaluation cannot be the planned one; a small dataset may hold fewer queries than asked."""
+    asked, own, measured = planned.evaluate, record.recipe.evaluate, record.evaluation
+    if measured is None:
+        return ""
+    differences = []
+    if measured.queries > asked.queries or measured.queries == own.queries < asked.queries:
+        differences.append(f"{measured.queries:,} queries, not {asked.queries:,}")
+    if own.seed != asked.seed:
+        differences.append(f"queries of seed {own.seed}, not {asked.seed}")
+    if measured.batch_sequences != asked.batch_sequences:
+        differences.append(f"batches of {measured.batch_sequences:,} windows, not {asked.batch_sequences:,}")
+    if own.regimes[-1] == "catalogue":  # whose candidates a Record counts
+        if asked.catalogue_items == "all" and own.catalogue_items != "all":
+            differences.append(f"{measured.candidates:,} candidates, not the whole catalogue")
+        elif asked.catalogue_items not in ("all", measured.candidates):
+            differences.append(f"{measured.candidates:,} candidates, not {asked.catalogue_items:,}")
+    return ", ".join(differences)
 
 
 def _without_parent(recipe: Recipe) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """The stage-1 cell that a plan buys: Equation 1 solved for D given N, B and s."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from habitus.errors import ConfigError
 from habitus.planning.facts import DatasetProfile
-from habitus.recipe import Precision
+from habitus.recipe import EvaluateRecipe, Precision
 from habitus.sizing import (
     Cell,
     CellRequest,
@@ -34,6 +34,7 @@ class FixedSettings:
     precision: Precision = "bf16"
     copying: bool = False
     init: str | None = None  # of the laws, where they say
+    evaluate: EvaluateRecipe = field(default_factory=EvaluateRecipe)  # as the runs behind the laws had it
     contexts: tuple[int, ...] = ()  # histories that the planned run is evaluated with
     batch_scale: float = 1.0  # windows of the plan for each that the laws mean, where its windows have another length
 

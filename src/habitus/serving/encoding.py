@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from habitus.data import (
 from habitus.data import (
     Fields as EncodedFields,
 )
-from habitus.events import GAP, HOUR, WEEKDAY, user_field
+from habitus.events import GAP, HOUR, WEEKDAY, comma_numbers, user_field
 from habitus.model import EMBED_ROWS, Bundle, embed_features
 from habitus.serving.limits import Limits
 from habitus.serving.schemas import Event, EventOrId, Fields, RequestError
@@ -70,6 +71,7 @@ class HistoryEncoder:
         roles = self.roles
         self.kinds = schema.event_fields
         self.user_fields = () if schema.users is None else tuple(schema.users.fields)
+        self.commas = {*comma_numbers(roles), *map(user_field, comma_numbers(schema.users))}
         self.columns = {roles.user, roles.item_column, *roles.pair_columns, roles.timestamp, *self.kinds}
         self.has_clock = roles.time_unit != "order"
 
@@ -165,7 +167,7 @@ class HistoryEncoder:
             missing = [math.nan] * size
             vectors = [missing if value is None else read_vector(what, value, size) for what, value in values]
             return np.array(vectors, np.float32).reshape(-1, size)
-        read = read_number if kind == "number" else read_days
+        read = partial(read_number, comma=name in self.commas) if kind == "number" else read_days
         return np.array([read(what, value) for what, value in values], np.float32)
 
 
@@ -223,6 +225,7 @@ class ItemEncoder:
         self.id_format = id_format
         self.limits = limits
         self.kinds = bundle.encoders.item_kinds
+        self.commas = comma_numbers(bundle.schema.items)
         self.displayed = bundle.schema.items.display or ()  # some of them may be no fields: the model ignores those
         self.vector_sizes = {field.name: field.size for field in bundle.encoders.fields.item if field.kind == "vector"}
 
@@ -305,7 +308,7 @@ class ItemEncoder:
             case "categories":
                 return self._read_categories(name, what, value)
             case "number":
-                return read_number(what, value)
+                return read_number(what, value, comma=name in self.commas)
             case "time":
                 return to_moment(read_time(what, value, "datetime")).isoformat()
             case "vector":

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from habitus.data import (
+    COMMA_PATTERN,
     MICROSECONDS_PER_DAY,
     NUMBER_PATTERN,
     TIME_UNIT_US,
@@ -28,7 +29,7 @@ from habitus.serving.schemas import RequestError, invalid_value
 from habitus.typed import suggest_name
 
 Key = Any  # of an item: int | str, or a tuple of it and the pair's texts
-_NUMBER = re.compile(NUMBER_PATTERN)
+_NUMBER, _COMMA_NUMBER = re.compile(NUMBER_PATTERN), re.compile(COMMA_PATTERN)
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -147,10 +148,14 @@ def read_category(what: str, value: Any, longest: int) -> str | None:
     raise invalid_value(what, value, "a text, a number or a boolean")
 
 
-def read_number(what: str, value: Any) -> float:
-    """A number, NaN if it is missing; NaN itself, infinity and words are refused."""
+def read_number(what: str, value: Any, *, comma: bool = False) -> float:
+    """A number, NaN if it is missing; NaN itself, infinity and words are refused. `comma`: text has a decimal comma."""
     if value is None:
         return math.nan
+    if comma and isinstance(value, str):
+        if len(value) >= 100 or not _COMMA_NUMBER.match(value):
+            raise invalid_value(what, value, "a number, or a text with a decimal comma as 12,50; a missing one as null")
+        value = value.replace(".", "").replace(",", ".")
     if isinstance(value, str) and len(value) < 100 and _NUMBER.match(value):
         value = float(value)
     if isinstance(value, int | float):

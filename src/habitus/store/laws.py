@@ -9,7 +9,7 @@ from pydantic import Field
 
 from habitus.errors import ConfigError, FitError
 from habitus.store.archive import is_archive
-from habitus.store.folder import LAWS_FILE
+from habitus.store.folder import LAWS_FILE, EvaluationFiles
 from habitus.store.law import Interval, Law
 from habitus.typed import Sealed, Typed, suggest_name
 
@@ -267,6 +267,9 @@ class Laws(Sealed):
     seed: int
     metrics: tuple[str, ...]
     definitions: dict[str, str] = Field(default_factory=dict)
+    evaluation: EvaluationFiles | None = Field(
+        None, description="What all runs of the store were evaluated on; absent where they differ or do not say."
+    )
     entries: tuple[LawEntry, ...] = ()
     rollouts: tuple[NamedRollout, ...] = ()
     forms: tuple[NamedForms, ...] = ()
