@@ -9,20 +9,22 @@ from habitus.store import SURFACE_AXIS, RunRow, direction_of
 
 SIZED_AXES = ("allocation", SURFACE_AXIS)  # whose sizes were compared
 PLANNED_AXES = (*RECIPE_AXES, SURFACE_AXIS)  # whose runs spent a budget on a recipe, as a plan does
+ALIKE = 1.02  # of the planned budget: cells of one budget differ by a step
 _SMALLER = 0.8  # of the planned budget: the best of many cells is lucky by as much as a few percent more compute buy
 
 
-def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunRow]) -> str:
+def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunRow], share: float = _SMALLER) -> str:
     """Why a forecast of a run of so many FLOPs is not to be believed; '' where no smaller budget measured better.
 
-    `flops` are those that the study's runs would have paid for such a run. Means over the seeds of a cell, of the text
-    depth whose sizes were compared. A ranking metric is held against the cells that are best by the loss: a plan takes
-    its recipe from the loss, and a smaller budget's best cell by such a metric may well be better.
+    Smaller is below this share of the FLOPs; with ALIKE the plan's own budget counts too. `flops` are those that the
+    study's runs would have paid for such a run. Means over the seeds of a cell, of the text depth whose sizes were
+    compared. A ranking metric is held against the cells that are best by the loss: a plan takes its recipe from the
+    loss, and a smaller budget's best cell by such a metric may well be better.
     """
     ranked_by = metric if is_loss(metric) else LOSS
     cells: dict[tuple[str, float, str, float], list[RunRow]] = {}
     for run in comparable_runs(runs):
-        if {metric, ranked_by} <= run.metrics.keys() and run.budget < _SMALLER * flops:
+        if {metric, ranked_by} <= run.metrics.keys() and run.budget < share * flops:
             cells.setdefault((run.axis, run.budget, run.cell_id, run.learning_rate), []).append(run)
     best_cells: dict[float, list[RunRow]] = {}
     for (_, budget, _, _), cell in sorted(cells.items(), key=lambda item: _mean(item[1], ranked_by)):

@@ -21,11 +21,11 @@ from habitus.laws import (
 from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.foresight import allowance, error_of_gain, foreseen_by, widened
 from habitus.planning.knobs import study_batch
-from habitus.planning.measured import SIZED_AXES, better_for_less
+from habitus.planning.measured import ALIKE, SIZED_AXES, better_for_less
 from habitus.planning.ranking_link import follows_loss
 from habitus.planning.sources import RECIPE_SURFACE, SourcedLaws, stage1_metrics
 from habitus.sizing import Cell
-from habitus.store import STUDY_RECIPE, Law, LawEntry, Prediction, direction_of
+from habitus.store import STUDY_RECIPE, Law, LawEntry, Prediction, RunRow, direction_of
 
 _READINGS = {
     "loss_law": "L*(C) and its valley of {metric} at the planned N and D",
@@ -184,6 +184,11 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
         how += f"; {run.slots / run.one_pass:.1f} passes, so the interval reaches to what one pass would give"
     if why := better_for_less(metric, value, _comparable_flops(run, laws), laws.file.runs):
         return why
+    # One size with the plan's batch moves no law of another: where it is better than all that is forecast, none holds.
+    if why := better_for_less(
+        metric, low if direction_of(metric) == "min" else high, run.flops, _alike(run, laws), ALIKE
+    ):
+        return why
     return _prediction(metric, 1, value, low, high, laws, how)
 
 
@@ -271,6 +276,13 @@ def _comparable_flops(run: PlannedRun, laws: SourcedLaws) -> float:
     A plan that pays more for its scores or its texts than they did has fewer slots than runs of its budget.
     """
     return min(run.flops, _cost(run, laws).flops(run.params, run.slots))
+
+
+def _alike(run: PlannedRun, laws: SourcedLaws) -> list[RunRow]:
+    """Runs of the plan's own budget and batch, of axes whose sizes were compared."""
+    known = [r for r in laws.file.runs if r.axis in SIZED_AXES and "batch_sequences" in r.knobs]
+    near = [r for r in known if 1 / ALIKE < r.budget / run.flops < ALIKE]
+    return [r for r in near if _is_same_batch(run.batch_sequences, r.knobs["batch_sequences"])]
 
 
 def _best_measured(metric: str, laws: SourcedLaws) -> tuple[float, float] | None:
