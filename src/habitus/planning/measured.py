@@ -10,10 +10,10 @@ from habitus.store import SURFACE_AXIS, RunRow, direction_of
 SIZED_AXES = ("allocation", SURFACE_AXIS)  # whose sizes were compared
 PLANNED_AXES = (*RECIPE_AXES, SURFACE_AXIS)  # whose runs spent a budget on a recipe, as a plan does
 ALIKE = 1.02  # of the planned budget: cells of one budget differ by a step
-_SMALLER = 0.8  # of the planned budget: the best of many cells is lucky by as much as a few percent more compute buy
+SMALLER = 0.8  # of the planned budget: the best of many cells is lucky by as much as a few percent more compute buy
 
 
-def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunRow], share: float = _SMALLER) -> str:
+def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunRow], share: float = SMALLER) -> str:
     """Why a forecast of a run of so many FLOPs is not to be believed; '' where no smaller budget measured better.
 
     Smaller is below this share of the FLOPs; with ALIKE the plan's own budget counts too. `flops` are those that the

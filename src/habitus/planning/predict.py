@@ -21,7 +21,7 @@ from habitus.laws import (
 from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.foresight import allowance, error_of_gain, foreseen_by, widened
 from habitus.planning.knobs import study_batch
-from habitus.planning.measured import ALIKE, SIZED_AXES, better_for_less
+from habitus.planning.measured import ALIKE, SIZED_AXES, SMALLER, better_for_less
 from habitus.planning.ranking_link import follows_loss
 from habitus.planning.sources import RECIPE_SURFACE, SourcedLaws, stage1_metrics
 from habitus.sizing import Cell
@@ -279,7 +279,9 @@ def _comparable_flops(run: PlannedRun, laws: SourcedLaws) -> float:
 
 
 def _alike(run: PlannedRun, laws: SourcedLaws) -> list[RunRow]:
-    """Runs of the plan's own budget and batch, of axes whose sizes were compared."""
+    """Runs of the plan's own budget and batch, of axes whose sizes were compared; none if they paid for less data."""
+    if _comparable_flops(run, laws) < SMALLER * run.flops:
+        return []
     known = [r for r in laws.file.runs if r.axis in SIZED_AXES and "batch_sequences" in r.knobs]
     near = [r for r in known if 1 / ALIKE < r.budget / run.flops < ALIKE]
     return [r for r in near if _is_same_batch(run.batch_sequences, r.knobs["batch_sequences"])]
