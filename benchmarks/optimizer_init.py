@@ -174,25 +174,28 @@ def main() -> None:
     runner = RecipeRunner(
         dataset, o.out / "store", preset.evaluate, device=o.device, workers=o.workers, progress=packer, note=print
     )
-    cells = [cell for budget in o.budgets.split(",") for cell in size_cells(runner, preset, float(budget), law, pairs)]
+    sized = [cell for budget in o.budgets.split(",") for cell in size_cells(runner, preset, float(budget), law, pairs)]
 
     def save(rows: list[ManifestRow]) -> None:
         """The runs of all rounds so far as one axis."""
         if rows:
-            manifest = SweepManifest(
-                axis="allocation", preset=preset.name, cells=tuple(rows), request={"benchmark": "optimizer_init"}
-            )
             path = manifest_path(o.out / "store", "allocation", 90 + list(PAIRS).index(pairs[0]))  # calls may share it
+            new = {row.recipe_hash for row in rows}
+            old = SweepManifest.read(path).cells if path.exists() else ()  # of other sizes, say
+            cells = (*(row for row in old if row.recipe_hash not in new), *rows)
+            manifest = SweepManifest(
+                axis="allocation", preset=preset.name, cells=cells, request={"benchmark": "optimizer_init"}
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             manifest.write(path)
             packer.pack()
 
-    rows = run_cells(runner, cells, o.seeds, end, save)
-    for cell in cells:
+    rows = run_cells(runner, sized, o.seeds, end, save)
+    for cell in sized:
         losses = " ".join(f"{2.0**power:g}×:{loss:.4f}" for power, loss in sorted(cell.losses.items()))
         print(f"{cell.row.flops_budget:.2g} {cell.row.cell_id}: {losses}")
-    complete = all(not cell.wanted() for cell in cells) and len(rows) >= sum(
-        len(cell.losses) + o.seeds - 1 for cell in cells
+    complete = all(not cell.wanted() for cell in sized) and len(rows) >= sum(
+        len(cell.losses) + o.seeds - 1 for cell in sized
     )
     print(f"{len(rows)} runs;", "complete" if complete else "run it again to go on")
     sys.exit(0 if complete else 3)
