@@ -46,7 +46,11 @@ def rate_on(gpu: Gpu, gpus: int, flops: float, stages: Sequence[tuple[float, Cel
     rate = step_rate(gpu, flops)
     measured = gpu.name == "h200"
     lower = _LOWER if measured else _SCALED_LOWER
-    how = "steps measured on one H200" if measured else "an H200's measured steps, scaled by the vendor's peak"
+    how = (
+        "steps measured on one H200 that runs nothing else"
+        if measured
+        else "an H200's measured steps, scaled by the vendor's peak"
+    )
     slow = fast = rate * gpus
     if gpus > 1:
         shares = [(spent, SharedStep.of_cell(cell)) for spent, cell in stages if spent > 0]
