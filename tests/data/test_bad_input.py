@@ -225,7 +225,7 @@ def test_german_times_and_numbers_are_refused_with_the_form_that_is_read(tmp_pat
     events["paid"] = ["12,50"] * len(events["paid"])
     message = message_of(tmp_path / "a", events)
     assert "Expected times in ISO form, as 2025-03-01 10:00:00, or time_format under [events]" in message
-    form = 'finite numbers with a decimal point, or a comma by decimal = "," in the schema; missing values as nulls'
+    form = 'finite numbers as 12.50, or as 12,50 by decimal = "," in the schema; missing values as nulls'
     assert f"Expected {form}." in message
     with pytest.raises(DataError, match=r"no usable row is left after dropping\n  - .*a time that cannot be read"):
         prepared(tmp_path / "b", events, options=DROP)

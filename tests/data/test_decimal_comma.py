@@ -110,7 +110,28 @@ def test_numbers_that_may_be_meant_otherwise_are_refused_with_what_is_read(odd: 
     assert "column 'Preis': 6 rows with NaN, infinite or unreadable numbers" in message
     shown = f"{odd} (without a decimal comma)" if "." in odd else odd
     assert f'"{shown}"' in message
-    assert 'a comma by decimal = "," in the schema' in message
+    assert 'as 12,50 by decimal = "," in the schema' in message
+
+
+@pytest.mark.parametrize(("odd", "is_refused"), [("12,50", False), ("1.250", True)])
+def test_texts_and_numbers_in_one_column_of_json_are_each_read_as_they_are(
+    odd: str, is_refused: bool, tmp_path: Path
+) -> None:
+    prices = [odd, 9.9, "1.007,90", None]
+    sales = [
+        {"Kunde": f"k{n % 3}", "Artikel": f"a{n % 4}", "Zeit": f"{n + 1:02d}.03.2025 10:00", "Preis": prices[n % 4]}
+        for n in range(24)
+    ]
+    (tmp_path / "sales.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sales))
+    tables = str(tmp_path / "sales.jsonl"), german_tables(tmp_path)[1]
+    if is_refused:
+        with pytest.raises(DataError, match=r'6 rows with .*"1\.250 \(without a decimal comma\)"'):
+            prepare(*tables, german_schema(), tmp_path / "dataset", SMALL)
+        return
+    prepare(*tables, german_schema(), tmp_path / "dataset", SMALL)
+    paid = Dataset.open(tmp_path / "dataset").event_fields["Preis"]
+    expected = np.repeat(np.array([12.5, 9.9, 1007.9, np.nan], np.float32), 6)
+    np.testing.assert_array_equal(np.sort(paid), np.sort(expected))
 
 
 @pytest.mark.parametrize("mark", [";", "", ",."])
@@ -133,6 +154,7 @@ def test_schemas_with_points_stay_as_they_were() -> None:
     [
         (PRICES, ["1,5", "2,25"], ","),
         (PRICES, ["9", "2,25"], ","),  # a spreadsheet leaves zeros out
+        (["12,50", "7", "1.234,50", "9"], ["0,5", "2"], ","),  # also where nothing else tells
         (PRICES, ["0.5", "2.25"], "."),  # one table, two forms: only a person can say
         (["1,234", "5,678"], ["1", "2"], "."),  # perhaps thousands
     ],

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from habitus.cli import app
 from habitus.errors import ConfigError
 from habitus.recipe import Recipe
-from habitus.store import Plan
+from habitus.store import Laws, Plan
 
 
 def habitus(*arguments: object) -> str:
@@ -29,6 +29,13 @@ def test_the_table_names_every_source_and_the_next_command(laws_path: Path, tmp_
     assert "Where your laws and the published ones differ" in text
     assert f"next: habitus train {tmp_path}/recipe/stage1.toml {tmp_path}/recipe/stage2.toml --data DATASET" in text
     assert Recipe.read(tmp_path / "recipe" / "stage1.toml").train.stage == 1
+
+
+def test_sections_in_brackets_are_printed(laws_path: Path, tmp_path: Path) -> None:
+    apart = tmp_path / "laws[old].json"  # without the store that says how its runs were evaluated
+    Laws.read(laws_path).model_copy(update={"evaluation": None}).write(apart)
+    text = habitus("plan", "--flops", "1e13", "--metric", "batch/loss", "--laws", apart)
+    assert f"Laws: {apart};" in text and "set [evaluate] of the recipes as the runs had it" in text
 
 
 def test_json_is_the_plan_and_nothing_else(laws_path: Path) -> None:

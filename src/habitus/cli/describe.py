@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from habitus.cli.app import app
+from habitus.units import pluralize
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,8 +47,8 @@ def describe(
         console.print(table)
     if not isinstance(result, Structure) and result.duplicates:
         typer.echo(
-            f"{result.duplicates:,} events ({result.duplicates / result.events:.1%}) have user, item and time of "
-            "another before them: rows that were loaded twice, or times too coarse to tell events apart. "
+            f"{pluralize(result.duplicates, 'event')} ({result.duplicates / result.events:.1%}) with user, item and "
+            "time of one before: rows that were loaded twice, or times too coarse to tell events apart. "
             "Nothing was dropped"
         )
     typer.echo(f"Next: habitus train --data {quote(str(dataset))} --out run")

@@ -68,7 +68,7 @@ def plan(
     from habitus.planning import PlanOptions, check_plan, register_plan
     from habitus.planning import plan as make_plan
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)  # [evaluate] is a section
     if check is not None:
         _print_check(check_plan(check, against), json_output, console)
         return

@@ -182,12 +182,17 @@ def _sample(table: SourceTable) -> tuple[pa.Table, dict[str, str]]:
 
 
 def _has_decimal_comma(column: pa.ChunkedArray) -> bool:
-    """Whether all texts are numbers as 12,50; as 1,234 they may be thousands."""
+    """Whether all texts are numbers with a decimal comma where they have a fraction, as most do: 12,50 and 7.
+
+    As 1,234 they may be thousands.
+    """
     texts = column.drop_null()
+    if not pa.types.is_string(texts.type) or not len(texts):
+        return False
+    fractions = pc.match_substring_regex(texts, _DECIMAL_COMMA)
     return (
-        pa.types.is_string(texts.type)
-        and len(texts) > 0
-        and pc.all(pc.match_substring_regex(texts, _DECIMAL_COMMA)).as_py()
+        pc.all(pc.match_substring_regex(texts, COMMA_PATTERN)).as_py()
+        and 2 * pc.sum(fractions).as_py() >= len(texts)
         and pc.any(pc.match_substring_regex(texts, _NOT_THOUSANDS)).as_py()
     )
 

@@ -162,7 +162,7 @@ class Number(FieldKind):
     arrow_type = pa.float64()
     fault = Fault(
         "NaN, infinite or unreadable numbers",
-        'finite numbers with a decimal point, or a comma by decimal = "," in the schema; missing values as nulls',
+        'finite numbers as 12.50, or as 12,50 by decimal = "," in the schema; missing values as nulls',
         "makes bad numbers missing",
     )
 

@@ -279,17 +279,17 @@ def _parquet_reader(path: Path) -> str:
 def _select_sql(name: str, kind: str, *, has_comma: bool) -> str:
     """A column without the types that have no plain Arrow form, and with decimal points."""
     column = '"' + name.replace('"', '""') + '"'
-    if has_comma and kind == "VARCHAR":
+    text = {"UUID": f"CAST({column} AS VARCHAR)", "JSON": f"({column}->>'$')"}.get(kind, column)
+    if has_comma and kind in ("VARCHAR", "JSON"):
+        numbers = f"WHEN json_type({column}) <> 'VARCHAR' THEN {text} " if kind == "JSON" else ""  # beside texts
         # What could be read by a point, and is not meant so, is made unreadable: an error shows it as it is here.
-        return (
-            f"CASE WHEN regexp_full_match({column}, '{COMMA_PATTERN}') "
-            f"THEN replace(replace({column}, '.', ''), ',', '.') "
-            f"WHEN contains({column}, '.') AND TRY_CAST({column} AS DOUBLE) IS NOT NULL "
-            f"THEN {column} || ' (without a decimal comma)' ELSE {column} END AS {column}"
+        text = (
+            f"CASE {numbers}WHEN regexp_full_match({text}, '{COMMA_PATTERN}') "
+            f"THEN replace(replace({text}, '.', ''), ',', '.') "
+            f"WHEN contains({text}, '.') AND TRY_CAST({text} AS DOUBLE) IS NOT NULL "
+            f"THEN {text} || ' (without a decimal comma)' ELSE {text} END"
         )
-    if kind == "UUID":
-        return f"CAST({column} AS VARCHAR) AS {column}"
-    return f"{column}->>'$' AS {column}" if kind == "JSON" else column
+    return f"{text} AS {column}"
 
 
 def quoted_path(path: Path) -> str:

@@ -96,7 +96,7 @@ EventKind = Annotated[str, AfterValidator(_check_event_kind)]
 UserKind = Annotated[str, AfterValidator(_check_user_kind)]
 TimeUnit = Literal["datetime", "s", "ms", "us", "order"]
 TimeFormat = Annotated[str, AfterValidator(_check_time_format)]
-Decimal = Annotated[str, AfterValidator(_check_decimal)]
+DecimalMark = Annotated[str, AfterValidator(_check_decimal)]
 
 # Event fields that every log with real times gets: how long since the user's last event, and the clock.
 GAP, HOUR, WEEKDAY = "time_gap", "hour", "weekday"
@@ -117,7 +117,7 @@ class EventColumns(Typed):
     time_format: TimeFormat | None = Field(
         None, description="Of times that are text and not in ISO form, as %d.%m.%Y %H:%M of 01.03.2025 10:00."
     )
-    decimal: Decimal = _decimal_field()
+    decimal: DecimalMark = _decimal_field()
     no_item: str | int | None = Field(
         None, description="Id that stands for events without an item, such as searches; absent: every event has one."
     )
@@ -152,7 +152,7 @@ class EventColumns(Typed):
 
 class ItemColumns(Typed):
     item: str = Field(description="Column of the item, one row each.")
-    decimal: Decimal = _decimal_field()
+    decimal: DecimalMark = _decimal_field()
     fields: dict[str, ItemField] = Field(default_factory=dict, description="Item fields and their kinds.")
     display: tuple[str, ...] | None = Field(
         None, description="Columns that people see beside the id, the item's name first; absent: ids only."
@@ -196,7 +196,7 @@ class UserColumns(Typed):
     )
     time_unit: TimeUnit | None = Field(None, description="Of the timestamp; absent: as the events' time_unit.")
     time_format: TimeFormat | None = Field(None, description="Of a timestamp that is text and not in ISO form.")
-    decimal: Decimal = _decimal_field()
+    decimal: DecimalMark = _decimal_field()
     fields: dict[str, UserKind] = Field(description="User fields and their kinds.")
 
     @model_validator(mode="after")

@@ -13,13 +13,20 @@ ALIKE = 1.02  # of the planned budget: cells of one budget differ by a step
 SMALLER = 0.8  # of the planned budget: the best of many cells is lucky by as much as a few percent more compute buy
 
 
-def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunRow], share: float = SMALLER) -> str:
+def better_for_less(
+    metric: str,
+    value: float,
+    flops: float,
+    runs: Sequence[RunRow],
+    share: float = SMALLER,
+    what: str = "its forecast",
+) -> str:
     """Why a forecast of a run of so many FLOPs is not to be believed; '' where no smaller budget measured better.
 
     Smaller is below this share of the FLOPs; with ALIKE the plan's own budget counts too. `flops` are those that the
-    study's runs would have paid for such a run. Means over the seeds of a cell, of the text depth whose sizes were
-    compared. A ranking metric is held against the cells that are best by the loss: a plan takes its recipe from the
-    loss, and a smaller budget's best cell by such a metric may well be better.
+    study's runs would have paid for such a run; `what` names the value. Means over the seeds of a cell, of the text
+    depth whose sizes were compared. A ranking metric is held against the cells that are best by the loss: a plan takes
+    its recipe from the loss, and a smaller budget's best cell by such a metric may well be better.
     """
     ranked_by = metric if is_loss(metric) else LOSS
     cells: dict[tuple[str, float, str, float], list[RunRow]] = {}
@@ -37,7 +44,7 @@ def better_for_less(metric: str, value: float, flops: float, runs: Sequence[RunR
     if sign * value <= sign * measured[budget]:
         return ""
     return (
-        f"its forecast, {value:.4g}, is worse than the {measured[budget]:.4g} that runs of {budget:.3g} FLOPs "
+        f"{what}, {value:.4g}, is worse than the {measured[budget]:.4g} that runs of {budget:.3g} FLOPs "
         "measured: the laws do not hold at the planned recipe"
     )
 

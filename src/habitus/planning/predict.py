@@ -21,7 +21,7 @@ from habitus.laws import (
 from habitus.planning.facts import ParentMetrics, StageTwoKey
 from habitus.planning.foresight import allowance, error_of_gain, foreseen_by, widened
 from habitus.planning.knobs import study_batch
-from habitus.planning.measured import ALIKE, SIZED_AXES, SMALLER, better_for_less
+from habitus.planning.measured import ALIKE, SIZED_AXES, SMALLER, better_for_less, comparable_runs
 from habitus.planning.ranking_link import follows_loss
 from habitus.planning.sources import RECIPE_SURFACE, SourcedLaws, stage1_metrics
 from habitus.sizing import Cell
@@ -185,9 +185,8 @@ def _stage1(run: PlannedRun, metric: str, laws: SourcedLaws) -> Prediction | str
     if why := better_for_less(metric, value, _comparable_flops(run, laws), laws.file.runs):
         return why
     # One size with the plan's batch moves no law of another: where it is better than all that is forecast, none holds.
-    if why := better_for_less(
-        metric, low if direction_of(metric) == "min" else high, run.flops, _alike(run, laws), ALIKE
-    ):
+    best = low if direction_of(metric) == "min" else high
+    if why := better_for_less(metric, best, run.flops, _alike(run, laws), ALIKE, "the best end of its interval"):
         return why
     return _prediction(metric, 1, value, low, high, laws, how)
 
@@ -282,7 +281,7 @@ def _alike(run: PlannedRun, laws: SourcedLaws) -> list[RunRow]:
     """Runs of the plan's own budget and batch, of axes whose sizes were compared; none if they paid for less data."""
     if _comparable_flops(run, laws) < SMALLER * run.flops:
         return []
-    known = [r for r in laws.file.runs if r.axis in SIZED_AXES and "batch_sequences" in r.knobs]
+    known = [r for r in comparable_runs(laws.file.runs) if r.axis in SIZED_AXES and "batch_sequences" in r.knobs]
     near = [r for r in known if 1 / ALIKE < r.budget / run.flops < ALIKE]
     return [r for r in near if _is_same_batch(run.batch_sequences, r.knobs["batch_sequences"])]
 
