@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from habitus.errors import ConfigError
+from habitus.errors import ConfigError, FitError
 from habitus.laws.loss_link import LossLink, loss_link
 from habitus.laws.recipe_cost import SlotCost, slot_cost
 from habitus.laws.recipe_optimum import recipe_optimum
@@ -155,6 +155,12 @@ def foresee_cells(
     told: dict[str, tuple[np.ndarray, ...]] = {}
     for metric in metrics:
         law = recipe_surface(below.table, below.metric(metric), below.cells, direction_of(metric))
+        if not law.values:
+            raise FitError(
+                f"no law of {metric} below {budget:g} FLOPs: {law.warnings[0]}",
+                expected="smaller budgets whose runs have a law",
+                next_step="run more of their cells first",
+            )
         statuses[metric], told[metric] = law.status, predict_recipe(law, table)
     for metric, values in told.items():
         for row, *value in zip(rows, *values, strict=True):
