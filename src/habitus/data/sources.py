@@ -106,31 +106,31 @@ class SourceTable:
 
 
 def open_table(
-    role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path, commas: Collection[str] = ()
+    role: str, pattern: str, con: "DuckDBPyConnection", scratch: Path, comma_columns: Collection[str] = ()
 ) -> SourceTable:
     """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`.
 
-    So are tables with text in the columns `commas`, numbers with a decimal comma that get a point. Files of an object
+    So are tables with text in the columns `comma_columns`, numbers with a decimal comma that get a point. Files of an object
     store are first copied there, too; errors name them by their URLs.
     """
     if not is_remote(pattern):
-        return _open_files(role, pattern, _matching_paths(role, pattern), con, scratch, commas)
+        return _open_files(role, pattern, _matching_paths(role, pattern), con, scratch, comma_columns)
     names = fetch_table(role, pattern, scratch / "fetched" / role)
     with named_as(names):
-        table = _open_files(role, pattern, list(names), con, scratch, commas)
+        table = _open_files(role, pattern, list(names), con, scratch, comma_columns)
     sources = zip(table.sources, names.values(), strict=True)
     return replace(table, sources=tuple(replace(source, name=name) for source, name in sources))
 
 
 def _open_files(
-    role: str, pattern: str, paths: list[Path], con: "DuckDBPyConnection", scratch: Path, commas: Collection[str]
+    role: str, pattern: str, paths: list[Path], con: "DuckDBPyConnection", scratch: Path, comma_columns: Collection[str]
 ) -> SourceTable:
     sources, schemas = [], []
     for number, path in enumerate(paths):
         parquet = path
-        if _format(path) != "parquet" or _has_texts(path, commas):
+        if _format(path) != "parquet" or _has_texts(path, comma_columns):
             parquet = scratch / f"{role}-{number:05d}.parquet"
-            _convert(path, parquet, con, commas)
+            _convert(path, parquet, con, comma_columns)
         schema, num_rows = _parquet_schema(path, parquet)
         _check_names(path, schema.names)
         sources.append(Source(str(path), parquet, num_rows))
@@ -215,7 +215,7 @@ def _has_texts(path: Path, columns: Collection[str]) -> bool:
     return any(plain_type(schema.field(name).type) == pa.string() for name in columns if name in schema.names)
 
 
-def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection", commas: Collection[str]) -> None:
+def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection", comma_columns: Collection[str]) -> None:
     with hold_interrupts():
         import duckdb
 
@@ -225,7 +225,7 @@ def _convert(path: Path, parquet: Path, con: "DuckDBPyConnection", commas: Colle
         readers = {"csv": _csv_reader, "json": _json_reader, "parquet": _parquet_reader}
         reader, name = readers[_format(path)](path), glob.escape(str(path))  # a name with brackets is no pattern
         columns = con.execute(f"DESCRIBE SELECT * FROM {reader}", {"path": name}).fetchall()
-        chosen = ", ".join(_select_sql(column, kind, has_comma=column in commas) for column, kind, *_ in columns)
+        chosen = ", ".join(_select_sql(column, kind, has_comma=column in comma_columns) for column, kind, *_ in columns)
         con.execute(
             f"COPY (SELECT {chosen} FROM {reader}) TO '{quoted_path(parquet)}' (FORMAT parquet)", {"path": name}
         )
