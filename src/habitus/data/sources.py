@@ -110,8 +110,8 @@ def open_table(
 ) -> SourceTable:
     """The table that a path or glob names; CSV and JSON lines are first rewritten as Parquet in `scratch`.
 
-    So are tables with text in the columns `comma_columns`, numbers with a decimal comma that get a point. Files of an object
-    store are first copied there, too; errors name them by their URLs.
+    So are tables with text in `comma_columns`, numbers with a decimal comma that get a point. Files of an object store
+    are first copied there, too; errors name them by their URLs.
     """
     if not is_remote(pattern):
         return _open_files(role, pattern, _matching_paths(role, pattern), con, scratch, comma_columns)
